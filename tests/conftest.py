@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import amounts
 import pytest
 from hypothesis import HealthCheck, settings
+
+# NumPy's products, of small matrices all, take longer on several threads, and tests run beside each other anyway.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile(
     "mlxr", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import choose_amount
 from fake_drafts import draft_eagerly, make_draft
 from fake_model import FULL, STATE, VOCABULARY, FakeConfig, FakeModel, make_engine, run_all
 
@@ -163,7 +164,7 @@ def draw_engine(chance: random.Random, store_folder: Path | None) -> Engine:
     return draft_eagerly(engine, right, most_tokens) if most_tokens else engine
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(choose_amount(100)))
 def test_answers_are_those_given_alone(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     requests = [draw_request(chance) for _ in range(chance.randrange(3, 13))]
