@@ -225,6 +225,24 @@ def test_norm_without_kernels() -> None:
     check_gate(Context("mlx-cpu"), 51)
 
 
+@pytest.mark.parametrize("name", [name for name in STEPPED if "convolution" in name])
+@pytest.mark.parametrize("counts", [COUNTS, [1, 8, 1, 6], [2, 2, 2, 17], [16, 1, 1, 1]], ids=str)
+def test_convolutions_of_some_rows_at_a_time(gpu: Context, name: str, counts: list[int]) -> None:
+    """Sequences begin and end within the rows of a thread, and at their edges; states begin where whole words do."""
+    mixer, mx = STEPPED[name], gpu.gpu.mx
+    numbers = np.random.default_rng(3).standard_normal((9, mixer.floats + 8 - mixer.floats % 4)).astype(np.float32)
+    inputs, batch = mixer.inputs(sum(counts)), make_batch(counts, READS, WRITES)
+    expected, pool = numbers.copy(), place_pool(gpu, numbers)
+    result = mixer.run(gpu, [mx.array(array) for array in inputs], batch, pool, 4)
+    gpu.gpu.submit(result)
+    assert relative_error(result, np.asarray(mixer.run(REFERENCE, inputs, batch, expected, 4))) < EXACT
+    for slot, wanted in enumerate(expected):
+        found = np.frombuffer(pool.read_page(slot).tobytes(), np.float32)
+        assert np.allclose(found, wanted, rtol=1e-6, atol=0)
+        if slot not in WRITES:
+            assert np.array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("channels", [17, 520])
 def test_steps_of_16_bits_move_rounded_inputs_up(gpu: Context, channels: int) -> None:
     """Of what is read in 16 bits the state has just those numbers."""
@@ -252,6 +270,11 @@ def test_norms_leave_no_arrays(sanitized: Context, groups: int, width: int) -> N
 @pytest.mark.parametrize("name", ["64 columns", "32 columns"])
 def test_normed_steps_leave_no_arrays(sanitized: Context, name: str) -> None:
     check_normed_step(sanitized, NORMED[name], shared=True)
+
+
+@pytest.mark.parametrize("name", ["convolution with silu", "gated convolution"])
+def test_convolutions_leave_no_arrays(sanitized: Context, name: str) -> None:
+    test_convolutions_of_some_rows_at_a_time(sanitized, name, COUNTS)
 
 
 @pytest.mark.parametrize("name", ["convolution with silu", "convolution with silu, odd channels"])

@@ -1,6 +1,7 @@
 """`short_conv` on a GPU: one launch, which reads and writes states in their pool.
 
-Sequences of one token each have a kernel of their own with the same bits, whose threads take neighbouring channels.
+Threads take neighbouring channels of some rows. Sequences of one token each have a kernel of their own with the same
+bits, which reads a state once.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.short_conv import Convolution, reference
 
 THREADS = 128
-STEP_CHANNELS = 4  # of a thread: 16 bytes of a state
+WIDTH = 4  # channels of a thread: 16 bytes of a state
+ROWS = 8  # of a thread
 INPUTS = ("x", "weight", "bias", "owners", "reads", "writes", "starts", "pool", "sizes")
-CONV = Kernel("short_conv", Path(__file__).parent, "conv.body", INPUTS, ("out",))
-STEP = Kernel("short_conv_step", Path(__file__).parent, "step.body", INPUTS, ("out",))
+CONV = Kernel("short_conv", Path(__file__).parent, "conv.body", INPUTS, ("out",), ("input.h",))
+STEP = Kernel("short_conv_step", Path(__file__).parent, "step.body", INPUTS, ("out",), ("input.h",))
 KERNELS = (CONV, STEP)
 _KINDS = {"plain": 0, "silu": 1, "gated": 2}
 
@@ -38,16 +40,11 @@ def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool
             lambda own, states: reference.short_conv(ctx, own, conv, batch, states, first, at),
         )
     numbers, places = gpu.launcher.numbers, place_states(gpu, batch)
-    tokens, slot_floats, constants = batch.tokens, pool.shape[1], {}
-    if batch.is_step:
-        kernel, rows = STEP, tokens
-        offsets = (channels, x.shape[1], first, slot_floats, at)
-        width = STEP_CHANNELS if all(one % STEP_CHANNELS == 0 for one in offsets) else 1
-        constants["N"] = width
-    else:
-        kernel, rows, width = CONV, tokens + batch.sequences * (taps - 1), 1
+    tokens, slot_floats = batch.tokens, pool.shape[1]
+    width = WIDTH if all(one % WIDTH == 0 for one in (channels, x.shape[1], first, slot_floats, at)) else 1
+    rows = tokens if batch.is_step else -(-tokens // ROWS) + batch.sequences
     (out,) = gpu.launcher.launch(
-        kernel,
+        STEP if batch.is_step else CONV,
         [
             x,
             gpu.hold(conv.weight),
@@ -62,8 +59,14 @@ def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool
         groups=(-(-channels // (THREADS * width)), rows, 1),
         threads=THREADS,
         outputs=[((tokens, channels), gpu.activations)],
-        constants={"TAPS": taps, "KIND": _KINDS[conv.kind], "BIAS": int(conv.bias is not None), **constants},
-        types={"Y": gpu.activations},
+        constants={
+            "TAPS": taps,
+            "KIND": _KINDS[conv.kind],
+            "BIAS": int(conv.bias is not None),
+            "N": width,
+            "ROWS": 1 if batch.is_step else ROWS,
+        },
+        types={"X": x.dtype, "Y": gpu.activations},
     )
     gpu.pending = [out]
     return out
