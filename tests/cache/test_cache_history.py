@@ -14,7 +14,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from amounts import choose_amount
 from cache_world import FULL, STATE, World, page_files
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mlxr.cache.group import Snapshot
@@ -25,7 +25,13 @@ from mlxr.core.errors import OutOfPages
 
 PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)
-HISTORIES = settings(max_examples=choose_amount(200), stateful_step_count=80, deadline=None, derandomize=True)
+HISTORIES = settings(
+    max_examples=choose_amount(200),
+    stateful_step_count=80,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),  # to study a failure add Phase.shrink, which takes minutes
+)
 
 
 class CacheHistory(RuleBasedStateMachine):

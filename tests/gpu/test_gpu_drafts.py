@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import choose_pairs
 from gpu_cases import REFERENCE
 from test_gpu_draw import list_ways
 from test_gpu_engine import finish
@@ -71,9 +72,10 @@ def list_texts(answers: list[list[int]], requests: tuple[SamplingParams, ...]) -
     ]
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("requests", [REQUESTS[:1], REQUESTS, (*REQUESTS[:2], *HOST_REQUESTS)], ids=len)
-@pytest.mark.parametrize("windows", [None, (5, None)])
+@pytest.mark.parametrize(
+    ("requests", "windows", "runs_ahead"),
+    choose_pairs([REQUESTS[:1], REQUESTS, (*REQUESTS[:2], *HOST_REQUESTS)], [None, (5, None)], [False, True]),
+)
 def test_answers_are_those_without_drafts(
     gpu: Context, requests: tuple[SamplingParams, ...], windows: tuple[int | None, ...] | None, *, runs_ahead: bool
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from amounts import choose_pairs
 from engines import open_engine
 from random_model import make_weights
 from safetensors.numpy import load_file, save_file
@@ -72,9 +73,12 @@ def score(model: Decoder, prompt: list[int], adapter: Adapter | None = None) -> 
     return np.array([info.chosen.logprob for info in events[-1].prompt[1:]])
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("layout", ["folder", "gguf"])
-@pytest.mark.parametrize("case", ["llama-gqa-64", "qwen2", "qwen3", "gemma3", "phi3-short", "mixtral"])
+@pytest.mark.parametrize(
+    ("case", "layout", "device"),
+    choose_pairs(
+        ["llama-gqa-64", "qwen2", "qwen3", "gemma3", "phi3-short", "mixtral"], ["folder", "gguf"], ["cpu", "reference"]
+    ),
+)
 def test_an_adapter_is_as_good_as_merged(case: str, layout: str, device: str, tmp_path: Path) -> None:
     fields, seed, prompt, _ = read_golden(case)
     weights = make_weights(fields, seed)
