@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from amounts import choose_each
 from gpu_cases import STREAMED, note_launches
 from moe_cases import compare
 
@@ -19,8 +20,7 @@ def streaming(sanitized: Context, monkeypatch: pytest.MonkeyPatch) -> Context:
     return sanitized
 
 
-@pytest.mark.parametrize("type_name", STREAMED)
-@pytest.mark.parametrize("shape", [(512, 768), (768, 512)], ids=str)
+@pytest.mark.parametrize(("type_name", "shape"), choose_each(STREAMED, [(512, 768), (768, 512)]), ids=str)
 def test_one_token_is_streamed(
     streaming: Context, type_name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,11 +30,13 @@ def test_one_token_is_streamed(
 
 
 @pytest.mark.parametrize(
-    "named",
-    [{"biased": True}, {"gated": False, "biased": True}, {"activation": "clamped_swiglu", "biased": True}],
+    ("named", "used"),
+    choose_each(
+        [{"biased": True}, {"gated": False, "biased": True}, {"activation": "clamped_swiglu", "biased": True}],
+        [1, 2, 3],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("used", [1, 2, 3])
 def test_streams_with_biases_and_gates(streaming: Context, named: dict[str, object], used: int) -> None:
     assert compare(streaming, 1, used, 6, "mxfp4", (288, 352), **named) < STREAM_CLOSE
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from amounts import choose_each
 from gpu_cases import (
     REFERENCE,
     STREAMED,
@@ -82,13 +83,26 @@ def test_every_type(gpu: Context, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 48, 1024)]) < CLOSE
 
 
-@pytest.mark.parametrize("columns", [256, 700, 896, 1200, 2880])
+COLUMNS = (256, 700, 896, 1200, 2880)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("type_name", STREAMED)
-def test_rows_without_a_whole_number_of_units(sanitized: Context, type_name: str, columns: int) -> None:
+def test_rows_without_a_whole_number_of_units(gpu: Context, type_name: str, columns: int) -> None:
+    check_columns(gpu, type_name, columns)
+
+
+@pytest.mark.parametrize(("type_name", "columns"), choose_each(STREAMED, COLUMNS))
+def test_rows_of_any_columns_stay_within_their_arrays(sanitized: Context, type_name: str, columns: int) -> None:
+    check_columns(sanitized, type_name, columns)
+
+
+def check_columns(ctx: Context, type_name: str, columns: int) -> None:
+    """Products, also with all that may come before and after, of about so many columns."""
     kind = LAYOUTS[type_name].number
     columns = max(columns + -columns % WHOLE_COLUMNS[kind], 512 if kind in DOUBLE else 256)
-    assert run(sanitized, [make_tensor(type_name, 48, columns)]) < CLOSE
-    assert run(sanitized, [make_tensor(type_name, 32, columns)], gate=1, biased=True, normed=True) < CLOSE
+    assert run(ctx, [make_tensor(type_name, 48, columns)]) < CLOSE
+    assert run(ctx, [make_tensor(type_name, 32, columns)], gate=1, biased=True, normed=True) < CLOSE
 
 
 @pytest.mark.parametrize("type_name", ["q5_k", "q8_0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from amounts import choose_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stories import (
@@ -53,20 +54,11 @@ def list_exactly(story: Story, window: int | None, softcap: float | None, sinks:
     return np.concatenate(parts).astype(np.float32)
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
-@pytest.mark.parametrize(("softcap", "sunk"), KINDS)
-@pytest.mark.parametrize(("contexts", "heads", "kv_heads", "head_dim", "page_size", "window"), SHAPES)
+@pytest.mark.parametrize(("shape", "kind", "kv_type"), choose_pairs(SHAPES, KINDS, ["bf16", "f16", "f32", "q8"]))
 def test_are_right_and_have_equal_bits_everywhere(
-    contexts: list[int],
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    window: int | None,
-    softcap: float | None,
-    sunk: bool,
-    kv_type: KVType,
+    shape: tuple[list[int], int, int, int, int, int | None], kind: tuple[float | None, bool], kv_type: KVType
 ) -> None:
+    (contexts, heads, kv_heads, head_dim, page_size, window), (softcap, sunk) = shape, kind
     story = make_story(contexts, heads, kv_heads, head_dim)
     if kv_type == "q8":
         story = round_story_to_q8(story)

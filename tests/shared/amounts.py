@@ -23,13 +23,24 @@ def choose_schedules(full: int) -> int:
     return family_schedules or choose_amount(full)
 
 
-def choose_pairs(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """Return all combinations in a thorough run, else so many that each two values of two dimensions meet in one.
+def choose_each(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return all combinations in a thorough run, else so many that each value is in one."""
+    if is_thorough:
+        return list(product(first, second))
+    return [
+        (first[i % len(first)], second[(i + i // len(first)) % len(second)])
+        for i in range(max(len(first), len(second)))
+    ]
 
-    Dimensions come in the order of their lengths, the longest first.
-    """
+
+def choose_pairs(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """Return all combinations in a thorough run, else so many that each two values of two dimensions are in one."""
     if is_thorough:
         return list(product(first, second, third))
-    assert len(first) >= len(second) >= len(third)
-    pairs = product(range(len(first)), range(len(second)))
-    return [(first[i], second[j], third[(i + j) % len(third)]) for i, j in pairs]
+    dimensions = [first, second, third]
+    long, middle, short = sorted(range(3), key=lambda at: -len(dimensions[at]))
+    chosen = []
+    for i, j in product(range(len(dimensions[long])), range(len(dimensions[middle]))):
+        places = {long: i, middle: j, short: (i + j) % len(dimensions[short])}
+        chosen.append((first[places[0]], second[places[1]], third[places[2]]))
+    return chosen
