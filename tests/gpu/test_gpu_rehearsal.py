@@ -51,7 +51,7 @@ def test_requests_find_all_kernels_compiled(name: str) -> None:
     before, told = engine.stats(), []
     steps = engine.rehearsal.run(progress=lambda done, total: told.append((done, total)))
     assert told == [(done, steps) for done in range(1, steps + 1)]
-    assert steps == 2 + 2 + 3  # one and two sequences, short and long; prompts of two to four tokens
+    assert steps == 2 + 2 + 3 + 1  # one and two sequences, short and long; prompts of two to four tokens; two prompts
     assert engine.stats() == before
     assert model.ctx.ledger.snapshot().dispatches == model.ctx.ledger.snapshot().expert_rows == []
     routing = model.read_routing()

@@ -81,12 +81,13 @@ def make_case(ctx: Context, rows: int, columns: int, **named: Any) -> Case:
 
 
 def check_norm(case: Case, norm: Any = rms_norm) -> None:
-    """The norm that takes it all in is that of the reference."""
+    """The norm that takes it all in is that of the reference; a GPU rounds what gates of 16 bits multiply."""
+    allowed = NARROW if case.gate in ("bf16", "f16") and case.ctx.gpu.narrow else EXACT
     weight = random_floats(5, case.stream.shape[1])
     normed, summed = norm(case.ctx, case.ctx.gpu.mx.array(case.stream), weight, 1e-5, case.run())
     expected = norm(REFERENCE, case.stream, weight, 1e-5, case.expect())
-    assert relative_error(summed, expected[1]) < EXACT
-    assert relative_error(settle(normed), expected[0]) < EXACT
+    assert relative_error(summed, expected[1]) < allowed
+    assert relative_error(settle(normed), expected[0]) < allowed
 
 
 @pytest.mark.parametrize("columns", [64, 100, 2080])

@@ -99,6 +99,7 @@ def test_parts_of_two_types_with_biases_and_sum(gpu: Context) -> None:
 def test_layer_goes_through_tiles(gpu: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norm, product with gate, and product with sum, as the operators call for them."""
     monkeypatch.setattr(gpu.gpu, "has_tiles", True)
+    monkeypatch.setattr(gpu.gpu, "processors", 0)  # one row would be streamed
     monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
     launched = note_launches(gpu, monkeypatch)
     x, weight = random_floats(1, tokens, 256), random_floats(2, 256)

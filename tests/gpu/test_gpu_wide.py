@@ -16,7 +16,7 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear import wide as wide_products
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.wide import LARGEST, MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_plan, multiply_wide
+from mlxr.kernels.linear.wide import MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_plan, multiply_wide
 from mlxr.kernels.rms_norm import rms_norm
 
 EXACT, EPS = 2e-6, 1e-5
@@ -80,15 +80,14 @@ def test_every_plan_multiplies(gpu: Context, plan: WidePlan, monkeypatch: pytest
     assert relative_error(made, wanted) < EXACT
 
 
-@pytest.mark.parametrize("plan", [*(plan for _, plan in PLANS), LARGEST])
+@pytest.mark.parametrize("plan", [plan for _, _, plan in PLANS])
 @pytest.mark.parametrize("extras", ["", "norm bias"])
 def test_every_plan_that_is_listed_multiplies(
     gpu: Context, plan: WidePlan, extras: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many outputs none of them is made smaller."""
     monkeypatch.setattr(wide_products, "MIN_GROUPS", 0)
-    monkeypatch.setattr(wide_products, "PLANS", ())
-    monkeypatch.setattr(wide_products, "LARGEST", plan)
+    monkeypatch.setattr(wide_products, "PLANS", ((1, 1, plan),))
     made, wanted = multiply(gpu, 21, 13, 2048, narrow=True, extras=extras)
     assert relative_error(made, wanted) < EXACT
 
@@ -98,13 +97,14 @@ def test_every_plan_that_is_listed_multiplies(
     [
         (1, 128, WidePlan(1, 1)),
         (4, 128, WidePlan(1, 4)),
-        (8, 128, WidePlan(2, 4)),
-        (16, 128, WidePlan(4, 4, 1, 2)),
+        (8, 128, WidePlan(1, 4)),
+        (8, 256, WidePlan(2, 4)),
+        (16, 128, WidePlan(4, 4, 2, 2)),
         (32, 1, WidePlan(1, 4, 1, 2)),
         (32, 32, WidePlan(2, 4, 1, 2)),
         (32, 128, WidePlan(4, 4, 2, 2)),
         (32, 256, WidePlan(4, 4, 2, 2)),
-        (128, 256, LARGEST),
+        (128, 256, WidePlan(4, 8, 2, 2)),
     ],
 )
 def test_few_outputs_have_smaller_parts(tokens: int, rows: int, expected: WidePlan) -> None:
@@ -124,7 +124,7 @@ def test_a_row_has_the_same_bits_in_every_batch(gpu: Context) -> None:
         assert np.array_equal(np.array(multiply(gpu, tokens, 12, 2048)[0])[:1], alone)
 
 
-@pytest.mark.parametrize("plan", [*(plan for _, plan in PLANS), LARGEST])
+@pytest.mark.parametrize("plan", [plan for _, _, plan in PLANS])
 @pytest.mark.parametrize("columns", [4, 2048, 2052, 4096, 4100, MAX_COLUMNS])
 def test_no_lane_holds_too_many_weights(plan: WidePlan, columns: int) -> None:
     slices = plan.count_slices(columns)

@@ -2,7 +2,8 @@
 
 What that is follows from the model itself: it runs as always, over pages that are given back at once. Sequences that
 decode come in powers of two, once with a short page table and once with the longest, as recorded steps are made for
-such classes of batches; prompts are long enough for each kernel that goes by the number of rows. Nothing is counted.
+such classes of batches; prompts are long enough for each kernel that goes by the number of rows, and two come at once,
+so that two of their rows are drawn from. Nothing is counted.
 Steps that check drafts or have adapters are left to the first request that brings some.
 """
 
@@ -70,6 +71,8 @@ class Rehearsal:
         few = [tokens for tokens in FEW_TOKENS if tokens <= longest]
         for tokens in [*few, *self._list_powers(128, longest)]:
             yield 1, tokens, tokens
+        if max_sequences > 1 and few:
+            yield 2, few[0], few[0]
 
     @staticmethod
     def _list_powers(first: int, most: int) -> Iterator[int]:

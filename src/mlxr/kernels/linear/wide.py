@@ -51,8 +51,13 @@ class WidePlan:
         return slices
 
 
-PLANS = ((1, WidePlan(1, 1)), (8, WidePlan(2, 4)), (64, WidePlan(4, 4, 2, 2)))  # up to so many tokens
-LARGEST = WidePlan(4, 8, 2, 2)
+# Up to so many tokens, usually so many. Plans go by these alone, so that a rehearsal meets all of them.
+PLANS = (
+    (1, 1, WidePlan(1, 1)),
+    (8, 4, WidePlan(2, 4)),
+    (64, 32, WidePlan(4, 4, 2, 2)),
+    (256, 128, WidePlan(4, 8, 2, 2)),
+)
 MIN_GROUPS = 96  # threadgroups, with which few multiprocessors are idle
 
 
@@ -65,8 +70,8 @@ def can_spread(weights: list[tuple[int, int, Any]], columns: int, extras: Extras
 
 def choose_plan(tokens: int, rows: int) -> WidePlan:
     """The plan for so many rows of x and outputs: where these are few, smaller parts keep as many threadgroups busy."""
-    plan = next((plan for most, plan in PLANS if tokens <= most), LARGEST)
-    while plan.count_groups(tokens, rows) < MIN_GROUPS and (plan.sets > 1 or plan.outputs > 1):
+    _, usual, plan = next((each for each in PLANS if tokens <= each[0]), PLANS[-1])
+    while plan.count_groups(usual, rows) < MIN_GROUPS and (plan.sets > 1 or plan.outputs > 1):
         plan = replace(plan, sets=1) if plan.sets > 1 else replace(plan, outputs=plan.outputs // 2)
     return plan
 
