@@ -17,6 +17,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.adapter import Adapter
 
 Ints = npt.NDArray[np.int32]
+FEW_TOKENS = 16  # of a sequence, all of them wanted
 FEW = 32  # sequences: for more, arrays as a whole are faster than row by row
 
 
@@ -51,6 +52,8 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
 def _build(parts: Sequence[BatchPart]) -> RaggedBatch:
     if len(parts) <= FEW and all(len(part.token_ids) == part.wanted_tokens == 1 for part in parts):
         return _build_decode(parts)
+    if len(parts) <= FEW and all(len(part.token_ids) == part.wanted_tokens <= FEW_TOKENS for part in parts):
+        return _build_few(parts)
     counts = np.array([len(part.token_ids) for part in parts], dtype=np.int32)
     starts = np.array([part.table.length_tokens for part in parts], dtype=np.int32)
     wanted = np.array([part.wanted_tokens for part in parts], dtype=np.int32)
@@ -89,6 +92,27 @@ def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
     return _add_states(batch, parts)
 
 
+def _build_few(parts: Sequence[BatchPart]) -> RaggedBatch:
+    """`build_batch` for a few tokens of each sequence, which are all wanted, as those of drafts."""
+    tables, counts = [part.table for part in parts], [len(part.token_ids) for part in parts]
+    token_ids = [*chain.from_iterable(part.token_ids for part in parts)]
+    spans = [
+        range(table.length_tokens, table.length_tokens + count) for table, count in zip(tables, counts, strict=True)
+    ]
+    size, groups = tables[0].page_size, len(tables[0].paged)
+
+    def find_places(group: int) -> tuple[list[int], Ints]:
+        own = [table.paged[group].pages for table in tables]
+        pairs = ((pages, position) for pages, span in zip(own, spans, strict=True) for position in span)
+        return [pages[position // size] * size + position % size for pages, position in pairs], _stack_tables(own)
+
+    places = [find_places(group) for group in range(groups)] or [([RELEASED] * len(token_ids), _no_pages(len(parts)))]
+    batch = RaggedBatch.of_few_tokens(token_ids, [*chain.from_iterable(spans)], places[0][0], counts, places[0][1])
+    if groups > 1:
+        batch = batch.with_groups((np.array(slots, dtype=np.int32), table) for slots, table in places[1:])
+    return _add_states(batch, parts)
+
+
 def build_single(tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]) -> RaggedBatch:
     """One token of each sequence in the places given, whose pages are there; states are not looked at."""
     size, groups = tables[0].page_size, len(tables[0].paged)
@@ -114,7 +138,11 @@ def build_single(tables: Sequence[SequenceTable], token_ids: Sequence[int], posi
 
 def _place_nowhere(tokens: int, sequences: int) -> tuple[Ints, Ints]:
     """Slots and page table of a model that keeps states alone."""
-    return np.full(tokens, RELEASED, dtype=np.int32), np.empty((sequences, 0), dtype=np.int32)
+    return np.full(tokens, RELEASED, dtype=np.int32), _no_pages(sequences)
+
+
+def _no_pages(sequences: int) -> Ints:
+    return np.empty((sequences, 0), dtype=np.int32)
 
 
 def _add_states(batch: RaggedBatch, parts: Sequence[BatchPart]) -> RaggedBatch:

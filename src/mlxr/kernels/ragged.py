@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 
 import numpy as np
 
@@ -74,10 +75,25 @@ class RaggedBatch:
         order = list(range(len(token_ids) + 1))
         lengths = [position + 1 for position in positions]
         rows = np.array((token_ids, positions, slots, lengths, order[:-1]), dtype=np.int32)
+        return cls._join(rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
+
+    @classmethod
+    def of_few_tokens(
+        cls, token_ids: list[int], positions: list[int], slots: list[int], counts: list[int], page_table: IntArray
+    ) -> RaggedBatch:
+        """As many tokens of each sequence as `counts` says, which all are wanted: right as `of_single_tokens` is."""
+        starts = [0, *accumulate(counts)]
+        lengths = [positions[stop - 1] + 1 for stop in starts[1:]]
+        rows = np.array((token_ids, positions, slots, range(len(token_ids))), dtype=np.int32)
+        ends = np.array(lengths, dtype=np.int32)
+        return cls._join(rows[0], rows[1], rows[2], np.array(starts, dtype=np.int32), ends, page_table, rows[3])
+
+    @classmethod
+    def _join(cls, *values: IntArray) -> RaggedBatch:
+        """The arrays, unchecked, from token ids to output rows."""
         batch = cls.__new__(cls)
-        values = (rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
-        states = (NO_STATES, NO_STATES, NO_STATES)
-        for name, value in zip(_FIELDS, (*values, *states, max(lengths), 1, (), ()), strict=True):
+        states, longest = (NO_STATES, NO_STATES, NO_STATES), max(values[4].tolist())
+        for name, value in zip(_FIELDS, (*values, *states, longest, 1, (), ()), strict=True):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -128,6 +144,16 @@ class RaggedBatch:
             others=(),
         )
         return split.with_groups(zip([group.slots for group in self.others], places[1:], strict=True))
+
+    def with_tokens(self, **values: IntArray) -> RaggedBatch:
+        """The batch with single tokens in other places, and no other groups or states.
+
+        They are right by the way they are made of checked ones, so that no look is needed, as between two steps of a
+        model nothing should take time.
+        """
+        lengths = values["context_lengths"]
+        none: dict[str, object] = {"state_reads": NO_STATES, "state_writes": NO_STATES, "state_nexts": NO_STATES}
+        return self._replace(**values, **none, others=(), longest_context=int(lengths.max()))
 
     def with_run(self, longest_run: int) -> RaggedBatch:
         """The batch, of whose tokens so many neighbours may be of one text."""

@@ -26,7 +26,8 @@ from mlxr.kernels.sample import SampleResult
 
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
-_MOST_PLACES = 16  # of a draft that are told apart
+_MOST_PLACES = _MOST_ROWS = 16  # of a draft, and of a step that has drafts
+_LASTING = 8  # drafts for which it stands what steps cost
 _PRIOR_PLACE = 0.1  # of the time of a step without drafts, before it is measured
 _READ_PAUSE = 4  # steps until it is asked again whether to read a text
 _FIRST_REST = 8  # steps after a trial that did not pay, until there is another; twice as many after each further one
@@ -74,6 +75,8 @@ class DraftModel:
         self._stop_ids, self._chunk_tokens = frozenset(stop_ids), chunk_tokens
         self._rates = Rates()
         self._costs: dict[int, Curve] = {}  # of places, by how many answers have drafts
+        self._step_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}  # see `_list_costs`
+        self._drafts = 0
         self._chains = False  # whether several places are computed at once
         self._prompt_token_s: float | None = None
         self._has_read = False
@@ -152,6 +155,9 @@ class DraftModel:
             elif not has_read:
                 has_read = self._read(drafter)
         if ready := [pair for pair in ready if self._reserve(*pair)]:
+            self._drafts += 1
+            if self._drafts % _LASTING == 0 or self._drafts < _LASTING:
+                self._step_costs.clear()
             if decision.is_trial:
                 self._rest(decision, answers, steps, now)
             self._draft(ready, room_rows, decision, steps.row_slope, one_s)
@@ -169,28 +175,44 @@ class DraftModel:
 
         Guesses are taken to be right as often as they were, or as `least_rate`.
         """
-        ranked = sorted(wanted, key=lambda pair: -pair[0].rates.first)
-        plain, best = steps.estimate_plain, Decision([], 1, 0.0, 0.0)
+        ranked = sorted(wanted, key=lambda pair: -pair[0].rates.first) if len(wanted) > 1 else wanted
+        best, found = (0.0, 0, 0.0), 0
         for width in range(1, min(len(ranked), room_rows) + 1):
-            rates, curve = [drafter.rates for drafter, _ in ranked[:width]], self._read_curve(width)
-            firsts = [max(rate.first, least_rate) for rate in rates]
+            own, costs = self._list_costs(width, answers, steps)
+            rates = [drafter.rates for drafter, _ in ranked[:width]]
+            chances = [max(rate.first, least_rate) for rate in rates]
             laters = [max(rate.later, least_rate) for rate in rates]
-            # Those with drafts end sooner, and the others go on in steps that are shorter by `own` alone.
-            own = plain(answers) - (plain(answers - width) if width < answers else 0.0)
-            if own <= 0:
-                continue
-            tokens, chances = float(width), firsts
-            for places in range(1, min(room_rows // width, max(most for _, most in ranked[:width])) + 1):
+            tokens, most = float(width), max(most for _, most in ranked[:width])
+            for places, cost in enumerate(costs[: min(room_rows // width, most)], 1):
                 tokens += sum(chances)
-                step = max(own + steps.estimate(answers + width * places) - plain(answers), own)
-                speed = tokens / (step + curve.estimate(places))
-                if speed * own / width > best.gain:
-                    best = Decision(list(ranked[:width]), places, speed * own / width, speed)
+                speed = tokens / cost
+                if speed * own / width > best[0]:
+                    best, found = (speed * own / width, places, speed), width
                 chances = [chance * later for chance, later in zip(chances, laters, strict=True)]
-        return best
+        gain, places, speed = best
+        return Decision(list(ranked[:found]), places, gain, speed)
+
+    def _list_costs(self, width: int, answers: int, steps: StepCosts) -> tuple[float, list[float]]:
+        """What a step of `answers` costs with drafts for `width` of them, by their places, less what the others cost.
+
+        Those with drafts end sooner, and the others go on in steps that are shorter by the first number alone. It is
+        asked for in every step, and made anew once in a while.
+        """
+        known = self._step_costs.get((width, answers))
+        if known is None:
+            plain = steps.estimate_plain
+            own, curve = plain(answers) - (plain(answers - width) if width < answers else 0.0), self._read_curve(width)
+            others, most = own - plain(answers), min(_MOST_PLACES, (_MOST_ROWS - answers) // width)
+            costs = [
+                max(others + steps.estimate(answers + width * places), own) + curve.estimate(places)
+                for places in range(1, most + 1)
+            ]
+            known = self._step_costs[width, answers] = own, costs if own > 0 else []
+        return known
 
     def _rest(self, decision: Decision, answers: int, steps: StepCosts, now: int) -> None:
         """A trial begins: there is another only after steps of which it is a small part, unless it turns out right."""
+        self._step_costs.clear()
         width = len(decision.chosen)
         plain = steps.estimate_plain(answers)
         waits = steps.estimate(answers + width * decision.places) + steps.estimate(answers) - 2 * plain

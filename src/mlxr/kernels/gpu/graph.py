@@ -75,7 +75,7 @@ def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
     places = [_pad_places(group, rows, pool) for group, pool in pools.pair_groups(batch)]
     if not places:
         places = [(_extend(batch.slots, more, NO_STATE), np.empty((rows, 0), np.int32))]
-    first = RaggedBatch(
+    first = batch.with_tokens(
         token_ids=_extend(batch.token_ids, more, 0),
         positions=_extend(batch.positions, more, 0),
         slots=places[0][0],
@@ -84,7 +84,6 @@ def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
         page_table=places[0][1],
         output_rows=np.arange(rows, dtype=np.int32),
     )
-    first = first.with_run(batch.longest_run)
     padded = first.with_groups(places[1:]) if places[1:] else first
     if pools.states is None:
         return padded
@@ -109,7 +108,7 @@ def _pad_places(group: RaggedBatch, rows: int, pool: Pool) -> tuple[Ints, Ints]:
 
 
 def _extend(values: np.typing.NDArray[np.int32], more: int, filler: int) -> np.typing.NDArray[np.int32]:
-    return np.concatenate([values, np.full(more, filler, np.int32)])
+    return np.concatenate([values, np.full(more, filler, np.int32)]) if more else values
 
 
 def _round_up(count: int) -> int:

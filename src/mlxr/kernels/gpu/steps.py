@@ -183,15 +183,7 @@ def advance_batch(batch: RaggedBatch, rows: int, pools: StepPools) -> RaggedBatc
         if slots is None:
             return None
         places.append((slots, group.page_table))
-    first = RaggedBatch(
-        token_ids=batch.token_ids,
-        positions=positions,
-        slots=places[0][0],
-        query_starts=batch.query_starts,
-        context_lengths=positions + np.int32(1),
-        page_table=batch.page_table,
-        output_rows=batch.output_rows,
-    )
+    first = batch.with_tokens(positions=positions, slots=places[0][0], context_lengths=positions + np.int32(1))
     following = first.with_groups(places[1:])
     if pools.states is None:
         return following
