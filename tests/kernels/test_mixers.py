@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from amounts import choose_each
 from mixer_cases import AHEAD, MIXERS, SLOTS, Mixer, make_batch, sigmoid
 from variants import Floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
-from mlxr.kernels.context import Context
+from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.gated_delta import DeltaRule, gated_delta
 from mlxr.kernels.gated_norm import gated_norm
 from mlxr.kernels.ledger import Dispatch
@@ -101,7 +102,9 @@ def test_no_state_is_a_state_of_zeros(cpu: Context, mixer: Mixer) -> None:
     assert_equal_bits(pool[2, AHEAD : AHEAD + mixer.floats], pool[8, AHEAD : AHEAD + mixer.floats])
 
 
-def test_every_input_counts(cpu: Context, mixer: Mixer) -> None:
+@pytest.mark.parametrize(("name", "isa"), choose_each(list(MIXERS), load_native().available_isas()))
+def test_every_input_counts(name: str, isa: str) -> None:
+    cpu, mixer = Context("cpu", threads=2, isa=isa), MIXERS[name]
     inputs = mixer.inputs(6)
     whole, _ = run_parts(cpu, mixer, inputs, [6])
     for array in inputs:
