@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cache_world import FULL, PAGE_SIZE, STATE, World
@@ -179,6 +181,33 @@ def test_two_who_compute_the_same_have_one_state() -> None:
     assert one.states.state == other.states.state
     assert world.cache.stats().groups[1].shared_pages == 1
     world.cache.check([one, other])
+
+
+def test_a_trailing_snapshot_trails_both_of_a_fork(tmp_path: Path) -> None:
+    """It is not worth storing when one of them has gone on, goes with the other one, and is stored when that ends."""
+    for ends in (False, True):
+        world = World(folder=tmp_path / str(ends), layers=(STATE, FULL))
+        table, tokens = world.open([1]), list(range(1, PAGE_SIZE + 1))
+        world.prepare(table, PAGE_SIZE)
+        world.fill(table, tokens, PAGE_SIZE, Snapshot.TRAILING)
+        twin = world.cache.fork(table)
+        states = world.groups[-1]
+        entry = states.index.at(twin.groups[-1].held_pages[0])
+        assert entry is not None
+        world.write(table, [*tokens, *range(50, 50 + PAGE_SIZE)])
+        assert states.list_lasting(twin.groups[-1], 0) == []
+        if ends:
+            world.cache.release(twin)
+            world.flush()
+            assert world.store is not None
+            assert world.store.contains((1, entry.key))
+        else:
+            world.write(twin, [*tokens, *range(90, 90 + PAGE_SIZE)])
+            assert states.index.get(entry.key) is None
+            world.cache.release(twin)
+        world.cache.release(table)
+        world.cache.check([])
+        world.cache.close()
 
 
 def test_slots_are_two_for_each_that_runs_and_those_for_snapshots() -> None:

@@ -240,9 +240,12 @@ class StateTable:
         return [(boundary - 1, self.state)] if is_snapshot else []
 
     def fork(self) -> StateTable:
-        """A table with the same state, which both may read and neither writes."""
+        """A table with the same state, which both may read and neither writes; a trailing snapshot trails both."""
         twin = StateTable(self._pager)
         twin.state, twin.length_tokens = self.state, self.length_tokens
+        if self.trail is not None and self.trail.trails:
+            twin.trail = self.trail
+            self.trail.trails += 1
         self._pager.retain([self.state] if self.state != RELEASED else [])
         return twin
 
