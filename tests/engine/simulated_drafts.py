@@ -30,6 +30,7 @@ from mlxr.kernels.sample import SampleResult
 VOCABULARY = 50
 CONTEXT = 1024
 PROMPT_TOKENS = 24
+LAG_SHARE = 0.2  # of a place of a draft: what each token takes that the draft model has not read
 NOISE, LATE_SHARE, LATE = 0.02, 0.01, 1.5
 
 
@@ -166,6 +167,9 @@ class TextGuesser:
         self._clock.take("read", tokens, self._machine.draft(1))
 
     def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
+        lag = max(len(drafter.tokens) - drafter.open.length_tokens for drafter in drafters)
+        if lag > 2:
+            self._clock.take("catch up", 0, LAG_SHARE * lag * self._machine.draft(1))
         return self._guess(drafters, places, 0)
 
     def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:

@@ -49,6 +49,13 @@ def test_drafts_that_are_seldom_right_cost_little(machine: Machine) -> None:
     assert statistics.mean(measure_gain(machine, lambda _: 0.3, seed) for seed in range(3)) > 0.97
 
 
+@pytest.mark.parametrize("machine", [CPU_FLAT, CPU_STEEP], ids=lambda machine: machine.name)
+def test_short_answers_have_drafts(machine: Machine) -> None:
+    """Each begins with a prompt that is read with its first draft, which says nothing of what drafts take."""
+    gain = measure_gain(machine, lambda _: 0.9, 1, batches=(1,) * 30, tokens=24)
+    assert gain > 0.75 * machine.best_gain(0.9, MOST_TOKENS)
+
+
 @pytest.mark.parametrize("machine", [H200, CPU_FLAT, CPU_TILES], ids=lambda machine: machine.name)
 def test_the_model_is_asked_again_once_it_is_right(machine: Machine) -> None:
     """A long answer, of which it guesses nothing in the first half."""

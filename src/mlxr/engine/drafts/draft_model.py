@@ -29,6 +29,7 @@ SHORT = 32  # tokens that the draft model may lag behind and still draft in this
 _MOST_PLACES = _MOST_ROWS = 16  # of a draft, and of a step that has drafts
 _LASTING = 8  # drafts for which it stands what steps cost
 _PRIOR_PLACE = 0.1  # of the time of a step without drafts, before it is measured
+_USUAL_LAG = 2  # tokens that are new to the draft model where it drafted for the step before, at most
 _READ_PAUSE = 4  # steps until it is asked again whether to read a text
 _FIRST_REST = 8  # steps after a trial that did not pay, until there is another; twice as many after each further one
 _TRIAL_SHARE = 0.01  # of the time of all steps that trials may take where they do not pay
@@ -302,7 +303,9 @@ class DraftModel:
         guesses = self._guesser.start(drafters, places)
         computed = len(guesses)
         self._chains = self._chains or computed > 1
-        curve.count(computed, (self._clock() - start_s) / one_s)
+        is_usual = max(lags) <= _USUAL_LAG
+        if is_usual:
+            curve.count(computed, (self._clock() - start_s) / one_s)
         for drafter, lag in zip(drafters, lags, strict=True):
             self.cache.commit(drafter.open, drafter.inputs, lag)
             drafter.begin()
@@ -320,7 +323,7 @@ class DraftModel:
                 drafters = [drafter for drafter, _ in growing]
                 guesses = self._guesser.go_on(drafters, max(1, places - place))
                 computed += len(guesses)
-                if len(growing) == width and not self._chains:
+                if is_usual and len(growing) == width and not self._chains:
                     curve.count(computed, (self._clock() - start_s) / one_s)
             for drafter, _ in growing:
                 drafter.written_tokens += 1
