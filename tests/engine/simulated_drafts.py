@@ -30,7 +30,6 @@ from mlxr.kernels.sample import SampleResult
 VOCABULARY = 50
 CONTEXT = 1024
 PROMPT_TOKENS = 24
-LAG_SHARE = 0.2  # of a place of a draft: what each token takes that the draft model has not read
 NOISE, LATE_SHARE, LATE = 0.02, 0.01, 1.5
 
 
@@ -38,6 +37,7 @@ NOISE, LATE_SHARE, LATE = 0.02, 0.01, 1.5
 class Machine:
     """Milliseconds of a step by its rows, of one that runs ahead (None: none does), and of a draft by its places.
 
+    Each token that the draft model has not read takes `lag` of the time of a place, where it is more than two.
     On a machine that `chains`, all places of a draft are computed at once.
     """
 
@@ -45,6 +45,7 @@ class Machine:
     step: Callable[[int], float]
     draft: Callable[[int], float]
     ahead: Callable[[int], float] | None = None
+    lag: float = 0.2
 
     @property
     def chains(self) -> bool:
@@ -66,7 +67,11 @@ class Machine:
 
 
 H200 = Machine(
-    "H200", lambda rows: 4.5 + 0.1 * max(0, rows - 2), lambda places: 0.65 + 0.0875 * (places - 1), lambda _: 3.72
+    "H200",
+    lambda rows: 4.5 + 0.1 * max(0, rows - 2),
+    lambda places: 0.65 + 0.0875 * (places - 1),
+    lambda _: 3.72,
+    lag=0.02,
 )
 CPU_FLAT = Machine("flat", lambda rows: 10 * (1 + 0.033 * (rows - 1)), lambda places: 1.0 * places)
 CPU_STEEP = Machine("steep", lambda rows: 10 * (1 + 0.167 * (rows - 1)), lambda places: 3.0 * places)
@@ -169,7 +174,7 @@ class TextGuesser:
     def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
         lag = max(len(drafter.tokens) - drafter.open.length_tokens for drafter in drafters)
         if lag > 2:
-            self._clock.take("catch up", 0, LAG_SHARE * lag * self._machine.draft(1))
+            self._clock.take("catch up", 0, self._machine.lag * lag * self._machine.draft(1))
         return self._guess(drafters, places, 0)
 
     def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
