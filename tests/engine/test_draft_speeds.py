@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
 import pytest
-from simulated_drafts import CPU_FLAT, CPU_STEEP, CPU_TILES, H200, MACHINES, Machine, measure_gain
+import simulated_drafts
+from simulated_drafts import (
+    CPU_FLAT,
+    CPU_STEEP,
+    CPU_TILES,
+    H200,
+    MACHINES,
+    Clock,
+    Machine,
+    answer,
+    make_simulation,
+    measure_gain,
+)
 
+from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.costs import Curve, StepCosts
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.rates import Rates
@@ -72,6 +86,29 @@ def test_the_model_is_left_once_it_is_wrong(machine: Machine) -> None:
     best = 2 / (1 + 1 / machine.best_gain(0.7, MOST_TOKENS))
     gain = measure_gain(machine, lambda place: 0.0 if place > 400 else 0.7, 1, batches=(1,), tokens=800)
     assert gain > 0.9 * best
+
+
+def test_readings_that_compiled_do_not_end_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model's first three prompts take seconds, as do numbers of rows that come for the first time."""
+    monkeypatch.setattr(simulated_drafts, "PROMPT_TOKENS", 64)
+    take, met, compiled_s = Clock.take, Counter[tuple[str, int]](), 0.0
+
+    def compile_first(clock: Clock, kind: str, size: int, milliseconds: float) -> None:
+        nonlocal compiled_s
+        made = (kind, 0 if kind == "read" else size)
+        met[made] += 1
+        if met[made] <= (3 if kind == "read" else 1):
+            compiled_s += 3.0
+            clock.now += 3.0
+        take(clock, kind, size, milliseconds)
+
+    monkeypatch.setattr(Clock, "take", compile_first)
+    engine, clock, texts = make_simulation(H200, lambda _: 0.7, 1)
+    for number in range(4):
+        answer(engine, clock, texts, [number], SamplingParams(max_tokens=400))
+    compiled_s = 0.0
+    seconds = sum(answer(engine, clock, texts, [number], SamplingParams(max_tokens=400)) for number in range(4, 8))
+    assert 4 * 400 * H200.plain_ms / 1e3 / (seconds - compiled_s) > 1.65
 
 
 def test_the_first_time_tells_nothing_where_it_was_slow() -> None:

@@ -22,6 +22,7 @@ from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.drafts import Drafter, DrafterMaker
 from mlxr.engine.drafts.head_drafter import HeadDrafter
+from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.drafts.prediction import Prediction, expect
 from mlxr.engine.drafts.tail import StateTail
 from mlxr.engine.pooling import Floats, Pool
@@ -204,6 +205,8 @@ class Sequence:
             return self.drafter
         if self._open_drafter is not None and self.sampler.params.draft_tokens != 0:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
+            if isinstance(self.drafter, ModelDrafter):
+                self.drafter.end_tokens = self.end_tokens
             if self.sampler.params.prediction_ids:
                 self._prediction = self._compare_prediction()
                 self.drafter = expect(self.drafter, self.tokens, self._prediction)

@@ -36,6 +36,7 @@ _TRIAL_SHARE = 0.01  # of the time of all steps that trials may take where they 
 _TRIAL_RATE = 0.6  # how often guesses are taken to be right at least, to find out
 _LEAST_GAIN = 1.03  # times as many tokens in a second, which drafts must promise, as estimates are never exact
 _READING_GAIN = 1.02  # what is hoped for of a text that was not read, in any case
+_SURPRISE = 2.0  # readings that take this many times what was expected count as this many: a GPU may have compiled
 _ANSWER_WEIGHT = 0.1  # of the newest answer
 _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
 
@@ -80,7 +81,7 @@ class DraftModel:
         self._drafts = 0
         self._chains = False  # whether several places are computed at once
         self._prompt_token_s: float | None = None
-        self._has_read = False
+        self._read_s = clock()  # when a text was read last
         self._rest_steps, self._next_trial = _FIRST_REST, 0
         self._answer_tokens = _FIRST_ANSWER_TOKENS
 
@@ -128,7 +129,7 @@ class DraftModel:
         for drafter, most in decision.chosen:
             gain = 0.0 if decision.is_trial else decision.gain
             is_short = self._count_lag(drafter) <= SHORT
-            if is_short or self._may_read(drafter, most, plain_s / answers, gain, credit_s):
+            if is_short or self._may_read(drafter, plain_s / answers, gain, credit_s):
                 able.append((drafter, most))
             else:
                 drafter.rests_until = now + _READ_PAUSE
@@ -243,22 +244,24 @@ class DraftModel:
             drafter.follow(self.cache)
         return len(drafter.inputs) - drafter.open.length_tokens - drafter.settled_tokens
 
-    def _may_read(self, drafter: ModelDrafter, most: int, token_s: float, gain: float, credit_s: float) -> bool:
+    def _may_read(self, drafter: ModelDrafter, token_s: float, gain: float, credit_s: float) -> bool:
         """Whether to compute a part of the text that the model has not read: when drafts are likely to make up for it.
 
-        An answer is likely to become as long as others did, and one that is longer to have as many tokens more. What
-        came since a trial is read for the next one where that takes as small a part of the time as trials may.
+        An answer is likely to become as long as others did, and one that is longer to have as many tokens more, as
+        far as it may. What came since a trial is read for the next one where that takes as small a part of the time as
+        trials may, and so is any text that would take so little of the time since the last one.
         """
-        lag, each_s = self._count_lag(drafter), self._prompt_token_s
-        if each_s is None:
+        if self._prompt_token_s is None:
             curve = self._read_curve(1)
             share = curve.estimate(1) if curve.is_measured else self._guesser.read_share
-            each_s = token_s * share / SHORT
+            self._prompt_token_s = token_s * share / SHORT
+        lag, each_s = self._count_lag(drafter), self._prompt_token_s
         saved_s = token_s * (1 - 1 / max(gain, _READING_GAIN))
         length = len(drafter.tokens) - drafter.opened_tokens
-        likely = min(max(self._answer_tokens - length, length), most)
+        likely = min(max(self._answer_tokens - length, length), drafter.end_tokens - len(drafter.tokens))
         is_cheap = lag <= length and each_s <= _TRIAL_SHARE * token_s
-        return lag * each_s <= min(credit_s, math.inf if is_cheap else likely * saved_s)
+        worth_s = min(credit_s, math.inf if is_cheap else likely * saved_s)
+        return lag * each_s <= max(worth_s, _TRIAL_SHARE * (self._clock() - self._read_s))
 
     def _read(self, drafter: ModelDrafter) -> bool:
         """Compute the next part of a text up to its last token, which is left to the draft."""
@@ -271,10 +274,10 @@ class DraftModel:
         start_s = self._clock()
         self._guesser.read(drafter, tokens)
         self.cache.commit(table, drafter.inputs, tokens)
-        each_s = (self._clock() - start_s) / tokens
-        if self._has_read:  # the first time, a GPU makes what later ones need
-            self._prompt_token_s = each_s if self._prompt_token_s is None else (self._prompt_token_s + each_s) / 2
-        self._has_read = True
+        self._read_s = self._clock()
+        each_s = (self._read_s - start_s) / tokens
+        if (known_s := self._prompt_token_s) is not None:
+            self._prompt_token_s = (known_s + min(each_s, _SURPRISE * known_s)) / 2
         return True
 
     def _reserve(self, drafter: ModelDrafter, most: int) -> bool:

@@ -6,6 +6,7 @@ an earlier text, the guesses come from there instead, which takes no time.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from mlxr.cache.kv_cache import KVCache
@@ -26,6 +27,7 @@ class ModelDrafter:
         "_right_tokens",
         "_start",
         "drafted",
+        "end_tokens",
         "keys",
         "lookup",
         "opened_tokens",
@@ -49,6 +51,7 @@ class ModelDrafter:
         self.tokens, self.keys = tokens, keys
         self._release_table, self._note_end = release_table, note_end
         self.opened_tokens = self._added_tokens = len(tokens)
+        self.end_tokens = sys.maxsize  # with which the answer ends at the latest
         self.lookup, self.rates = Lookup(tokens), Rates(common)
         self.table: SequenceTable | None = None
         self.drafted: list[int] = []
