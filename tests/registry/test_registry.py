@@ -12,7 +12,7 @@ import pytest
 from paper_models import inspect_paper, make_model, paper_registry
 
 from mlxr.core.errors import FormatError, InvalidRequest, NotFound, RegistryError
-from mlxr.registry import Changes, Registry, model_files
+from mlxr.registry import Changes, ModelFacts, Registry, model_files
 from mlxr.registry.migrations import MIGRATIONS
 from mlxr.registry.model_files import hash_files
 from mlxr.registry.record import ModelFile
@@ -333,3 +333,31 @@ def test_many_threads_and_registries_at_once(tmp_path: Path) -> None:
     assert failures == []
     registry = paper_registry(tmp_path / "store")
     assert all(record.problem is None for record in registry.list())
+
+
+def test_a_blob_that_goes_while_its_model_is_read_is_named(tmp_path: Path) -> None:
+    """Another process removes the last model that has it."""
+    registry = paper_registry(tmp_path / "store")
+    digest = store(registry, make_model(1))
+
+    def inspect(path: Path) -> ModelFacts:
+        path.unlink()
+        return inspect_paper(path)
+
+    registry._inspect = inspect
+    with pytest.raises(NotFound, match=rf"blob sha256:{digest} is not in the store"):
+        registry.add("m", {"m.gguf": digest})
+
+
+def test_a_new_catalogue_waits_for_another_process_that_makes_it(tmp_path: Path) -> None:
+    registry = paper_registry(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    holder = sqlite3.connect(tmp_path / "store" / "catalogue.db", isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.2, holder.execute, ["COMMIT"])
+    release.start()
+    digest = store(registry, make_model(1))
+    registry.add("m", {"m.gguf": digest})
+    release.join()
+    holder.close()
+    assert names(registry) == ["m:latest"]

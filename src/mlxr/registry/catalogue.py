@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
@@ -20,6 +21,7 @@ from mlxr.registry.migrations import MIGRATIONS
 from mlxr.registry.record import AdapterRecord, AdapterRef, ModelRecord
 from mlxr.registry.rows import put_files, read_files, to_ns, to_time
 
+BUSY_PAUSE_S = 0.01
 BUSY_TIMEOUT_S = 60.0
 _COLUMNS = (
     "name",
@@ -118,7 +120,7 @@ class Catalogue:
                 f"{self.path}: the catalogue has version {version}, this mlxr knows up to {len(MIGRATIONS)}; "
                 "install a newer mlxr"
             )
-        db.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(db)
         db.execute("BEGIN IMMEDIATE")
         for number in range(_read_version(db), len(MIGRATIONS)):  # read again: another process may have been first
             MIGRATIONS[number](db)
@@ -180,6 +182,19 @@ class Transaction:
         """What the owned models and adapters load."""
         rows = self._db.execute("SELECT path FROM models WHERE is_owned UNION SELECT path FROM adapters WHERE is_owned")
         return {self._catalogue.store / row["path"] for row in rows}
+
+
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Let readers and a writer work side by side. SQLite itself does not wait here for others that do the same."""
+    end_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() >= end_s:
+                raise
+            time.sleep(BUSY_PAUSE_S)
 
 
 def _read_version(db: sqlite3.Connection) -> int:

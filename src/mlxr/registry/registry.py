@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from mlxr.core.errors import InvalidRequest, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.registry.adapters import RegisteredAdapters
 from mlxr.registry.blobs import Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
@@ -124,7 +124,12 @@ class Registry:
         model_name = ModelName.parse(name, "NAME")
         path = self.assemble(files)
         files = {file_name: parse_digest(digest) for file_name, digest in files.items()}
-        facts = self._inspect(path)
+        try:
+            facts = self._inspect(path)
+        except (OSError, MlxrError):  # perhaps the last model that had a blob was removed meanwhile
+            for digest in files.values():
+                self.blobs.status(digest)
+            raise
         stored = tuple(
             ModelFile(file_name, sha256, status.st_size, status.st_mtime_ns)
             for file_name, sha256 in sorted(files.items())
