@@ -79,6 +79,13 @@ def test_a_few_tokens_make_the_batch_of_any_tokens(monkeypatch: pytest.MonkeyPat
             expect_same(found, build_batch(parts))
 
 
+def test_a_sequence_without_tokens_is_refused_in_every_way() -> None:
+    parts = make_parts(random.Random(0), 1, 5)
+    parts.append(BatchPart(parts[0].table, [], 0))
+    with pytest.raises(ValueError, match="no sequence empty"):
+        build_batch(parts)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("most", [1, 5])
 def test_padded_batches_and_those_that_follow_are_sound(groups: int, most: int) -> None:

@@ -52,7 +52,7 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
 def _build(parts: Sequence[BatchPart]) -> RaggedBatch:
     if len(parts) <= FEW and all(len(part.token_ids) == part.wanted_tokens == 1 for part in parts):
         return _build_decode(parts)
-    if len(parts) <= FEW and all(len(part.token_ids) == part.wanted_tokens <= FEW_TOKENS for part in parts):
+    if len(parts) <= FEW and all(0 < len(part.token_ids) == part.wanted_tokens <= FEW_TOKENS for part in parts):
         return _build_few(parts)
     counts = np.array([len(part.token_ids) for part in parts], dtype=np.int32)
     starts = np.array([part.table.length_tokens for part in parts], dtype=np.int32)

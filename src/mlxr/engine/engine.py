@@ -323,7 +323,7 @@ class Engine:
         )
 
     def read_report(self, *, whole: bool = False) -> EngineReport:
-        """What there is to do, and which pages came and went since the last report; if `whole`, all pages."""
+        """Tell what there is to do, and which pages came and went since the last report; if `whole`, all pages."""
         scheduler, names = self._scheduler, self._cache.read_names(whole=whole)
         prompts = [row for row in (*scheduler.waiting, *scheduler.running) if not row.is_decoding]
         return EngineReport(

@@ -192,7 +192,7 @@ class Sequence:
         return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
 
     def get_drafter(self) -> Drafter | None:
-        """Who drafts for the answer, made when it is first wanted, and told all tokens since it was asked for last.
+        """Return who drafts for the answer, made when first wanted, and told all tokens since it was asked for last.
 
         None where nobody does or the request has none.
         """

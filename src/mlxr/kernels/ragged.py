@@ -155,10 +155,6 @@ class RaggedBatch:
         none: dict[str, object] = {"state_reads": NO_STATES, "state_writes": NO_STATES, "state_nexts": NO_STATES}
         return self._replace(**values, **none, others=(), longest_context=int(lengths.max()))
 
-    def with_run(self, longest_run: int) -> RaggedBatch:
-        """The batch, of whose tokens so many neighbours may be of one text."""
-        return self if longest_run == self.longest_run else self._replace(longest_run=longest_run)
-
     @property
     def has_states(self) -> bool:
         """Whether the sequences have states."""

@@ -1,4 +1,4 @@
-"""What steps cost, in steps of one row without drafts: measured while the engine works.
+"""Measures what steps cost while the engine works, in steps of one row without drafts.
 
 Steps become slower as contexts grow and when other programs run, all of them alike. Therefore the measured seconds set
 two things apart: the seconds of one row as they are now, and how many times that other steps take.
@@ -9,6 +9,7 @@ without drafts and of those that wait, and what waiting costs is the distance be
 
 from __future__ import annotations
 
+MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiplying
 _PRIOR_SLOPE = 0.1  # of one more row, before it is measured
 _PRIOR_WAIT = 0.15  # of a step that waits where others run ahead
 _SCALE_WEIGHT = 0.2  # of the newest step for the seconds of one row
@@ -23,7 +24,7 @@ _KEPT = 0.9  # of the weight of earlier measurements when that is done: what is 
 
 
 class Curve:
-    """What something costs by its size, from 1 to `most`, at first `first` and `slope` for each one more.
+    """Estimates of a cost by size, from 1 to `most`: at first `first`, and `slope` for each one more.
 
     An estimate is the mean of what was measured of its size, as far as that is recent, and else lies on the straight
     line through all that was measured. So no size stays what one odd measurement made of it. If it is `anchored`,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mlxr.core.errors import OutOfPages
-from mlxr.engine.drafts.costs import Curve, StepCosts
+from mlxr.engine.drafts.costs import MOST_ROWS, Curve, StepCosts
 from mlxr.engine.drafts.guesser import Guesser, HeadGuesser
 from mlxr.engine.drafts.head_drafter import HeadDrafter
 from mlxr.engine.drafts.model_drafter import ModelDrafter
@@ -26,7 +26,7 @@ from mlxr.kernels.sample import SampleResult
 
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
-_MOST_PLACES = _MOST_ROWS = 16  # of a draft, and of a step that has drafts
+_MOST_PLACES = MOST_ROWS  # of a draft: a step checks no more
 _LASTING = 8  # drafts for which it stands what steps cost
 _PRIOR_PLACE = 0.1  # of the time of a step without drafts, before it is measured
 _USUAL_LAG = 2  # tokens that are new to the draft model where it drafted for the step before, at most
@@ -43,7 +43,7 @@ _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who is to have drafts of how many places; `gain` times as many tokens in a second are expected of it.
+    """Names who is to have drafts, and of how many places; `gain` times as many tokens in a second are expected of it.
 
     `speed` is that in tokens in the time of a step of one row. A trial is to find out, whatever is expected.
     """
@@ -86,7 +86,7 @@ class DraftModel:
         self._answer_tokens = _FIRST_ANSWER_TOKENS
 
     def open(self, tokens: list[int], shares: bool) -> ModelDrafter:
-        """Who drafts for an answer."""
+        """Make the drafter of an answer."""
         own = self._rates, self.cache.release, self._count_answer
         if isinstance(self._guesser, HeadGuesser):
             return HeadDrafter(tokens, shares, *own)
@@ -173,7 +173,7 @@ class DraftModel:
         steps: StepCosts,
         least_rate: float,
     ) -> Decision:
-        """Who of these, and how many tokens for each, would make the tokens of a second most.
+        """Choose for whom to draft, and how many tokens each, so that the tokens of a second are most.
 
         Guesses are taken to be right as often as they were, or as `least_rate`.
         """
@@ -195,7 +195,7 @@ class DraftModel:
         return Decision(list(ranked[:found]), places, gain, speed)
 
     def _list_costs(self, width: int, answers: int, steps: StepCosts) -> tuple[float, list[float]]:
-        """What a step of `answers` costs with drafts for `width` of them, by their places, less what the others cost.
+        """List what a step of `answers` costs with drafts for `width` of them, by places, less what the others cost.
 
         Those with drafts end sooner, and the others go on in steps that are shorter by the first number alone. It is
         asked for in every step, and made anew once in a while.
@@ -204,7 +204,7 @@ class DraftModel:
         if known is None:
             plain = steps.estimate_plain
             own, curve = plain(answers) - (plain(answers - width) if width < answers else 0.0), self._read_curve(width)
-            others, most = own - plain(answers), min(_MOST_PLACES, (_MOST_ROWS - answers) // width)
+            others, most = own - plain(answers), min(_MOST_PLACES, (MOST_ROWS - answers) // width)
             costs = [
                 max(others + steps.estimate(answers + width * places), own) + curve.estimate(places)
                 for places in range(1, most + 1)
@@ -226,7 +226,7 @@ class DraftModel:
             drafter.rates.rest()
 
     def _read_curve(self, width: int) -> Curve:
-        """What drafts for so many answers cost by their places, in steps of one row."""
+        """Return the costs of drafts for so many answers by their places, in steps of one row."""
         curve = self._costs.get(width)
         if curve is None:
             curve = self._costs[width] = Curve(_MOST_PLACES, _PRIOR_PLACE, _PRIOR_PLACE)

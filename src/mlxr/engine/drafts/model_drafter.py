@@ -1,4 +1,4 @@
-"""What a draft model guesses for one answer, and what its cache has of it.
+"""Keeps the guesses of a draft model for one answer, and the books of its cache about it.
 
 Knows no model: `DraftModel` computes for all answers at once, and leaves here what it found. Where the answer repeats
 an earlier text, the guesses come from there instead, which takes no time.

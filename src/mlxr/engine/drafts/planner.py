@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from mlxr.engine.drafts.costs import StepCosts
+from mlxr.engine.drafts.costs import MOST_ROWS, StepCosts
 from mlxr.engine.drafts.credit import Credit
 from mlxr.engine.drafts.draft_model import DraftModel
 from mlxr.engine.drafts.drafter import Drafter
@@ -24,7 +24,6 @@ _PLAIN_EVERY, _PLAIN_SELDOM = 4, 256  # steps with drafts, one without shows wha
 _AS_EXPECTED = 0.1  # of its time: what such a step may differ, so that the next one comes later
 _PATIENCE = 8  # steps without drafts in a row, until the planner rests between looks
 _LONGEST_REST = 8  # steps between two looks, where looks found nothing again and again
-_MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiplying
 
 
 class Planner:
@@ -71,7 +70,7 @@ class Planner:
         self.runs_ahead = runs_ahead
         self._was_ahead = self._ran_ahead = False  # the step that runs, and the one after it
         self._most_tokens, self.model, self._clock = most_tokens, model, clock
-        self._costs, self._credit = StepCosts(_MOST_ROWS, runs_ahead=runs_ahead), Credit()
+        self._costs, self._credit = StepCosts(MOST_ROWS, runs_ahead=runs_ahead), Credit()
         self._guess_s = 0.0
         self._since_plain = self._plain_steps = self._steps = 0
         self._plain_every = _PLAIN_EVERY
@@ -115,7 +114,7 @@ class Planner:
     def begin_step(self, answers: int) -> bool:
         """A step that decodes so many answers is about to be planned; whether it has room for drafts."""
         self._steps += 1
-        return answers < _MOST_ROWS and not self._ran_ahead
+        return answers < MOST_ROWS and not self._ran_ahead
 
     def end_step(self, *, has_drafts: bool, answers: int) -> None:
         """The step is planned; where there are no drafts, the next steps may pass without a look for them."""
@@ -161,7 +160,7 @@ class Planner:
         ]
         if not wanted or self.model is None:
             return False
-        room_rows = _MOST_ROWS - answers
+        room_rows = MOST_ROWS - answers
         return bool(self.model.decide(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps))
 
     def _expects_lookup(self, drafters: Sequence[Drafter], answers: int) -> bool:
@@ -169,7 +168,7 @@ class Planner:
         rates = {
             place: drafter.estimate(self._most_tokens) for place, drafter in enumerate(drafters) if drafter.propose(1)
         }
-        return bool(rates) and bool(self._choose(rates, answers, answers, _MOST_ROWS - answers, from_ahead=True))
+        return bool(rates) and bool(self._choose(rates, answers, answers, MOST_ROWS - answers, from_ahead=True))
 
     def plan(
         self,
@@ -186,7 +185,7 @@ class Planner:
         """
         if self._since_plain >= self._plain_every:
             return {}
-        room_rows = max(0, min(room_rows, _MOST_ROWS - rows))
+        room_rows = max(0, min(room_rows, MOST_ROWS - rows))
         limits = {key: (drafter, min(most, self._most_tokens)) for key, (drafter, most) in drafters.items()}
         if self.model is not None:
             self._guess(self.model, limits, room_rows, answers)
@@ -200,7 +199,7 @@ class Planner:
 
     @property
     def arena_bytes(self) -> int:
-        """What the draft model's cache takes."""
+        """Bytes of the draft model's cache."""
         return 0 if self.model is None else sum(group.arena.nbytes for group in self.model.cache.groups)
 
     def check(self, drafters: Iterable[Drafter | None]) -> None:

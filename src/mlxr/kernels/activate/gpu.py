@@ -7,10 +7,10 @@ from typing import Any
 
 from mlxr.kernels.activate.composed import compose
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.deferred import find_parts, settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.extras import GATES
-from mlxr.kernels.linear.gpu import can_gate, gate_product
+from mlxr.kernels.linear.gpu import Product, can_gate, gate_product
 
 THREADS = 256
 GATE = Kernel("activate", Path(__file__).parent, "gate.body", ("gate", "up", "sizes"), ("out",), ("../linear/gate.h",))
@@ -22,8 +22,9 @@ def activate(ctx: Context, gate_up: Any, kind: str, gated: bool, up: Any, first:
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
     if gated:
         columns //= 2
-        if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(ctx, gate_up.parts):
-            return gate_product(ctx, gate_up.parts, kind)
+        product = find_parts(gate_up, Product)
+        if product is not None and can_gate(ctx, product):
+            return gate_product(ctx, product, kind)
     gate_up, up = settle(gate_up), settle(up)
     times = gated or up is not None
     if gpu.launcher is None:

@@ -1,4 +1,4 @@
-"""What is still to be added up on a GPU, by whoever reads it next: nearly always the norm that follows, in passing.
+"""Describes sums that wait on a GPU: whoever reads one adds it up, nearly always the norm that follows.
 
 Knows no kernel and no deferred results; `add` and `rms_norm` have the bodies (summands.h).
 """
@@ -47,7 +47,7 @@ class Summands:
 
 
 def list_inputs(summands: Summands | None, none: Any) -> list[Any]:
-    """What a kernel takes: array, other, x and weight of the dot products; `none` stands for what is not there."""
+    """The inputs of a kernel: array, other, x and weight of the dot products; `none` stands for those not there."""
     if summands is None:
         return [none] * 4
     pair = (none, none) if summands.dot is None else (summands.dot.x, summands.dot.weight)
@@ -55,14 +55,14 @@ def list_inputs(summands: Summands | None, none: Any) -> list[Any]:
 
 
 def count_shares(array: Any) -> int:
-    """Of how many arrays (rows, columns) this is made."""
+    """Count the arrays (rows, columns) of which this is made."""
     if array is None:
         return 0
     return array.shape[0] if array.ndim == 3 else 1
 
 
 def list_constants(summands: Summands | None) -> dict[str, int]:
-    """For what the arrays beside `array` make a kernel be compiled."""
+    """The constants of a kernel that say what there is beside `array`."""
     if summands is None:
         return {"OTHERS": 0, "GATE": 0}
     return {"OTHERS": count_shares(summands.other), "GATE": int(summands.dot is not None)}

@@ -128,13 +128,13 @@ class Gpu:
         return Pool(self.mx, self.launcher, shape, kind, self.machine)
 
     def _make_machine(self, driver: CudaDriver | None, code: CudaCode | None) -> Machine | None:
-        """What runs recorded steps without MLX, where there is a way to."""
+        """The machine that runs recorded steps without MLX, where there is one."""
         if self.device == "emulated" and not self.launcher.emulator.sanitizes:
             return EmulatedMachine(self.mx, self.launcher.emulator)
         return None if driver is None or code is None else CudaMachine(self.mx, self.launcher, driver, code)
 
     def describe(self) -> str:
-        """What can change the numbers that are computed: the device, MLX's version and the kernels."""
+        """All that can change the numbers that are computed: the device, MLX's version and the kernels."""
         sources = sorted(path for path in Path(__file__).parents[1].rglob("*") if path.suffix in (".h", ".body"))
         text = hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
         return f"{self.device}: mlx {version('mlx')}: {text}"

@@ -57,7 +57,7 @@ def _make_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> Step:
 
 
 def check_step(batch: RaggedBatch, pools: StepPools) -> None:
-    """What the operators check of a batch when they are traced, for a step that is replayed."""
+    """Check of a batch, for a step that is replayed, what operators check when they are traced."""
     for group, pool in pools.pair_groups(batch):
         pages, page_size = pool.shape[0] + 1, pool.shape[2]
         slots, table = group.slots, group.page_table

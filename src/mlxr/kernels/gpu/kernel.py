@@ -1,4 +1,4 @@
-"""What a GPU kernel is, and its source text for each target.
+"""Describes GPU kernels, and writes their source text for each target.
 
 A kernel is a body (the inside of a function) and the headers it needs, in files beside the operator that launches it.
 The names of its arrays, its compile-time constants and the types behind its type names come from the launch. MLX

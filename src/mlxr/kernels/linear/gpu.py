@@ -86,8 +86,8 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
         norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
         # what is only multiplied by the norm's weight may be too large for f16
         norms = norms or (way == "floats" and tokens == 1 and parts[0].type_name == "bf16")
-        waits = norms and isinstance(x, Deferred) and x.is_open and isinstance(x.parts, Normed)
-        inputs = x.parts if waits else settle(x)
+        normed = find_parts(x, Normed) if norms else None
+        inputs = settle(x) if normed is None else normed
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
@@ -161,7 +161,7 @@ def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Summands | None
 
 
 def list_summands(ctx: Context, value: Any) -> Any:
-    """What is to be added up to make `value`: of a product that waits in f32, perhaps in shares (shares, rows,
+    """Compute the arrays whose sum is `value`: of a product that waits in f32, perhaps in shares (shares, rows,
     columns); of others the array (rows, columns)."""
     product, summands = find_parts(value, Product), find_parts(value, Summands)
     if summands is not None and summands.is_plain:
@@ -173,7 +173,7 @@ def list_summands(ctx: Context, value: Any) -> Any:
 
 
 def find_dot(value: Any) -> Dot | None:
-    """What `value` multiplies, where it is a product that waits and makes one number of each row; else None."""
+    """Find x and weight of `value`, where it is a product that waits and makes one number of each row; else None."""
     product = find_parts(value, Product)
     if product is None or not _makes_one(product.parts) or product.bias is not None or isinstance(product.x, Normed):
         return None
@@ -265,7 +265,7 @@ def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | N
 
 
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
-    """What computes all parts in one launch; empty where nothing does."""
+    """Choose what computes all parts in one launch; empty where nothing does."""
     tokens, columns = x.shape
     if _makes_one(parts):
         return "rows"

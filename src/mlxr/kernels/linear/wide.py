@@ -31,8 +31,8 @@ MIN_SLICES, MAX_SIMD_GROUPS = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class WidePlan:
-    """What a SIMD-group makes, `outputs` of `tokens` (powers of two, at most 32 results), and how many `sets` of tokens
-    a threadgroup has side by side. `resident` threadgroups fit on a multiprocessor."""
+    """A SIMD-group makes `outputs` of `tokens` (powers of two, at most 32 results), and a threadgroup has `sets` of
+    tokens side by side. `resident` threadgroups fit on a multiprocessor."""
 
     outputs: int
     tokens: int

@@ -47,7 +47,7 @@ def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
 
 
 def _find_summands(ctx: Context, x: Any) -> Summands | None:
-    """What x is the sum of, where it waits: what experts made, or a product that is no wider than the stream."""
+    """Find the summands of x, where it waits: what experts made, or a product that is no wider than the stream."""
     if find_parts(x, Product) is not None and x.shape[1] <= MAX_SUMMED:
         return Summands(list_summands(ctx, x))
     return find_parts(x, Summands)

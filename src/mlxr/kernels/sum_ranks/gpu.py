@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.deferred import Deferred, find_parts, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.ranks import LINES, MAX_GROUPS, PATIENCE_MS
 from mlxr.kernels.linear.gpu import list_summands
@@ -50,8 +50,7 @@ def sum_ranks(ctx: Context, x: Any) -> Any:
 
 def find_own_part(value: Any) -> OwnPart | None:
     """Find this rank's part of `value` if it is a sum that waits; None for any other."""
-    is_sum = isinstance(value, Deferred) and value.is_open and isinstance(value.parts, OwnPart)
-    return value.parts if is_sum else None
+    return find_parts(value, OwnPart)
 
 
 def sum_and_norm(ctx: Context, x: Any, own: OwnPart, gain: Any, eps: float) -> tuple[Any, Any]:
