@@ -2,8 +2,9 @@
 
 A tile is some pairs of one expert. How many it takes at most follows from the batch's shape alone, and so does the
 number of tiles that are launched: nothing waits for the host to see where tokens go. One token has a tile for each
-rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. All kernels open late:
-whatever computes the second product knows from its start what was chosen. Knows no deferred results.
+rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. All products open late:
+so the second one, even behind an activation between the two, finds from its start what was chosen. Knows no deferred
+results.
 """
 
 from __future__ import annotations
