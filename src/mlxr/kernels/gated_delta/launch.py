@@ -112,82 +112,63 @@ def launch_recurrence(
 
     def launch(norm: OutputNorm | None) -> Any:
         own_lanes = lanes if norm is None else heads.columns // STEP_COLUMNS
-        return _launch(ctx, recurrence, qkv, gates, heads, arrays, batch, pool, places, constants, eps, own_lanes, norm)
+        gpu, (rates, bias, skip), (first, at) = ctx.gpu, arrays, places
+        numbers, placed, made = gpu.launcher.numbers, place_states(gpu, batch), gpu.activations
+        inputs: list[Any] = []
+        if own_lanes is None:
+            kernel, threads, columns = recurrence.any, SIMD_GROUPS * LANES, SIMD_GROUPS * LANES // COLUMN_LANES
+            is_small = heads.rows <= RESIDENT_ROWS and not constants["DECAYS"]
+            form = {"LANES": COLUMN_LANES, "BLOCK": choose_block(heads.rows), "RESIDENT": RESIDENT if is_small else 1}
+        else:
+            kernel, threads, columns = recurrence.step, STEP_PARTS * own_lanes, STEP_COLUMNS * own_lanes
+            form = {"LANES": own_lanes, "RESIDENT": STEP_THREADS // threads, "NORM": 0, "SHARED_WEIGHT": 0}
+            none = numbers(0.0)
+            inputs = [none, none, none, numbers(0)]
+        if norm is not None:
+            made = gpu.operands
+            form |= {"NORM": 1, "SHARED_WEIGHT": int(norm.weight.shape[0] == heads.columns)}
+            inputs = [norm.gate, norm.weight, numbers(norm.eps), numbers(norm.gate.shape[1], norm.first)]
+        (out,) = gpu.launcher.launch(
+            kernel,
+            [
+                qkv,
+                gates,
+                gpu.hold(rates),
+                gpu.hold(bias),
+                numbers(0.0) if skip is None else gpu.hold(skip),
+                placed.reads,
+                placed.writes,
+                placed.starts,
+                pool.array,
+                numbers(float(eps), float(heads.rows**-0.5)),
+                numbers(
+                    qkv.shape[1],
+                    *heads.starts,
+                    gates.shape[1],
+                    first,
+                    heads.key_heads,
+                    heads.value_heads,
+                    heads.columns,
+                    pool.shape[1],
+                    at,
+                ),
+                *inputs,
+            ],
+            groups=(-(-heads.columns // columns), heads.value_heads, batch.sequences),
+            threads=threads,
+            outputs=[((batch.tokens, heads.value_heads * heads.columns), made)],
+            constants={
+                "ROWS": heads.rows,
+                **form,
+                "SKIP": int(skip is not None),
+                **constants,
+            },
+            types={"Y": made},
+        )
+        gpu.pending = [out]
+        return out
 
     if lanes is None or heads.columns not in {STEP_COLUMNS * one for one in NORM_LANES}:
         return launch(None)
     shape = batch.tokens, heads.value_heads * heads.columns
     return Deferred(shape, ctx.gpu.activations, Recurred(heads.columns, launch), lambda: launch(None))
-
-
-def _launch(
-    ctx: Context,
-    recurrence: Recurrence,
-    qkv: Any,
-    gates: Any,
-    heads: Heads,
-    arrays: tuple[FloatArray, FloatArray, FloatArray | None],
-    batch: RaggedBatch,
-    pool: Pool,
-    places: tuple[int, int],
-    constants: Mapping[str, int],
-    eps: float,
-    lanes: int | None,
-    norm: OutputNorm | None,
-) -> Any:
-    """A step by so many lanes, perhaps normed, or without `lanes` any batch."""
-    gpu, (rates, bias, skip), (first, at) = ctx.gpu, arrays, places
-    numbers, placed, made = gpu.launcher.numbers, place_states(gpu, batch), gpu.activations
-    inputs: list[Any] = []
-    if lanes is None:
-        kernel, threads, columns = recurrence.any, SIMD_GROUPS * LANES, SIMD_GROUPS * LANES // COLUMN_LANES
-        is_small = heads.rows <= RESIDENT_ROWS and not constants["DECAYS"]
-        form = {"LANES": COLUMN_LANES, "BLOCK": choose_block(heads.rows), "RESIDENT": RESIDENT if is_small else 1}
-    else:
-        kernel, threads, columns = recurrence.step, STEP_PARTS * lanes, STEP_COLUMNS * lanes
-        form = {"LANES": lanes, "RESIDENT": STEP_THREADS // threads, "NORM": 0, "SHARED_WEIGHT": 0}
-        none = numbers(0.0)
-        inputs = [none, none, none, numbers(0)]
-    if norm is not None:
-        made = gpu.operands
-        form |= {"NORM": 1, "SHARED_WEIGHT": int(norm.weight.shape[0] == heads.columns)}
-        inputs = [norm.gate, norm.weight, numbers(norm.eps), numbers(norm.gate.shape[1], norm.first)]
-    (out,) = gpu.launcher.launch(
-        kernel,
-        [
-            qkv,
-            gates,
-            gpu.hold(rates),
-            gpu.hold(bias),
-            numbers(0.0) if skip is None else gpu.hold(skip),
-            placed.reads,
-            placed.writes,
-            placed.starts,
-            pool.array,
-            numbers(float(eps), float(heads.rows**-0.5)),
-            numbers(
-                qkv.shape[1],
-                *heads.starts,
-                gates.shape[1],
-                first,
-                heads.key_heads,
-                heads.value_heads,
-                heads.columns,
-                pool.shape[1],
-                at,
-            ),
-            *inputs,
-        ],
-        groups=(-(-heads.columns // columns), heads.value_heads, batch.sequences),
-        threads=threads,
-        outputs=[((batch.tokens, heads.value_heads * heads.columns), made)],
-        constants={
-            "ROWS": heads.rows,
-            **form,
-            "SKIP": int(skip is not None),
-            **constants,
-        },
-        types={"Y": made},
-    )
-    gpu.pending = [out]
-    return out
