@@ -58,7 +58,7 @@ struct Recurrence {
 
     int64_t out_columns() const { return call.value_heads * call.columns; }
     int64_t columns() const { return 2 * call.key_heads * call.rows + out_columns(); }
-    int64_t state_floats() const { return out_columns() * call.rows; }
+    int64_t state_floats() const { return mlxr::recurrence_state_floats(call); }
 
     void take_rates(const char* name, const Vector& rates, const Vector& bias) {
         prepare.decays = size_of(rates, 0);

@@ -46,15 +46,16 @@ struct PrepareRecurrenceCall {
     const float* betas;  // (tokens, value_heads) in rows of betas_stride, or null: then they are the steps
     int64_t steps_stride, betas_stride, value_heads, decays;
     const float *rates, *bias;  // (decays): the decay is e**(rate * softplus(step + bias))
-    float* normed;              // as heads, packed
     float* decay;               // (tokens, decays)
     float* factors;             // (tokens, value_heads): sigmoid of betas, or softplus(step + bias)
 };
 
 // S = S * decay + k (x) w for each value head, out = S^T q + skip v; w = (v - S^T k) * factor with the delta rule,
-// after S has decayed, else v * factor. S is the sequence's state, (value_heads, rows, columns).
+// after S has decayed, else v * factor. S is the sequence's state: (value_heads, rows, columns), and where all rows of
+// a head have one decay then (value_heads), a scale that the numbers of a head are multiplied by; 0 says 1.
 struct RecurrenceCall {
-    const float *q, *k, *v;  // (tokens, key_heads, rows) twice, (tokens, value_heads, columns)
+    const float *q, *k,
+        *v;  // (tokens, key_heads, rows) twice, null where they are prepared; (tokens, value_heads, columns)
     int64_t q_stride, k_stride, v_stride;
     const float *decay, *factors;  // (tokens, value_heads, decay_rows), (tokens, value_heads)
     const float* skip;             // (value_heads) or null
@@ -65,10 +66,29 @@ struct RecurrenceCall {
     bool delta;
     States states;
 };
-// Columns that are computed together; a task is one such part of one head of one sequence.
+// What a task computes: one part of the columns of one head of one sequence.
+struct RecurrenceTask {
+    int64_t sequence, key_head, head, part;
+};
+// The queries and keys that a task reads: (tokens of the sequence, rows) in rows of their strides.
+struct KeyRows {
+    const float *q, *k;
+    int64_t q_stride, k_stride;
+};
+// Columns that are computed together.
 constexpr int64_t kRecurrenceColumns = 32;
+static inline int64_t recurrence_state_floats(const RecurrenceCall& call) {
+    return call.value_heads * (call.rows * call.columns + (call.decay_rows == 1 ? 1 : 0));
+}
 static inline int64_t recurrence_parts(const RecurrenceCall& call) {
     return (call.columns + kRecurrenceColumns - 1) / kRecurrenceColumns;
+}
+// Tasks of one sequence and key head follow each other.
+static inline RecurrenceTask find_recurrence_task(const RecurrenceCall& call, int64_t index) {
+    const int64_t parts = recurrence_parts(call), sharing = call.value_heads / call.key_heads;
+    const int64_t keys = index / (parts * sharing), one = index / parts % sharing, key_head = keys % call.key_heads;
+    const int64_t head = call.tiled ? one * call.key_heads + key_head : key_head * sharing + one;
+    return {keys / call.key_heads, key_head, head, index % parts};
 }
 
 // Groups of `width` columns, each normed by its root mean square, and times the silu of a gate: before the norm or

@@ -29,39 +29,69 @@ Tally::Work measure_recurrence(const RecurrenceCall& call) {
             .macs = (call.delta ? 3 : 2) * tokens * state};
 }
 
-// Prepares all tokens, then runs the parts of all heads of all sequences.
+int64_t longest_of(const States& states) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < states.sequences; ++i) {
+        longest = std::max<int64_t>(longest, states.starts[i + 1] - states.starts[i]);
+    }
+    return longest;
+}
+
+// Runs tasks [first, last). Queries and keys that must be normed are where they are used, in `normed` (2,
+// `normed_floats`), so that they stay in the cache of the processor that reads them for each part of each head.
+void run_tasks(const OperatorTable& table, const PrepareRecurrenceCall& prepare, const RecurrenceCall& call,
+               int64_t first, int64_t last, float* state, float* normed, int64_t normed_floats) {
+    int64_t sequence = -1, key_head = -1;
+    KeyRows keys{};
+    for (int64_t index = first; index < last; ++index) {
+        const RecurrenceTask task = find_recurrence_task(call, index);
+        if (task.sequence != sequence || task.key_head != key_head) {
+            sequence = task.sequence;
+            key_head = task.key_head;
+            const int64_t begin = call.states.starts[sequence], end = call.states.starts[sequence + 1];
+            if (prepare.heads == nullptr) {
+                const int64_t at = key_head * call.rows;
+                keys = {call.q + begin * call.q_stride + at, call.k + begin * call.k_stride + at, call.q_stride,
+                        call.k_stride};
+            } else {
+                keys = {normed, normed + normed_floats, call.rows, call.rows};
+                table.norm_keys(prepare, key_head, begin, end, normed, normed + normed_floats);
+            }
+        }
+        table.recur(call, task, keys, state);
+    }
+}
+
+// Prepares the decays of all tokens, then runs the parts of all heads of all sequences.
 void spread_recurrence(Runtime& runtime, OperatorName name, PrepareRecurrenceCall prepare, RecurrenceCall call) {
     Counted counted(runtime.tally, {name, KernelName::plain, call.decay_rows > 1 ? 1 : 0});
     counted.does([&] { return measure_recurrence(call); });
     const OperatorTable& table = *operator_table(runtime.isa);
-    const int64_t tokens = tokens_of(call.states), heads = 2 * prepare.key_heads * prepare.rows;
-    const int64_t normed = prepare.heads == nullptr ? 0 : round_floats(tokens * heads);
+    const int64_t tokens = tokens_of(call.states), threads = runtime.pool.threads();
     const int64_t decay = round_floats(tokens * prepare.decays), factors = round_floats(tokens * prepare.value_heads);
-    const int64_t state = call.rows * kRecurrenceColumns;
-    const size_t bytes = static_cast<size_t>(kFloat * (normed + decay + factors + runtime.pool.threads() * state));
+    const int64_t state = round_floats(call.rows * kRecurrenceColumns);
+    const int64_t normed = prepare.heads == nullptr ? 0 : round_floats(longest_of(call.states) * call.rows);
+    const int64_t own = state + 2 * normed;
+    const size_t bytes = static_cast<size_t>(kFloat * (decay + factors + threads * own));
     float* const memory = reinterpret_cast<float*>(runtime.scratch(Scratch::mixers, bytes));
-    float* const states = memory + normed + decay + factors;
-    if (prepare.heads != nullptr) {
-        prepare.normed = memory;
-        call.q = memory;
-        call.k = memory + heads / 2;
-        call.q_stride = call.k_stride = heads;
-    }
-    call.decay = prepare.decay = memory + normed;
-    call.factors = prepare.factors = memory + normed + decay;
-    run_ranges(runtime, tokens, (prepare.heads == nullptr ? 0 : 2 * heads) + 16 * prepare.decays,
+    call.decay = prepare.decay = memory;
+    call.factors = prepare.factors = memory + decay;
+    run_ranges(runtime, tokens, 16 * prepare.decays,
                [&](int64_t first, int64_t last) { table.prepare_recurrence(prepare, first, last); });
+    const auto run = [&](int64_t first, int64_t last, int thread) {
+        float* const scratch = memory + decay + factors + thread * own;
+        run_tasks(table, prepare, call, first, last, scratch, scratch + state, normed);
+    };
+    const int64_t keys = call.states.sequences * call.key_heads;
     const int64_t tasks = call.states.sequences * call.value_heads * recurrence_parts(call);
-    const int threads = runtime.pool.threads();
     if (threads == 1 || tokens * call.value_heads * call.rows * call.columns < kSerialElements) {
-        for (int64_t task = 0; task < tasks; ++task) table.recur(call, task, states);
-        return;
+        return run(0, tasks, 0);
     }
-    const int64_t parts = std::min<int64_t>(tasks, 4 * threads);  // sequences may be of different lengths
-    runtime.pool.parallel_for(static_cast<int>(parts), [&](int part, int thread) {
-        for (int64_t task = tasks * part / parts; task < tasks * (part + 1) / parts; ++task) {
-            table.recur(call, task, states + thread * state);
-        }
+    // Whole key heads, whose keys are normed once, where the threads then end together.
+    const bool by_key = keys >= 4 * threads || keys % threads == 0;
+    const int64_t units = by_key ? keys : tasks, each = tasks / units, ranges = std::min(units, 8 * threads);
+    runtime.pool.parallel_for(static_cast<int>(ranges), [&](int range, int thread) {
+        run(units * range / ranges * each, units * (range + 1) / ranges * each, thread);
     });
 }
 

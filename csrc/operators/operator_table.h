@@ -260,9 +260,11 @@ struct OperatorTable {
     // What the sequences keep; after or before the other.
     void (*short_conv_states)(const ShortConvCall& call, int64_t sequence_first, int64_t sequence_last);
     void (*prepare_recurrence)(const PrepareRecurrenceCall& call, int64_t token_first, int64_t token_last);
-    // One part of a head of a sequence: task is in [0, sequences * value_heads * recurrence_parts). `scratch` has room
-    // for rows * kRecurrenceColumns.
-    void (*recur)(const RecurrenceCall& call, int64_t task, float* scratch);
+    // The queries and keys of one head of those tokens: (tokens, rows) each, packed.
+    void (*norm_keys)(const PrepareRecurrenceCall& call, int64_t key_head, int64_t token_first, int64_t token_last,
+                      float* q, float* k);
+    // `scratch` has room for rows * kRecurrenceColumns.
+    void (*recur)(const RecurrenceCall& call, const RecurrenceTask& task, const KeyRows& keys, float* scratch);
     void (*gated_norm)(const GatedNormCall& call, int64_t row_first, int64_t row_last);
 
     // Bytes of scratch that one thread needs in attend.

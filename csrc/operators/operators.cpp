@@ -41,6 +41,7 @@ constexpr mlxr::OperatorTable kTable{
     short_conv,
     short_conv_states,
     prepare_recurrence,
+    norm_keys,
     recur,
     gated_norm,
     attend_scratch_bytes,

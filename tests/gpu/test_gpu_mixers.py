@@ -33,7 +33,7 @@ def place_pool(ctx: Context, numbers: Floats) -> Pool:
 
 def play(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], batch: RaggedBatch) -> tuple[Any, Floats]:
     """The result, and the pool afterwards."""
-    pool = place_pool(ctx, mixer.pool())
+    pool = place_pool(ctx, mixer.pool(scaled=False))
     result = settle(mixer.run(ctx, [ctx.gpu.mx.array(array) for array in inputs], batch, pool, AHEAD))
     ctx.gpu.submit(result)
     states = [np.frombuffer(pool.read_page(slot).tobytes(), np.float32) for slot in range(pool.shape[0])]
@@ -47,13 +47,13 @@ def test_mixer(gpu: Context, name: str) -> None:
 
 def check_mixer(ctx: Context, mixer: Mixer) -> None:
     """Results and states are those of the reference, and nothing else of the pool is written."""
-    inputs, batch, expected = mixer.inputs(sum(COUNTS)), make_batch(COUNTS, READS, WRITES), mixer.pool()
+    inputs, batch, expected = mixer.inputs(sum(COUNTS)), make_batch(COUNTS, READS, WRITES), mixer.pool(scaled=False)
     result, states = play(ctx, mixer, inputs, batch)
     assert relative_error(result, mixer.play(REFERENCE, inputs, batch, expected)) < EXACT
     assert relative_error(states, expected) < EXACT
     own = np.zeros(states.shape, bool)
     own[WRITES, AHEAD : AHEAD + mixer.floats] = True
-    assert np.array_equal(states[~own], mixer.pool()[~own])
+    assert np.array_equal(states[~own], mixer.pool(scaled=False)[~own])
     if mixer.floats:
         other = play(ctx, mixer, inputs, make_batch(COUNTS, [4, -1, 5, 7], WRITES))[0]
         assert relative_error(other, np.asarray(result)) > 1e-3
@@ -64,7 +64,7 @@ def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
     mixer, whole = MIXERS[name], make_batch([41], [-1], [0])
     inputs = mixer.inputs(41)
     expected, states = play(gpu, mixer, inputs, whole)
-    pool, start, slot, parts = place_pool(gpu, mixer.pool()), 0, -1, []
+    pool, start, slot, parts = place_pool(gpu, mixer.pool(scaled=False)), 0, -1, []
     for stop in (1, 3, 20, 41):
         after = 0 if slot else 1
         arrays = [gpu.gpu.mx.array(np.ascontiguousarray(array[start:stop])) for array in inputs]
@@ -101,7 +101,8 @@ def test_steps_of_one_token_have_the_bits_of_longer_ones(gpu: Context, name: str
 def check_step(ctx: Context, mixer: Mixer) -> None:
     """Three sequences, one of which is new, get their second token by a step, or both at once."""
     at, reads, writes, mx = 4, [5, -1, 2], [1, 0, 3], ctx.gpu.mx
-    numbers = np.random.default_rng(5).standard_normal((8, at + mixer.floats + 4)).astype(np.float32)
+    width = -(-(at + mixer.floats + 1) // 4) * 4
+    numbers = np.random.default_rng(5).standard_normal((8, width)).astype(np.float32)
     inputs = mixer.inputs(6)
 
     def run(pool: Pool, rows: slice, reads: list[int], writes: list[int]) -> Floats:
@@ -143,7 +144,7 @@ def test_a_step_norms_its_heads(gpu: Context, name: str, shared: bool, monkeypat
 def check_normed_step(ctx: Context, sizes: tuple[int, int, int, int], *, shared: bool) -> None:
     """The norm of each head and its gate, whose columns begin at the third one; states are those without."""
     mixer, (_, heads, _, width), mx = make_delta(*sizes), sizes, ctx.gpu.mx
-    numbers, reads, writes = mixer.pool(), [4, -1], [2, 8]
+    numbers, reads, writes = mixer.pool(at=4, scaled=False), [4, -1], [2, 8]
     numbers = np.concatenate([numbers, numbers[:, : -numbers.shape[1] % 4]], axis=1)
     inputs, batch, expected = mixer.inputs(2), make_batch([1, 1], reads, writes), numbers.copy()
     gate, weight = random_floats(5, 2, heads * width + 3), random_floats(6, width if shared else heads * width)
@@ -164,9 +165,10 @@ def test_other_norms_take_what_a_step_made(gpu: Context, gate_first: bool) -> No
     mixer, mx, batch = make_delta(1, 2, 16, 32), gpu.gpu.mx, make_batch([1, 1], [4, -1], [2, 8])
     inputs, gate, weight = mixer.inputs(2), random_floats(5, 2, 64), random_floats(6, 64)
     options = {"width": 32 if gate_first else 64, "gate_first": gate_first}
-    made = mixer.run(gpu, [mx.array(array) for array in inputs], batch, place_pool(gpu, mixer.pool()), 4)
+    numbers = mixer.pool(at=4, scaled=False)
+    made = mixer.run(gpu, [mx.array(array) for array in inputs], batch, place_pool(gpu, numbers), 4)
     result = gated_norm(gpu, made, mx.array(gate), weight, 1e-5, **options)
-    wanted = gated_norm(REFERENCE, mixer.run(REFERENCE, inputs, batch, mixer.pool(), 4), gate, weight, 1e-5, **options)
+    wanted = gated_norm(REFERENCE, mixer.run(REFERENCE, inputs, batch, numbers, 4), gate, weight, 1e-5, **options)
     assert relative_error(result, wanted) < EXACT
 
 

@@ -38,11 +38,11 @@ def run_parts(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], cuts: Sequen
 
 def test_formula(cpu: Context, mixer: Mixer) -> None:
     inputs = mixer.inputs(20)
-    out, state = mixer.compute([array.astype(np.float64) for array in inputs], np.zeros(mixer.floats))
+    out, state = mixer.compute([array.astype(np.float64) for array in inputs], mixer.read(np.zeros(mixer.floats)))
     for ctx in (cpu, REFERENCE):
         result, after = run_parts(ctx, mixer, inputs, [20])
         np.testing.assert_allclose(result, out, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(after, state, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(mixer.read(after), state, rtol=1e-5, atol=2e-5)
 
 
 def test_states_are_read_and_written_where_the_batch_says(cpu: Context, mixer: Mixer) -> None:
@@ -55,9 +55,10 @@ def test_states_are_read_and_written_where_the_batch_says(cpu: Context, mixer: M
         for count, read, write in zip(counts, reads, writes, strict=True):
             rows = slice(start, start + count)
             state = np.zeros(mixer.floats) if read < 0 else before[read, AHEAD : AHEAD + mixer.floats]
-            out, after = mixer.compute([array[rows].astype(np.float64) for array in inputs], state.astype(np.float64))
+            out, after = mixer.compute([array[rows].astype(np.float64) for array in inputs], mixer.read(state))
             np.testing.assert_allclose(result[rows], out, rtol=1e-5, atol=2e-5)
-            np.testing.assert_allclose(pool[write, AHEAD : AHEAD + mixer.floats], after, rtol=1e-5, atol=2e-5)
+            made = mixer.read(pool[write, AHEAD : AHEAD + mixer.floats])
+            np.testing.assert_allclose(made, after, rtol=1e-5, atol=2e-5)
             start += count
         own = np.zeros(pool.shape, bool)
         own[writes, AHEAD : AHEAD + mixer.floats] = True
@@ -78,6 +79,21 @@ def test_bits_are_the_same_everywhere(mixer: Mixer) -> None:
 def test_cuts_change_no_bit(cpu: Context, mixer: Mixer, cuts: Sequence[int]) -> None:
     inputs = mixer.inputs(23)
     whole, cut = run_parts(cpu, mixer, inputs, [23]), run_parts(cpu, mixer, inputs, list(cuts))
+    assert_equal_bits(cut[0], whole[0])
+    assert_equal_bits(cut[1], whole[1])
+
+
+@pytest.mark.parametrize("name", ["delta rule", "delta rule, large heads", "mamba"])
+def test_states_that_forget_little_and_all(cpu: Context, name: str) -> None:
+    """The scale of a state falls below what it may be, at once and slowly, and starts anew."""
+    mixer = MIXERS[name]
+    inputs = mixer.inputs(200)
+    inputs[1][:, -1 - mixer.scales : -1] = 12 * inputs[1][:, -1 - mixer.scales : -1] - 8
+    inputs[1][50], inputs[1][51] = 200, -200
+    out, state = mixer.compute([array.astype(np.float64) for array in inputs], mixer.read(np.zeros(mixer.floats)))
+    whole, cut = (run_parts(cpu, mixer, inputs, cuts) for cuts in ([200], [*range(1, 60), 130, 200]))
+    np.testing.assert_allclose(whole[0], out, rtol=1e-4, atol=1e-4 * np.abs(out).max())
+    np.testing.assert_allclose(mixer.read(whole[1]), state, rtol=1e-4, atol=1e-4 * np.abs(state).max())
     assert_equal_bits(cut[0], whole[0])
     assert_equal_bits(cut[1], whole[1])
 
@@ -129,7 +145,7 @@ def test_softplus_and_decay_over_all_steps(cpu: Context) -> None:
     batch = make_batch([1] * len(steps), [-1] * len(steps), range(len(steps)))
 
     def measure(ctx: Context) -> Floats:
-        pool = np.zeros((len(steps), 1), np.float32)
+        pool = np.zeros((len(steps), rule.state_floats), np.float32)
         return mamba2(ctx, np.ones((len(steps), 3), np.float32), steps[:, None].copy(), rule, batch, pool)
 
     result = run_everywhere(measure)[:, 0]

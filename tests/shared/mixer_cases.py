@@ -24,23 +24,36 @@ SLOTS = 9
 
 @dataclass(frozen=True)
 class Mixer:
-    """`widths` are the columns of its inputs, `floats` the numbers of its state.
+    """`widths` are the columns of its inputs, `floats` the numbers of its state, of which the last are `scales`.
 
-    `run(ctx, inputs, batch, pool, at)` is the operator, `compute(inputs, state)` what it means for one sequence.
+    `run(ctx, inputs, batch, pool, at)` is the operator, `compute(inputs, state)` what it means for one sequence, of
+    which `read` gives the state.
     """
 
     widths: tuple[int, ...]
     floats: int
     run: Callable[[Context, Sequence[Any], RaggedBatch, PoolArray, int], Any]
     compute: Callable[[Sequence[Doubles], Doubles], tuple[Doubles, Doubles]]
+    scales: int = 0
 
     def inputs(self, tokens: int, seed: int = 1) -> list[Floats]:
         rng = np.random.default_rng(seed)
         return [rng.standard_normal((tokens, width)).astype(np.float32) for width in self.widths]
 
-    def pool(self, seed: int = 7) -> Floats:
-        numbers = np.random.default_rng(seed).standard_normal((SLOTS, AHEAD + self.floats + BEHIND))
+    def pool(self, seed: int = 7, *, at: int = AHEAD, scaled: bool = True) -> Floats:
+        """Random states, in slots from `at` on; a GPU takes none with scales."""
+        numbers = np.random.default_rng(seed).standard_normal((SLOTS, at + self.floats + BEHIND))
+        if self.scales:
+            first = at + self.floats - self.scales
+            numbers[:, first : first + (1 if scaled else self.scales)] = 0
         return numbers.astype(np.float32)
+
+    def read(self, state: Floats) -> Doubles:
+        """The numbers of a state, multiplied by their scales."""
+        numbers, scales = np.split(state.astype(np.float64), [self.floats - self.scales])
+        if not self.scales:
+            return numbers
+        return (numbers.reshape(self.scales, -1) * np.where(scales == 0, 1, scales)[:, None]).reshape(-1)
 
     def play(self, ctx: Context, inputs: Sequence[Floats], batch: RaggedBatch, pool: Floats) -> Floats:
         """The result on the host; the pool is written."""
@@ -122,7 +135,8 @@ def make_delta(
             out.append(np.concatenate(row))
         return np.array(out), held.reshape(-1)
 
-    return Mixer((rule.columns, first + value_heads + decays + 1), rule.state_floats, run, compute)
+    scales = 0 if channels else value_heads
+    return Mixer((rule.columns, first + value_heads + decays + 1), rule.state_floats, run, compute, scales)
 
 
 def make_space(heads: int, head_dim: int, groups: int, state_dim: int) -> Mixer:
@@ -147,7 +161,7 @@ def make_space(heads: int, head_dim: int, groups: int, state_dim: int) -> Mixer:
             out.append(np.concatenate(row))
         return np.array(out), held.reshape(-1)
 
-    return Mixer((space.columns, first + heads + 1), space.state_floats, run, compute)
+    return Mixer((space.columns, first + heads + 1), space.state_floats, run, compute, heads)
 
 
 MIXERS = {

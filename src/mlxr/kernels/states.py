@@ -44,3 +44,20 @@ def list_states(
         read, write = int(batch.state_reads[index]), int(batch.state_writes[index])
         before = np.zeros(floats, np.float32) if read == NO_STATE else pool[read, at : at + floats].copy()
         yield tokens, before, pool[write, at : at + floats]
+
+
+def read_heads(state: FloatArray, heads: int, rows: int, columns: int) -> FloatArray:
+    """The numbers (heads, rows, columns) of a recurrence's state, each head multiplied by its scale, if there are any.
+
+    The scales (heads,) lie after the numbers; 0 says 1.
+    """
+    numbers, scales = np.split(state, [heads * rows * columns])
+    if scales.size:
+        numbers = numbers.reshape(heads, -1) * np.where(scales == 0, np.float32(1), scales)[:, None]
+    return numbers.reshape(heads, rows, columns)
+
+
+def write_heads(state: FloatArray, numbers: FloatArray) -> None:
+    """Overwrite a recurrence's state with `numbers` (heads, rows, columns), which have no scales."""
+    state[: numbers.size] = numbers.reshape(-1)
+    state[numbers.size :] = 0

@@ -112,7 +112,7 @@ class GatedDelta:
     @property
     def state_floats(self) -> int:
         """Numbers that it keeps of a sequence."""
-        return (self.taps - 1) * self.channels + self.results * self.key_dim
+        return (self.taps - 1) * self.channels + self.results * self.key_dim + self.value_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Mamba2:
     @property
     def state_floats(self) -> int:
         """Numbers that it keeps of a sequence."""
-        return (self.taps - 1) * self.channels + self.results * self.state_dim
+        return (self.taps - 1) * self.channels + self.results * self.state_dim + self.heads
 
 
 Recurrence = ShortConv | GatedDelta | Mamba2

@@ -50,8 +50,8 @@ class DeltaRule:
 
     @property
     def state_floats(self) -> int:
-        """Numbers of a state: (value_heads, key_dim, value_dim)."""
-        return self.results * self.key_dim
+        """Numbers of a state: (value_heads, key_dim, value_dim), then with one decay of each head its scale."""
+        return self.results * self.key_dim + (0 if self.decays_channels else self.value_heads)
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +92,9 @@ def gated_delta(
 
         S = S * exp(rates * softplus(step + bias));  S = S + k (v - Sᵀk)ᵀ * sigmoid(beta);  out = Sᵀq
 
-    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`.
+    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`. Where each head has one
+    decay, its numbers are to be multiplied by its scale, where 0 says 1: so the CPU keeps the product of the decays
+    beside the numbers and need not multiply these for each token. A GPU leaves the scales as they are.
     """
     check_floats("gated_delta", "qkv", qkv, 2)
     check_floats("gated_delta", "x", x, 2)

@@ -8,7 +8,7 @@ import numpy as np
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import EPS, DeltaRule
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import list_states
+from mlxr.kernels.states import list_states, read_heads, write_heads
 from mlxr.kernels.tensor import FloatArray
 
 
@@ -33,13 +33,13 @@ def gated_delta(
     decay = np.exp(rule.rates * softplus(steps + rule.bias)).reshape(len(x), heads, -1, 1)
     out = np.empty((len(x), heads, rule.value_dim), np.float32)
     for tokens, before, after in list_states(pool, at, rule.state_floats, batch):
-        state = before.reshape(heads, rule.key_dim, rule.value_dim)
+        state = read_heads(before, heads, rule.key_dim, rule.value_dim)
         for t in range(tokens.start, tokens.stop):
             state = state * decay[t]
             seen = (state * k[t, :, :, None]).sum(axis=1)
             state = state + k[t, :, :, None] * ((v[t] - seen) * beta[t, :, None])[:, None, :]
             out[t] = (state * q[t, :, :, None]).sum(axis=1)
-        after[:] = state.reshape(-1)
+        write_heads(after, state)
     return out.reshape(len(x), -1)
 
 

@@ -48,8 +48,8 @@ class StateSpace:
 
     @property
     def state_floats(self) -> int:
-        """Numbers of a state: (heads, state_dim, head_dim)."""
-        return self.results * self.state_dim
+        """Numbers of a state: (heads, state_dim, head_dim), then a scale of each head, as in `gated_delta`."""
+        return self.results * self.state_dim + self.heads
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from mlxr.kernels.context import Context
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import list_states
+from mlxr.kernels.states import list_states, read_heads, write_heads
 from mlxr.kernels.tensor import FloatArray
 
 
@@ -34,9 +34,9 @@ def mamba2(
     scaled = u * steps[:, :, None]
     out = np.empty_like(u)
     for tokens, before, after in list_states(pool, at, space.state_floats, batch):
-        state = before.reshape(heads, space.state_dim, space.head_dim)
+        state = read_heads(before, heads, space.state_dim, space.head_dim)
         for t in range(tokens.start, tokens.stop):
             state = state * decay[t] + b[t, :, :, None] * scaled[t, :, None, :]
             out[t] = (state * c[t, :, :, None]).sum(axis=1) + space.skip[:, None] * u[t]
-        after[:] = state.reshape(-1)
+        write_heads(after, state)
     return out.reshape(len(x), -1)
