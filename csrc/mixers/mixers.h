@@ -54,8 +54,8 @@ struct PrepareRecurrenceCall {
 // after S has decayed, else v * factor. S is the sequence's state: (value_heads, rows, columns), and where all rows of
 // a head have one decay then (value_heads), a scale that the numbers of a head are multiplied by; 0 says 1.
 struct RecurrenceCall {
-    const float *q, *k,
-        *v;  // (tokens, key_heads, rows) twice, null where they are prepared; (tokens, value_heads, columns)
+    const float *q, *k;  // (tokens, key_heads, rows); null where they are normed first
+    const float* v;      // (tokens, value_heads, columns)
     int64_t q_stride, k_stride, v_stride;
     const float *decay, *factors;  // (tokens, value_heads, decay_rows), (tokens, value_heads)
     const float* skip;             // (value_heads) or null
