@@ -48,7 +48,7 @@ class VocabularyTokenizer(ABC):
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`; see `base.Tokenizer.encode`."""
         _check_unicode(text)
-        ids = self._encode_text(text, parse_special) if text else []
+        ids = self.vocabulary.take_firsts(self._encode_text(text, parse_special)) if text else []
         return [*self.rules.prefix_ids, *ids, *self.rules.suffix_ids] if add_special else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

@@ -100,7 +100,7 @@ def _add_missing_specials(library: Library, vocabulary: Vocabulary, parts: Token
             continue
         token = AddedToken(text, special=kind is not TokenType.USER_DEFINED, normalized=False)
         library.add_special_tokens([token]) if token.special else library.add_tokens([token])
-        if library.token_to_id(text) != index:
+        if library.token_to_id(text) != vocabulary.ids[text]:
             raise TokenizerError(
                 f"{parts.name}: the configuration numbers {text!r} {index}, the file {library.token_to_id(text)}"
             )

@@ -90,6 +90,31 @@ def _parse_model(data: bytes, name: str) -> SentencePieceModel:
     )
 
 
+def hide_repeats(data: bytes) -> bytes:
+    """The same model for the library, which refuses a piece that comes twice: the later ones are unused and renamed."""
+    taken: set[bytes] = set()
+    written: list[bytes] = []
+    for field, value in _read_fields(data):
+        if field == _PIECES and isinstance(value, bytes):
+            text = _as_bytes(dict(_read_fields(value)).get(1, b""))
+            if text in taken:
+                name = b"[REPEATED_%d]" % len(written)
+                # Of two values of one field the later one counts: the name, and the type.
+                value += b"\x0a" + _write_varint(len(name)) + name + b"\x18%c" % TokenType.UNUSED
+            taken.add(text)
+        tag = _write_varint(field << 3 | (_BYTES if isinstance(value, bytes) else _VARINT))
+        written.append(tag + (_write_varint(len(value)) + value if isinstance(value, bytes) else _write_varint(value)))
+    return b"".join(written)
+
+
+def _write_varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
 def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers with their values: whole numbers for varints, bytes for the other wire types."""
     position = 0

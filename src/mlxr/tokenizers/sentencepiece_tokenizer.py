@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
-from mlxr.tokenizers.sentencepiece_model import SentencePieceModel
+from mlxr.tokenizers.sentencepiece_model import SentencePieceModel, hide_repeats
 from mlxr.tokenizers.splitter import SpecialSplitter
 from mlxr.tokenizers.vocabulary import SPACE_MARK, AddedSpelling, Spelling, Vocabulary, add_spellings
 
@@ -39,6 +39,8 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         prefix_every_part: bool,
     ) -> None:
         super().__init__(vocabulary, rules, strips_leading_space=model.add_dummy_prefix)
+        if len(set(model.pieces)) < len(model.pieces):
+            data = hide_repeats(data)
         self._first = _load_processor(data)
         self._later = self._first if prefix_every_part else _load_processor(data + _NO_DUMMY_PREFIX)
         added = [index for index in vocabulary.list_ids(TokenType.USER_DEFINED) if index >= len(model.pieces)]

@@ -48,7 +48,11 @@ class SpmTokenizer(VocabularyTokenizer):
             raise TokenizerError("a token's score is not a finite number")
         self.add_space_prefix, self._stripping_ids = add_space_prefix, stripping_ids
         reachable = vocabulary.list_ids(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-        self._pieces = {vocabulary.texts[index]: (index, float(scores[index])) for index in reachable}
+        self._pieces = {
+            vocabulary.texts[index]: (index, float(scores[index]))
+            for index in reachable
+            if index not in vocabulary.firsts
+        }
         self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
         self._unknown_id = unknown_id if unknown_id is not None else -1  # only used when there are no byte tokens
         user_defined = vocabulary.list_ids(TokenType.USER_DEFINED)
@@ -133,7 +137,9 @@ class SpmTokenizer(VocabularyTokenizer):
 
 def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
     """The token of each byte, or an empty list if the vocabulary spells none; bytes it lacks are unknown."""
-    found = {parse_byte_token(vocabulary.texts[index]): index for index in vocabulary.list_ids(TokenType.BYTE)}
+    found: dict[int | None, int] = {}
+    for index in vocabulary.list_ids(TokenType.BYTE):
+        found.setdefault(parse_byte_token(vocabulary.texts[index]), index)
     if None in found:
         raise TokenizerError(f"byte token {vocabulary.texts[found[None]]!r} is not spelt <0x00> to <0xFF>")
     missing = [byte for byte in range(256) if byte not in found]

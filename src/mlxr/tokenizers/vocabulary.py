@@ -58,7 +58,11 @@ class AddedSpelling:
 
 
 class Vocabulary:
-    """Spellings, types and bytes of all tokens. Raises TokenizerError when the lists contradict themselves."""
+    """Spellings, types and bytes of all tokens. Raises TokenizerError when the lists contradict themselves.
+
+    Files have some spellings twice. Both tokens are read back as that text; a text becomes the first of them that is
+    in use, which `ids` has, and no text becomes a control token where only one that is none was meant.
+    """
 
     def __init__(self, texts: Sequence[str], types: Sequence[TokenType], spelling: Spelling) -> None:
         if not texts:
@@ -71,16 +75,29 @@ class Vocabulary:
         self.texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
         self.types = list(types)
         self.spelling = spelling
-        self.ids: dict[str, int] = {}
-        for index, text in enumerate(self.texts):
-            first = self.ids.setdefault(text, index)
-            if first != index:
-                raise TokenizerError(f"token {text!r} is in the vocabulary twice, as {first} and {index}")
+        self.ids = dict(zip(reversed(self.texts), reversed(range(len(texts))), strict=True))
+        self.firsts: dict[int, int] = {}  # of each token that repeats the spelling of one before it, that one
+        if len(self.ids) < len(self.texts):
+            self._find_firsts()
         self._byte_values = {character: byte for byte, character in enumerate(list_byte_characters())}
         self._bytes: list[bytes | None] = [None] * len(self.texts)
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def take_firsts(self, ids: list[int]) -> list[int]:
+        """`ids` with the first token of its spelling for each that repeats one."""
+        return [self.firsts.get(index, index) for index in ids] if self.firsts else ids
+
+    def _find_firsts(self) -> None:
+        """Let the first token in use count for every spelling. Those that are read back otherwise do not repeat it."""
+        seen: dict[tuple[str, bool, bool], int] = {}
+        for index in sorted(range(len(self.texts)), key=lambda index: self.types[index] is TokenType.UNUSED):
+            text, kind = self.texts[index], self.types[index]
+            first = seen.setdefault((text, kind in HIDDEN_TYPES, kind is TokenType.BYTE), index)
+            if first != index:
+                self.firsts[index] = first
+        self.ids = {text: index for (text, _, _), index in reversed(seen.items())}
 
     def check_id(self, token_id: int) -> int:
         """`token_id` itself; raises TokenizerError when it is outside the vocabulary."""
@@ -173,9 +190,11 @@ def find_end_ids(vocabulary: Vocabulary, named: Sequence[int | None]) -> frozens
     <|return|> and <|call|>, or with <|flush|> and <|calls|>), the former do not count, whatever the files say.
     """
     markers = TokenType.CONTROL, TokenType.USER_DEFINED
-    known = {name: vocabulary.ids[name] for name in _END_NAMES.split() if name in vocabulary.ids}
-    known = {name: index for name, index in known.items() if vocabulary.types[index] in markers}
-    ends = set(known.values()) | {index for index in named if index is not None}
-    if known.keys() >= {"<|return|>", "<|call|>"} or known.keys() >= {"<|flush|>", "<|calls|>"}:
-        ends.discard(known.get("<|end|>", -1))
+    names = frozenset(_END_NAMES.split())
+    known = {index: vocabulary.texts[index] for index in vocabulary.list_ids(*markers)}
+    known = {index: text for index, text in known.items() if text in names}
+    ends = known.keys() | {index for index in named if index is not None}
+    texts = set(known.values())
+    if texts >= {"<|return|>", "<|call|>"} or texts >= {"<|flush|>", "<|calls|>"}:
+        ends -= {index for index, text in known.items() if text == "<|end|>"}
     return frozenset(ends)
