@@ -208,6 +208,37 @@ def test_a_conversation_of_blocks() -> None:
     ]
 
 
+HIDDEN_ITEMS: list[dict[str, object]] = [
+    {"summary": []},
+    {"summary": None},
+    {"summary": [], "content": []},
+    {"summary": [], "content": None, "encrypted_content": "eA=="},
+    {"summary": [{"type": "summary_text", "text": ""}]},
+]
+
+
+@pytest.mark.parametrize("item", HIDDEN_ITEMS)
+@pytest.mark.parametrize("place", range(len(ITEMS) + 1))
+def test_thoughts_that_are_hidden_are_no_turn(item: dict[str, object], place: int) -> None:
+    hidden = {"type": "reasoning", "id": "rs_2", **item}
+    assert respond(input=[*ITEMS[:place], hidden, *ITEMS[place:]]).messages == respond(input=ITEMS).messages
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [{"type": "redacted_thinking", "data": "x"}],
+        [{"type": "thinking", "thinking": "", "signature": "s"}, {"type": "redacted_thinking", "data": "x"}],
+    ],
+)
+def test_blocks_that_are_hidden_are_no_turn(blocks: object) -> None:
+    hidden = {"role": "assistant", "content": blocks}
+    assert message(messages=[hidden, *BLOCKS, hidden]).messages == message(messages=BLOCKS).messages
+    asked, details = {"role": "user", "content": "Hi"}, [{"type": "reasoning.encrypted", "data": "x"}]
+    in_chat = {"role": "assistant", "content": None, "reasoning_details": details}
+    assert chat(messages=[asked, in_chat, asked]).messages == [asked, asked]
+
+
 @pytest.mark.parametrize(
     ("role", "block"),
     [

@@ -104,6 +104,18 @@ def test_context_goes_on_with_the_conversation(api: ollama.Client) -> None:
     assert second.response
 
 
+def test_a_context_holds_the_messages_of_its_model(running: RunningServer, api: ollama.Client) -> None:
+    registry = running.app.state.registry
+    taught = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    registry.derive("ollama-taught", registry.get("demo"), Changes(messages=taught))
+    options = {**GREEDY, "num_predict": 1}
+    first = api.generate("ollama-taught", ASK, options=options).context
+    again = api.generate("ollama-taught", ASK, context=first, options=options).context
+    assert first is not None
+    assert list(api.generate("demo", ASK, context=first, options=options).context or []) == list(again or [])
+    assert len(first) > len(api.generate("demo", ASK, options=options).context or [])
+
+
 def test_raw_continues_text(api: ollama.Client) -> None:
     reply = api.generate("demo", "import os\n", raw=True, options={**GREEDY, "num_predict": 5})
     assert (reply.done_reason, reply.eval_count, reply.context) == ("length", 5, None)

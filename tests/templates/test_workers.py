@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import Any, NoReturn
 
 import pytest
 
-from mlxr.core.errors import TemplateError
+from mlxr.core.errors import NoTemplateWorker, TemplateError
+from mlxr.templates.budget import MAX_RENDER_S
 from mlxr.templates.workers import MAX_WORKERS_PER_TEMPLATE, TemplateWorkers
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -98,16 +100,73 @@ def test_stopping_ends_what_is_on_its_way() -> None:
     own.stop()
 
 
-def test_a_worker_that_was_killed_is_replaced() -> None:
-    own = TemplateWorkers()
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateWorkers]:
+    """Workers of one test, which looks often whether they were stopped."""
+    monkeypatch.setattr("mlxr.templates.workers.LOOK_S", 0.02)
+    made = TemplateWorkers()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_was_ended_or_stopped_while_idle_is_replaced(
+    own: TemplateWorkers, number: signal.Signals
+) -> None:
     assert render(own, "one") == "one"
-    worker = own._idle[0]._process
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
-    with pytest.raises(TemplateError, match="broke its process"):
-        render(own, "two")
+    end_worker(own._idle[0], number)
+    start_s = time.monotonic()
+    assert render(own, "two") == "two"
+    assert time.monotonic() - start_s < MAX_RENDER_S / 2
+    assert render(own, "{{ x }}", x="x" * 10_000_000) == "x" * 10_000_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("size", [1, 5_000_000])
+def test_a_worker_that_is_lost_with_its_work_leaves_it_to_another(
+    own: TemplateWorkers, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, size: int
+) -> None:
+    assert render(own, "one") == "one"
+    worker = own._idle[0]
+    end_worker(worker, number)
+    find_loss, looks = worker.find_loss, iter([None])
+    monkeypatch.setattr(worker, "find_loss", lambda: next(looks, None) or find_loss() if own._busy else None)
+    assert render(own, "{{ x }}", x="x" * size) == "x" * size
+    assert own.find_variables("{{ y }}") == {"y"}
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "was ended by signal 9"), (signal.SIGSTOP, "was stopped by a signal")]
+)
+def test_what_is_lost_twice_is_nobodys_fault(own: TemplateWorkers, number: signal.Signals, reason: str) -> None:
+    render(own, "one")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(render, own, ENDLESS)
+        while not waiting.done():
+            for worker in list(own._busy):
+                worker._process.send_signal(number)
+            time.sleep(0.01)
+        with pytest.raises(NoTemplateWorker, match=f"chat template test: its process {reason}, and so did another"):
+            waiting.result()
     assert render(own, "three") == "three"
-    own.stop()
+
+
+def test_what_is_not_known_of_a_template_is_not_kept(own: TemplateWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> NoReturn:
+        raise BlockingIOError("no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mlxr.templates.workers.subprocess.Popen", fail)
+        with pytest.raises(NoTemplateWorker, match="no process can be started"):
+            own.find_variables("{{ x }}")
+    assert own.find_variables("{{ x }}") == {"x"}
+
+
+def end_worker(worker: Any, number: signal.Signals) -> None:
+    """Send a signal to a worker's process, and wait until it has come."""
+    process = worker._process
+    process.send_signal(number)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
 
 
 def test_what_variables_may_be(workers: TemplateWorkers) -> None:

@@ -6,6 +6,7 @@ MlxrError
 ├── ModelError        a model that is inconsistent or of a kind we do not run
 ├── TokenizerError    a vocabulary that is inconsistent or of a kind we do not know
 ├── TemplateError     a chat template that is missing, broken or too large
+├── NoTemplateWorker  no process that runs chat templates can be had, or it ended before its work was done
 ├── DeviceError       a device or instruction set that this machine or build lacks
 ├── SettingError      a setting with an unknown name or a value it cannot take
 ├── RegistryError     the catalogue of models or a file in its store cannot be used as it is
@@ -54,6 +55,13 @@ class TokenizerError(MlxrError):
 
 class TemplateError(MlxrError):
     """The chat template is missing, does not compile, fails, or writes without end."""
+
+
+class NoTemplateWorker(MlxrError):
+    """No process can run a chat template now: none starts, all stay busy, or those that tried were ended by others.
+
+    It tells nothing of the template nor of the conversation, so the same request may succeed later.
+    """
 
 
 class DeviceError(MlxrError):

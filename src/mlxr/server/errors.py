@@ -24,6 +24,7 @@ from mlxr.core.errors import (
     InvalidRequest,
     MlxrError,
     ModelError,
+    NoTemplateWorker,
     NotFound,
     OutOfPages,
     QueueFull,
@@ -93,6 +94,7 @@ _OWN_ERRORS: tuple[tuple[type[MlxrError], int, str, str | None], ...] = (
     (DoesNotFit, 400, "model_unusable", "model"),
     (HubError, 502, "unavailable", None),
     (EngineStopped, 503, "stopping", None),
+    (NoTemplateWorker, 503, "unavailable", None),
 )
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 

@@ -10,11 +10,12 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.core.errors import InvalidRequest, NoTemplateWorker, TemplateError
 from mlxr.core.types import Grammar
 from mlxr.service.answer import AnswerFormat
 from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
@@ -90,7 +91,8 @@ class Chat:
     def warm_up(self) -> None:
         """Learn about vocabulary and template now what would else be learnt with the first request."""
         self._guard.warm_up()
-        _ = self._format, self._takes_system
+        with suppress(NoTemplateWorker):  # the first request tries again
+            _ = self._format, self._takes_system
 
     def render(self, request: ChatRequest) -> str:
         """The text of the prompt, special tokens spelt out; see `encode`."""

@@ -1,7 +1,8 @@
 """Worker processes for templates: started when needed, shared by all models, replaced when a template overruns.
 
 A caller waits on a socket, so other threads go on whatever a template does. A rendering that takes long is moved behind
-everything else on the machine; one that takes too long ends with its process.
+everything else on the machine; one that takes too long ends with its process. A process that others ended or stopped
+(the system for want of memory, an administrator) says nothing of the template: the work is done once more by a new one.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlxr
-from mlxr.core.errors import TemplateError
+from mlxr.core.errors import NoTemplateWorker, TemplateError
 from mlxr.templates import messages
 from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S
 
@@ -29,7 +32,9 @@ MAX_WORKERS = 4
 MAX_WORKERS_PER_TEMPLATE = 2  # so that other templates always find one
 MAX_IDLE = 2
 START_S = 30.0
+END_S = 1.0  # until the system has ended a process whose connection is closed
 PATIENCE_S = 0.1  # after which a rendering gets only the time that nobody else wants
+LOOK_S = 0.5  # how often is looked whether a process that works has been stopped
 LOWEST_PRIORITY = 19
 _OWN_FOLDER = str(Path(mlxr.__file__).parents[1])
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
@@ -39,42 +44,43 @@ class _Overrun(Exception):
     """A template was stopped with its process; the message says why."""
 
 
+class _Lost(Exception):
+    """A process was ended or stopped by somebody else; the message says how."""
+
+
 class _Worker:
     """One process, which does one thing at a time."""
 
     def __init__(self) -> None:
-        self._connection, theirs = socket.socketpair()
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, environment.get("PYTHONPATH"))))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mlxr.templates.worker"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                process_group=0,  # an interrupt from the keyboard is not for it
-            )
-        self._is_ready = False
+        with contextlib.ExitStack() as undo:
+            self._connection, theirs = socket.socketpair()
+            undo.callback(self._connection.close)
+            with theirs:
+                self._process = _start_process(theirs)
+            undo.pop_all()
+        self._is_ready = self._is_cut = False
         self.is_spent = False
 
     def ask(self, processor_s: int, *given: object) -> Any:
         """Return the answer to a message, worked out in so much processor time at most.
 
-        Raises TemplateError, or _Overrun after which the process is spent.
+        Raises TemplateError; _Overrun or _Lost, after which the process is spent; or NoTemplateWorker where the machine
+        gave it no time.
         """
         message = messages.pack((processor_s, *given))
         try:
             if not self._is_ready:
-                self._connection.settimeout(START_S)
-                self._is_ready = messages.receive(self._connection)[0] == messages.READY
+                self._is_ready = self._receive(START_S)[0] == messages.READY
             kind, answer = self._exchange(message)
         except (messages.Closed, ConnectionError) as error:
             self.is_spent = True
-            raise _Overrun(f"used more than {processor_s} s of processor time, or broke its process") from error
+            raise self._explain_end(processor_s) from error
         except TimeoutError as error:
             self.is_spent = True
-            raise _Overrun(f"took longer than {MAX_RENDER_S:g} s") from error
+            raise NoTemplateWorker(
+                f": was not done in {MAX_RENDER_S:g} s, though it had not used {processor_s} s of processor time; the "
+                "machine is overloaded, try again later"
+            ) from error
         if kind == "memory":
             self.is_spent = True
             raise _Overrun(f"used more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
@@ -82,9 +88,23 @@ class _Worker:
             raise TemplateError(str(answer))
         return answer
 
+    def find_loss(self) -> str | None:
+        """Say how the process was ended or stopped by others, None where it is as it should be."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ChildProcessError):
+                found, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
+                if found and os.WIFSTOPPED(status):
+                    return "was stopped by a signal"
+                if found:
+                    self._process.returncode = os.waitstatus_to_exitcode(status)
+        code = self._process.returncode
+        if code is None:
+            return None
+        return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
     def kill(self) -> None:
         """End the process at once; whoever waits for its answer notices."""
-        self.is_spent = True
+        self.is_spent = self._is_cut = True
         self._process.kill()
 
     def end(self) -> None:
@@ -94,18 +114,50 @@ class _Worker:
         self._process.wait()
 
     def _exchange(self, message: bytes) -> Any:
-        self._connection.settimeout(MAX_RENDER_S)
-        self._connection.sendall(message)
+        self._send(message)
         self._connection.settimeout(PATIENCE_S)
         with contextlib.suppress(TimeoutError):
             self._connection.recv(1, socket.MSG_PEEK)
-            self._connection.settimeout(MAX_RENDER_S)
-            return messages.receive(self._connection)
+            return self._receive(MAX_RENDER_S)
         self.is_spent = True  # a priority that was lowered cannot be raised again
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST_PRIORITY)
-        self._connection.settimeout(MAX_RENDER_S)
+        return self._receive(MAX_RENDER_S)
+
+    def _send(self, message: bytes) -> None:
+        view, end_s = memoryview(message), time.monotonic() + MAX_RENDER_S
+        while view:
+            view = view[self._wait(partial(self._connection.send, view), end_s) :]
+
+    def _receive(self, patience_s: float) -> Any:
+        """Wait so long for a message."""
+        self._wait(partial(self._connection.recv, 1, socket.MSG_PEEK), time.monotonic() + patience_s)
+        self._connection.settimeout(patience_s)
         return messages.receive(self._connection)
+
+    def _wait(self, work: Callable[[], Any], end_s: float) -> Any:
+        """Do `work` on the connection; raises _Lost as soon as the process is seen to be stopped."""
+        self._connection.settimeout(LOOK_S)
+        while True:
+            try:
+                return work()
+            except TimeoutError:
+                loss = self.find_loss()
+                if loss is not None:
+                    self.is_spent = True
+                    raise _Lost(loss) from None
+                if time.monotonic() > end_s:
+                    raise
+
+    def _explain_end(self, processor_s: int) -> _Overrun | _Lost:
+        """Why the connection broke: the template used its time, this program ended the process, or somebody else."""
+        if self._is_cut:
+            return _Overrun("was on its way when this program ended it")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        if self._process.returncode == -signal.SIGXCPU:
+            return _Overrun(f"used more than {processor_s} s of processor time")
+        return _Lost(self.find_loss() or "closed its connection")
 
 
 class TemplateWorkers:
@@ -126,7 +178,10 @@ class TemplateWorkers:
                 self._idle.append(_start())
 
     def render(self, source: str, label: str, variables: Mapping[str, object], now: datetime) -> str:
-        """Return the text that the template `source` makes of `variables`; TemplateError names it by `label`."""
+        """Return the text that the template `source` makes of `variables`; TemplateError names it by `label`.
+
+        Raises NoTemplateWorker, as the methods below do, where no process could do it.
+        """
         text: str = self._ask(source, label, "render", source, label, dict(variables), now.isoformat())
         return text
 
@@ -163,20 +218,30 @@ class TemplateWorkers:
 
     def _ask(self, source: str, label: str, *given: object) -> Any:
         try:
-            with self._borrow(source) as worker:
-                return worker.ask(self._processor_s, *given)
+            try:
+                return self._try(source, *given)
+            except _Lost:  # whoever ended it did not mean this request
+                return self._try(source, *given, is_new=True)
+        except _Lost as error:
+            raise NoTemplateWorker(
+                f"chat template {label}: its process {error}, and so did another one; try again later"
+            ) from error
         except _Overrun as error:
             raise TemplateError(f"chat template {label}: {error}; it was stopped") from error
-        except TemplateError as error:
-            raise TemplateError(f"chat template {label}{error}") from None
+        except (TemplateError, NoTemplateWorker) as error:
+            raise type(error)(f"chat template {label}{error}") from None
         except ValueError as error:
             raise TemplateError(f"chat template {label}: {error}") from error
 
+    def _try(self, source: str, *given: object, is_new: bool = False) -> Any:
+        with self._borrow(source, is_new) as worker:
+            return worker.ask(self._processor_s, *given)
+
     @contextlib.contextmanager
-    def _borrow(self, source: str) -> Iterator[_Worker]:
+    def _borrow(self, source: str, is_new: bool) -> Iterator[_Worker]:
         with self._changed:
             self._wait_for_turn(source)
-            worker = self._idle.pop() if self._idle else _start()
+            worker = self._take_idle() if self._idle and not is_new else _start()
             self._busy.add(worker)
             self._in_use[source] += 1
         try:
@@ -190,23 +255,46 @@ class TemplateWorkers:
                 if worker.is_spent or len(self._idle) >= MAX_IDLE:
                     worker.end()
                     if not self._idle:
-                        self._idle.append(_start())
+                        with contextlib.suppress(NoTemplateWorker):  # whoever comes next tries again
+                            self._idle.append(_start())
                 else:
                     self._idle.append(worker)
                 self._changed.notify_all()
+
+    def _take_idle(self) -> _Worker:
+        """One that waits, or a new one where all that waited were ended or stopped meanwhile."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.find_loss() is None:
+                return worker
+            worker.end()
+        return _start()
 
     def _wait_for_turn(self, source: str) -> None:
         end_s = time.monotonic() + MAX_RENDER_S
         while len(self._busy) >= MAX_WORKERS or self._in_use[source] >= MAX_WORKERS_PER_TEMPLATE:
             if not self._changed.wait(end_s - time.monotonic()):
-                raise _Overrun("waited too long, as other conversations took all worker processes")
+                raise NoTemplateWorker(": waited too long, as other conversations took all worker processes")
+
+
+def _start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, environment.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "mlxr.templates.worker"],
+        stdin=connection.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        process_group=0,  # an interrupt from the keyboard is not for it
+    )
 
 
 def _start() -> _Worker:
     try:
         return _Worker()
     except OSError as error:
-        raise TemplateError(f": no process can be started to run it in ({error})") from error
+        raise NoTemplateWorker(f": no process can be started to run it in ({error})") from error
 
 
 template_workers = TemplateWorkers()

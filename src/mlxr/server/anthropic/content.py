@@ -189,11 +189,17 @@ def read_messages(system: System | None, messages: Sequence[MessageInput]) -> li
         field = f"messages[{index}].content"
         if isinstance(message.content, str):
             read.append({"role": message.role, "content": message.content})
+        elif message.content and all(map(_says_nothing, message.content)):
+            continue  # no turn of its own: there would be an empty one
         elif message.role == "assistant":
             read.append(_read_assistant(message.content, field, tool_names))
         else:
             read.extend(_read_user(message.role, message.content, field, tool_names))
     return read
+
+
+def _says_nothing(block: Block) -> bool:
+    return isinstance(block, ForeignBlock) or (isinstance(block, ThinkingBlock) and not block.thinking)
 
 
 def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, str]) -> Message:

@@ -88,7 +88,8 @@ def make_request(
         text = prompt if body.raw or not body.system else f"{body.system}\n\n{prompt}"
         return TextRequest(text, params, grammar)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = [*system, *lease.record.messages, {"role": "user", "content": prompt}]
+    shown = [] if body.context else lease.record.messages  # a context holds them already
+    messages = [*system, *shown, {"role": "user", "content": prompt}]
     chat = ChatRequest(messages, params, grammar=grammar, think=check_think(lease, body.think))
     if not body.context:
         return chat

@@ -78,10 +78,17 @@ class ChatMessage(RequestModel):
         joined = "".join(piece.thinking or piece.text or piece.summary or "" for piece in pieces)
         return self.reasoning_content or self.reasoning or joined or _join(self.content, thoughts=True)
 
+    @property
+    def hides_all(self) -> bool:
+        """Whether there is nothing but thoughts that are hidden, which is no turn."""
+        says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls
+        return bool(self.thinking_blocks or self.reasoning_details) and not says_something
+
 
 def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """Messages for the service; raises InvalidRequest naming the field that a role lacks or cannot have."""
-    return [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [plain for message, plain in zip(messages, read, strict=True) if not message.hides_all]
 
 
 def join_text(content: str | Sequence[ContentPart] | None) -> str:

@@ -163,6 +163,11 @@ class ReasoningItem(RequestModel):
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
 
+    @property
+    def thought(self) -> str:
+        """The text of the item; empty where the thoughts are hidden, or were none."""
+        return "".join(part.text for part in self.content or self.summary or ())
+
 
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 
@@ -227,7 +232,7 @@ def read_input(instructions: str | None, items: Sequence[InputItem], first: int 
         messages.append({"role": "system", "content": instructions})
     turn: dict[str, object] | None = None  # the assistant's turn that is being put together
     for index, item in enumerate(items, -first):
-        if isinstance(item, ForeignItem | MoreToolsItem):
+        if isinstance(item, ForeignItem | MoreToolsItem) or (isinstance(item, ReasoningItem) and not item.thought):
             continue
         if isinstance(item, ReferenceItem):
             raise InvalidRequest(f"input[{index}].id", f"there is no item {item.id[:80]!r}, or it is kept no longer")
@@ -258,8 +263,7 @@ def _add_to_turn(turn: dict[str, object], item: MessageItem | CallItem | Reasoni
     if isinstance(item, MessageItem):
         turn["content"] = _join(item.content)
     elif isinstance(item, ReasoningItem):
-        thought = "".join(part.text for part in item.content or item.summary or ())
-        turn["reasoning"] = str(turn.get("reasoning", "")) + thought
+        turn["reasoning"] = str(turn.get("reasoning", "")) + item.thought
     else:
         calls = turn.setdefault("tool_calls", [])
         assert isinstance(calls, list)
