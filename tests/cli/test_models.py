@@ -81,6 +81,26 @@ def test_import_and_copies_leave_the_file_alone(mlxr: Run, own_file: Path, model
     assert not (models_folder / "blobs").exists()
 
 
+def test_nothing_is_replaced_without_force(
+    mlxr: Run, refused: Run, own_file: Path, tmp_path: Path, hub: FakeHub
+) -> None:
+    hub.add("me/draft-GGUF", {"draft.Q8_0.gguf": DRAFT.read_bytes()})
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM demo\nSYSTEM Be brief.\n")
+    mlxr("create", "owned", "-f", modelfile)
+    commands = (
+        ("cp", "demo-draft", "owned"),
+        ("import", own_file, "owned"),
+        ("create", "owned", "-f", modelfile),
+        ("pull", "hf.co/me/draft-GGUF", "--name", "owned", "--hub-url", hub.url),
+    )
+    for command in commands:
+        before = mlxr("list", "--json")
+        assert "owned exists" in refused(*command)
+        assert mlxr("list", "--json") == before
+        mlxr(*command, "--force")
+
+
 def test_create(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
     modelfile = tmp_path / "Modelfile"
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from paper_models import inspect_paper, make_model
 
-from mlxr.core.errors import InvalidRequest, ModelError, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, ModelError, NameTaken, NotFound, RegistryError
 from mlxr.registry import Changes, Registry
 from mlxr.registry.migrations import MIGRATIONS
 from mlxr.registry.record import AdapterFacts
@@ -65,6 +65,17 @@ def test_one_that_does_not_fit_or_changes_is_told(registry: Registry, file: Path
     assert "No such file" in (registry.adapters.list()[0].problem or "")
 
 
+def test_an_adapter_is_replaced_only_when_that_is_said(registry: Registry, file: Path) -> None:
+    base = registry.get("base")
+    registry.adapters.add("sql", file, base)
+    other = file.with_name("other.gguf")
+    other.write_bytes(b"adapter too")
+    with pytest.raises(NameTaken, match="the adapter sql exists"):
+        registry.adapters.add("SQL", other, base)
+    assert registry.adapters.get("sql").path == file
+    assert registry.adapters.add("sql", other, base, replaces=True).path == other
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", "@x", "a:b", "a b", "x" * 129, "\n"])
 def test_names_that_could_be_anything_else_are_refused(name: str, registry: Registry, file: Path) -> None:
     with pytest.raises(InvalidRequest, match="name of an adapter"):
@@ -101,7 +112,7 @@ def test_uploaded_files_stay_as_long_as_somebody_has_them(registry: Registry, fi
     assert (found.is_owned, found.path.read_bytes()) == (True, b"adapter")
     registry.remove("made")
     assert registry.blobs.path(digest).exists()
-    registry.derive("again", base, Changes())
+    registry.derive("again", base, Changes(), replaces=True)
     assert not registry.blobs.path(digest).exists()
     with pytest.raises(NotFound):
         registry.adapters.make_part({"a.gguf": digest}, base)

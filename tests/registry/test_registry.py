@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from paper_models import inspect_paper, make_model, paper_registry
 
-from mlxr.core.errors import FormatError, InvalidRequest, NotFound, RegistryError
+from mlxr.core.errors import FormatError, InvalidRequest, NameTaken, NotFound, RegistryError
 from mlxr.registry import Changes, ModelFacts, Registry, model_files
+from mlxr.registry.catalogue import Transaction
 from mlxr.registry.migrations import MIGRATIONS
 from mlxr.registry.model_files import hash_files
-from mlxr.registry.record import ModelFile
+from mlxr.registry.record import ModelFile, ModelRecord
 
 
 def store(registry: Registry, data: bytes) -> str:
@@ -116,9 +117,58 @@ def test_blobs_become_a_model_and_go_with_the_last_one(registry: Registry) -> No
 def test_what_a_name_had_before_goes(registry: Registry) -> None:
     old, new = store(registry, make_model(1)), store(registry, make_model(2))
     registry.add("a", {"m.gguf": old})
-    registry.add("A", {"m.gguf": new})
+    registry.add("A", {"m.gguf": new}, replaces=True)
     assert not registry.blobs.has(old)
     assert names(registry) == ["A:latest"]
+
+
+def test_a_name_that_is_taken_is_refused(registry: Registry, model_file: Path) -> None:
+    old, new = store(registry, make_model(1)), store(registry, make_model(2))
+    kept = registry.add("a", {"m.gguf": old})
+    registry.import_file(model_file, "mine")
+    changed = Changes(system="x")
+    replacements = [
+        lambda replaces: registry.add("a", {"m.gguf": new}, replaces=replaces),
+        lambda replaces: registry.import_file(model_file, "A", replaces=replaces),
+        lambda replaces: registry.copy("mine", "a", replaces=replaces),
+        lambda replaces: registry.derive("a", registry.get("a"), changed, replaces=replaces),
+    ]
+    for replace_it in replacements:
+        with pytest.raises(NameTaken, match=r"a exists; .*--force"):
+            replace_it(False)
+        assert registry.get("a") == kept
+        assert registry.blobs.has(old)
+    registry.copy("a", "a")  # nothing would be lost
+    registry.add("a", {"m.gguf": old})
+    model_file.write_bytes(make_model(3))
+    assert registry.import_file(model_file, "mine").files[0].sha256 == hashlib.sha256(make_model(3)).hexdigest()
+    registry.derive("set", registry.get("mine"), changed)
+    with pytest.raises(NameTaken):  # the system message would be lost
+        registry.import_file(model_file, "set")
+    for replace_it in replacements:
+        replace_it(True)
+    assert not registry.blobs.has(old)
+
+
+def test_a_model_stays_until_the_one_in_its_place_is_whole(
+    tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(tmp_path / "store", inspect=inspect_paper, builtin={"demo": model_file})
+    digest = store(registry, make_model(1))
+    kept = registry.add("a", {"m.gguf": digest})
+    put = Transaction.put
+
+    def die(transaction: Transaction, record: ModelRecord) -> None:
+        put(transaction, record)
+        if record.system is not None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Transaction, "put", die)
+    for source in (registry.get("demo"), registry.find(model_file)):  # files that no catalogue has yet
+        with pytest.raises(KeyboardInterrupt):
+            registry.derive("a", source, Changes(system="x"), replaces=True)
+        assert registry.get("a") == kept
+        assert registry.blobs.has(digest)
 
 
 def test_split_files_and_folders_keep_their_names(registry: Registry) -> None:

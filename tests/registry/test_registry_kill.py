@@ -38,16 +38,24 @@ def work_for_ever(folder: Path, endpoint: str, seed: int) -> None:
         try:
             match rng.randrange(6):
                 case 0 | 1:
-                    pull(registry, f"hf.co/a/m{model}", endpoint=endpoint, name=f"m{number}", retry_delay_s=0.0)
+                    pull(
+                        registry,
+                        f"hf.co/a/m{model}",
+                        endpoint=endpoint,
+                        name=f"m{number}",
+                        retry_delay_s=0.0,
+                        replaces=True,
+                    )
                 case 2:
                     data = make_model(100 + model, MODEL_BYTES)
                     digest = hashlib.sha256(data).hexdigest()
                     registry.blobs.write(digest, (data[at : at + 50_000] for at in range(0, len(data), 50_000)))
-                    registry.add(f"m{number}", {"m.gguf": digest})
+                    registry.add(f"m{number}", {"m.gguf": digest}, replaces=True)
                 case 3:
-                    registry.copy(f"m{number}", f"m{other}")
+                    registry.copy(f"m{number}", f"m{other}", replaces=True)
                 case 4:
-                    registry.derive(f"m{other}", registry.get(f"m{number}"), Changes(system=str(seed)))
+                    changes = Changes(system=str(seed))
+                    registry.derive(f"m{other}", registry.get(f"m{number}"), changes, replaces=True)
                 case 5:
                     registry.remove(f"m{number}")
         except NotFound:  # of a model that is not there at the moment

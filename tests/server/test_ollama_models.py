@@ -245,6 +245,28 @@ def test_copy_and_delete(api: ollama.Client) -> None:
         assert caught.value.status_code == 404
 
 
+def test_no_model_is_lost_by_a_copy(api: ollama.Client, http: httpx.Client, registry: Registry) -> None:
+    api.copy("demo-draft", "first")
+    api.create("owned", from_="demo", system="Be brief.", stream=False)
+    kept = registry.get("owned")
+    with pytest.raises(ollama.ResponseError, match="owned exists") as taken:
+        api.copy("first", "owned")
+    assert taken.value.status_code == 409
+    assert registry.get("owned") == kept
+    assert http.post("/api/copy", json={"source": "first", "destination": "owned", "replace": True}).is_success
+    assert registry.get("owned").system is None
+
+
+def test_a_creation_says_what_it_replaces(api: ollama.Client, http: httpx.Client, registry: Registry) -> None:
+    assert [line.status for line in api.create("owned", from_="demo", stream=True)][1] != "replacing the model owned"
+    again = list(api.create("owned", from_="demo-draft", system="x", stream=True))
+    assert [line.status for line in again][1] == "replacing the model owned"
+    body = {"model": "owned", "from": "demo", "stream": False}
+    refused = http.post("/api/create", json={**body, "replace": False})
+    assert (refused.status_code, registry.get("owned").system) == (409, "x")
+    assert http.post("/api/create", json=body).json() == {"status": "success", "replaced": "owned"}
+
+
 def test_pull(api: ollama.Client, repository: Repository, registry: Registry) -> None:
     assert api.pull(NAME).status == "success"
     assert names(api)[0] == f"{NAME}:latest"

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.flags import Json, RegistrySettings
+from mlxr.cli.flags import Force, Json, RegistrySettings
 from mlxr.cli.list import format_age
 from mlxr.cli.terminal import format_bytes, make_printable, print_fields, print_json, print_note, print_table
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import AdapterRecord, Registry
-from mlxr.registry.adapters import check_adapter_name
 from mlxr.service.catalogue import open_registry
 
 
@@ -49,6 +48,7 @@ def adapters(
     name: Name = None,
     path: File = None,
     model: Base = "demo",
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """List the adapters (LoRA) here, add or remove one."""
@@ -60,7 +60,7 @@ def adapters(
         wanted = "NAME PATH" if action is Action.ADD else "NAME"
         raise InvalidRequest("adapters", f"{action} takes {wanted}")
     if path is not None:
-        record = registry.adapters.add(check_adapter_name(name), path, registry.find(model))
+        record = registry.adapters.add(name, path, registry.find(model), replaces=force)
         print_fields([("added", record.name), ("model", record.base), ("from", str(record.path))])
     elif action is Action.REMOVE:
         record = registry.remove_adapter(name)

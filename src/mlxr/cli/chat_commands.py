@@ -112,12 +112,14 @@ def _load(session: Session, name: str) -> None:
     print_note(f"{session.model.title} is loaded; the conversation starts anew")
 
 
-def _save(session: Session, name: str) -> None:
+def _save(session: Session, words: str) -> None:
+    name = words.removesuffix("--force").rstrip()
     if not name:
         raise InvalidRequest("/save", "needs a name")
     parameters = {BY_SPELLING[key].list_names("ollama")[-1]: value for key, value in session.given.items()}
     listed = {key: list(value) if isinstance(value, tuple) else value for key, value in parameters.items()}
-    session.model.save(name, session.conversation.system, listed, session.conversation.messages)
+    conversation, replaces = session.conversation, name != words
+    session.model.save(name, conversation.system, listed, conversation.messages, replaces=replaces)
     print_note(f"saved as {name}")
 
 
@@ -251,7 +253,12 @@ COMMANDS: tuple[ChatCommand, ...] = (
     ChatCommand("/set", "WHAT VALUE", "Set something for the next answers; /? set lists what.", _set, tuple(_SETTERS)),
     ChatCommand("/show", "WHAT", f"Show of the model: {', '.join(SHOWN)}.", _show, SHOWN),
     ChatCommand("/load", "MODEL", "Talk with another model.", _load),
-    ChatCommand("/save", "NAME", "Save model, parameters, system message and conversation as a model.", _save),
+    ChatCommand(
+        "/save",
+        "NAME",
+        "Save model, parameters, system message and conversation as a model; --force replaces one.",
+        _save,
+    ),
     ChatCommand("/clear", "", "Forget the conversation; /reset does the same.", _reset),
     ChatCommand("/bye", "", "End; /exit and Ctrl-D do the same.", _end),
     ChatCommand("/?", "[COMMAND]", "Explain the commands, or with `shortcuts` the keys.", _help, ("shortcuts",)),

@@ -80,13 +80,24 @@ class ChatModel:
             self.answerer = self._open()
             raise
 
-    def save(self, name: str, system: str | None, parameters: Mapping[str, object], messages: list[Message]) -> None:
-        """Make the model `name` of this one, with a system message, parameters under Ollama's names and messages."""
+    def save(
+        self,
+        name: str,
+        system: str | None,
+        parameters: Mapping[str, object],
+        messages: list[Message],
+        *,
+        replaces: bool = False,
+    ) -> None:
+        """Make the model `name` of this one, with a system message, parameters under Ollama's names and messages.
+
+        Raises NameTaken, or what the server says, where another model has the name, unless this one `replaces` it.
+        """
         if self._url is None:
             changes = Changes(system=system, parameters=parameters, messages=messages or None)
-            open_registry(self._settings).derive(name, self._record, changes)
+            open_registry(self._settings).derive(name, self._record, changes, replaces=replaces)
             return
-        body: dict[str, object] = {"model": name, "from": self._require_name(), "stream": False}
+        body: dict[str, object] = {"model": name, "from": self._require_name(), "stream": False, "replace": replaces}
         body |= {"system": system, "parameters": dict(parameters), "messages": list(map(dict, messages))}
         ask_server(self._settings, self._url, "/api/create", body, timeout_s=None)
 

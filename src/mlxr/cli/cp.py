@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.completion import complete_models
-from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.flags import Force, RegistrySettings
 from mlxr.cli.terminal import print_fields
 from mlxr.service.catalogue import open_registry
 
@@ -22,7 +22,7 @@ Source = Annotated[
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its other name.")]
 
 
-def cp(source: Source, destination: Destination, settings: RegistrySettings) -> None:
-    """Give a model a second name. No file is copied."""
-    record = open_registry(settings).copy(source, destination)
+def cp(source: Source, destination: Destination, settings: RegistrySettings, force: Force = False) -> None:
+    """Give a model a second name. No file is copied. A name that another model has needs --force."""
+    record = open_registry(settings).copy(source, destination, replaces=force)
     print_fields([("copied", record.short_name)])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.flags import Force, RegistrySettings
 from mlxr.cli.terminal import print_fields, show_progress
 from mlxr.core.errors import InvalidRequest, NotFound
 from mlxr.registry import AdapterRecord, ModelRecord, Registry
@@ -29,7 +29,13 @@ Quantize = Annotated[
 ]
 
 
-def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile"), quantize: Quantize = None) -> None:
+def create(
+    name: Name,
+    settings: RegistrySettings,
+    file: File = Path("Modelfile"),
+    quantize: Quantize = None,
+    force: Force = False,
+) -> None:
     """Make a model from another one with a Modelfile, which names that model after FROM and says what to change."""
     modelfile = parse_modelfile(_read(file))
     registry = open_registry(settings)
@@ -37,7 +43,14 @@ def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile"
     adapter = None if modelfile.adapter is None else find_adapter(registry, modelfile.adapter, file.parent)
     with show_progress(f"quantising {modelfile.source}", counts_bytes=True) as progress:
         record = create_model(
-            registry, name, source, modelfile.changes, quantize=quantize, progress=progress, adapter=adapter
+            registry,
+            name,
+            source,
+            modelfile.changes,
+            quantize=quantize,
+            progress=progress,
+            adapter=adapter,
+            replaces=force,
         )
     rows = [("created", record.short_name), ("from", modelfile.source), ("adapter", modelfile.adapter or "")]
     print_fields([(key, value) for key, value in [*rows, ("id", record.digest[:12])] if value])

@@ -72,6 +72,7 @@ OptionalModel = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the one that has the name.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
 
 

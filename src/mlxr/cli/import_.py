@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.flags import Force, RegistrySettings
 from mlxr.cli.terminal import format_bytes, print_fields, show_progress
 from mlxr.loading import find_model
 from mlxr.service.catalogue import open_registry
@@ -18,11 +18,14 @@ File = Annotated[
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="What to call it; default: its file name.")]
 
 
-def import_(path: File, settings: RegistrySettings, name: Name = None) -> None:
-    """Give a model on disk a name. Its files stay where they are and are not copied."""
+def import_(path: File, settings: RegistrySettings, name: Name = None, force: Force = False) -> None:
+    """Give a model on disk a name. Its files stay where they are and are not copied.
+
+    A name that another model has needs --force; the same file may be imported again.
+    """
     place = find_model(path)
     with show_progress(f"reading {place.name}") as progress:
-        record = open_registry(settings).import_file(place, name, progress=progress)
+        record = open_registry(settings).import_file(place, name, progress=progress, replaces=force)
     print_fields(
         [("imported", record.short_name), ("from", str(record.path)), ("size", format_bytes(record.size_bytes))]
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.flags import PullSettings
+from mlxr.cli.flags import Force, PullSettings
 from mlxr.cli.terminal import Progress, format_bytes, print_fields, print_note, show_progress
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
@@ -20,11 +20,15 @@ Reference = Annotated[
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it here; default: MODEL.")]
 
 
-def pull(model: Reference, settings: PullSettings, name: Name = None) -> None:
-    """Fetch a model from Hugging Face. A pull that was interrupted continues where it stopped."""
+def pull(model: Reference, settings: PullSettings, name: Name = None, force: Force = False) -> None:
+    """Fetch a model from Hugging Face. A pull that was interrupted continues where it stopped.
+
+    A newer state takes the place of an older one; a --name that another model has needs --force.
+    """
     registry = open_registry(settings)
     with show_progress(f"pulling {model}", counts_bytes=True) as bar:
-        record = pull_model(registry, model, endpoint=settings.hub_url, name=name, report=_Report(bar))
+        report = _Report(bar)
+        record = pull_model(registry, model, endpoint=settings.hub_url, name=name, report=report, replaces=force)
     print_fields([("pulled", record.short_name), ("size", format_bytes(record.size_bytes)), ("id", record.digest[:12])])
 
 

@@ -19,6 +19,7 @@ MlxrError
     ├── ContextFull   the prompt leaves no room for an answer in the context
     ├── AdaptersBusy  adapters that answers have leave no memory for another one
     ├── OutOfPages    the request needs more cache pages than the arena has
+    ├── NameTaken     a model or an adapter has that name, and nobody said that it may be replaced
     └── QueueFull     too many requests are waiting
 
 Messages are one line, say what is wrong with which thing, and where possible what helps. The command line prints
@@ -156,6 +157,15 @@ class OutOfPages(InvalidRequest):
             "max_tokens",
             f"prompt and answer need {needed_pages} cache pages of {page_size} tokens, the arena has "
             f"{available_pages}; ask for fewer tokens or raise the setting {setting}",
+        )
+
+
+class NameTaken(InvalidRequest):
+    """A model or an adapter has the name, and the request does not say that it may be replaced."""
+
+    def __init__(self, field: str, name: str) -> None:
+        super().__init__(
+            field, f"{name} exists; choose another name, or replace it by --force (in a request: `replace` true)"
         )
 
 

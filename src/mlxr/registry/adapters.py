@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxr.core.errors import InvalidRequest, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, NameTaken, NotFound, RegistryError
 from mlxr.registry.blobs import parse_digest
 from mlxr.registry.model_files import FileCheck, hash_files
 from mlxr.registry.record import AdapterFacts, AdapterRecord, AdapterRef, InspectAdapter, ModelFile, ModelRecord
@@ -60,9 +60,12 @@ class RegisteredAdapters:
             raise RegistryError(f"adapter {record.name}: {record.problem}")
         return record
 
-    def add(self, name: str, path: Path, base: ModelRecord) -> AdapterRecord:
-        """Give an adapter for `base` a name; its files stay where they are. What was under that name goes."""
-        return self._put(self.describe(check_adapter_name(name), path, base))
+    def add(self, name: str, path: Path, base: ModelRecord, *, replaces: bool = False) -> AdapterRecord:
+        """Give an adapter for `base` a name; its files stay where they are, and may be added again under their name.
+
+        Raises NameTaken for another one of that name, unless this one `replaces` it.
+        """
+        return self._put(self.describe(check_adapter_name(name), path, base), replaces)
 
     def make_part(self, source: Path | Mapping[str, str] | AdapterRecord, base: ModelRecord) -> AdapterRef:
         """The adapter that a model is made with: one that has a name, files elsewhere, or blobs (name to digest)."""
@@ -81,7 +84,7 @@ class RegisteredAdapters:
             record = self.describe("@", path, base, is_owned=True, stored=tuple(stored))
         # one that is referenced is another part than the same in the store, which must not depend on it
         name = f"@{record.digest if record.is_owned else _hash([str(record.path), record.digest])}"
-        return self._refer(self._put(replace(record, name=name, is_part=True)))
+        return self._refer(self._put(replace(record, name=name, is_part=True), True))
 
     def find_part(self, ref: AdapterRef) -> AdapterRecord:
         """The adapter that a model was made with; raises RegistryError when it is gone or changed."""
@@ -134,8 +137,11 @@ class RegisteredAdapters:
     def _refer(self, record: AdapterRecord) -> AdapterRef:
         return AdapterRef(record.name, record.digest)
 
-    def _put(self, record: AdapterRecord) -> AdapterRecord:
+    def _put(self, record: AdapterRecord, replaces: bool) -> AdapterRecord:
         with self._catalogue.change() as transaction:
+            old = transaction.adapters.find(record.name)
+            if old is not None and not replaces and (old.path, old.base) != (record.path, record.base):
+                raise NameTaken("NAME", f"the adapter {old.name}")
             checked = self._files.check(record)
             if checked.problem is not None:
                 raise RegistryError(f"adapter {record.name}: {checked.problem}")

@@ -43,13 +43,17 @@ def pull(
     report: Callable[[PullProgress], None] = lambda _: None,
     stop: Event | None = None,
     retry_delay_s: float = 1.0,
+    replaces: bool = False,
 ) -> ModelRecord:
     """Fetch `hf.co/owner/repo[:file or quant]` from the hub at `endpoint` and give it a name, by default that one.
 
-    `report` is called from this thread, for every piece. Raises InvalidRequest, NotFound, HubError, or what the loader
-    says of a file that it cannot run; then nothing of it is kept.
+    Under its own name a newer state of the repository takes the place of an older one; another `name` that is taken
+    is refused unless it `replaces` that model. `report` is called from this thread, for every piece. Raises
+    InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot run; then nothing is kept.
     """
     wanted = parse_reference(reference)
+    replaces = replaces or name is None
+    registry.check_free(name or str(wanted.name), replaces=replaces)
     report(PullProgress("listing"))
     files = choose_files(wanted, list_files(wanted, endpoint))
     names = _check_names(wanted, files)
@@ -57,7 +61,7 @@ def pull(
     report(PullProgress("adding"))
     stored = dict(zip(names, digests, strict=True))
     try:
-        return registry.add(name or str(wanted.name), stored)
+        return registry.add(name or str(wanted.name), stored, replaces=replaces)
     except RegistryError:
         raise
     except MlxrError:

@@ -3,6 +3,9 @@
 Files come first, rows last, when a model is added; rows go first, files last, when it is removed. So a process killed
 at any moment leaves files that nobody lists, which `sweep` removes, but never a listed model without its files. Files
 outside the store are referenced, never copied and never deleted.
+
+A name that is taken is refused (NameTaken) unless the caller says `replaces`. Then the old model stays whole until the
+new one stands in the catalogue, and only what no model has any more goes.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, MlxrError, NameTaken, NotFound, RegistryError
 from mlxr.registry.adapters import RegisteredAdapters
 from mlxr.registry.blobs import Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
@@ -104,21 +107,32 @@ class Registry:
             return self._describe(path, text)
 
     def import_file(
-        self, path: Path, name: str | None = None, changes: Changes = NO_CHANGES, progress: Progress | None = None
+        self,
+        path: Path,
+        name: str | None = None,
+        changes: Changes = NO_CHANGES,
+        progress: Progress | None = None,
+        *,
+        replaces: bool = False,
     ) -> ModelRecord:
         """Give a model outside the store a name; its files stay where they are.
 
-        They are read once, for their digests; `progress` gets bytes done and in all.
+        They are read once, for their digests; `progress` gets bytes done and in all. A file may be imported again
+        under its name, whatever it holds now.
         """
         model_name = name_for(path) if name is None else ModelName.parse(name, "NAME")
         place = path.expanduser().absolute()
-        facts = self._inspect(place)
-        files = hash_files(facts.files, progress)
-        record = _apply(_make_record(str(model_name), place, facts, files, is_owned=False), changes)
-        return self._put(record)
+        self.check_free(str(model_name), place, replaces=replaces)
+        return self._put(_apply(self._reference(place, str(model_name), progress), changes), replaces)
 
     def add(
-        self, name: str, files: Mapping[str, str], changes: Changes = NO_CHANGES, *, from_name: str | None = None
+        self,
+        name: str,
+        files: Mapping[str, str],
+        changes: Changes = NO_CHANGES,
+        *,
+        from_name: str | None = None,
+        replaces: bool = False,
     ) -> ModelRecord:
         """Make a model of blobs in the store: file name to digest. Raises NotFound for blobs that are not there."""
         model_name = ModelName.parse(name, "NAME")
@@ -136,7 +150,7 @@ class Registry:
             for status in [self.blobs.status(sha256)]
         )
         record = _make_record(str(model_name), path, facts, stored, is_owned=True)
-        return self._put(_apply(replace(record, from_name=from_name), changes))
+        return self._put(_apply(replace(record, from_name=from_name), changes), replaces)
 
     def assemble(self, files: Mapping[str, str]) -> Path:
         """The file or folder that blobs make up (file name to digest); raises NotFound for blobs that are not there."""
@@ -156,22 +170,36 @@ class Registry:
             path.unlink(missing_ok=True)
         return made.sha256
 
-    def derive(self, name: str, source: ModelRecord, changes: Changes) -> ModelRecord:
+    def derive(self, name: str, source: ModelRecord, changes: Changes, *, replaces: bool = False) -> ModelRecord:
         """Make a model of another one's files, with `changes`."""
         model_name = ModelName.parse(name, "NAME")
+        self.check_free(str(model_name), replaces=replaces)
         from_name, now = source.short_name, datetime.now(UTC)
         if not source.files:  # one that was never imported: a path or a built-in model
-            source = self.import_file(source.path, name)
+            source = self._reference(source.path, str(model_name))
         derived = replace(source, name=str(model_name), from_name=from_name, modified_at=now, last_used_at=None)
-        return self._put(_apply(derived, changes))
+        return self._put(_apply(derived, changes), replaces)
 
-    def copy(self, source: str, destination: str) -> ModelRecord:
+    def copy(self, source: str | ModelRecord, destination: str, *, replaces: bool = False) -> ModelRecord:
         """Give a model a second name."""
-        record = self.get(source)
+        record = source if isinstance(source, ModelRecord) else self.get(source)
         name = ModelName.parse(destination, "destination")
         if not record.files:
-            return self.import_file(record.path, str(name))
-        return self._put(replace(record, name=str(name), modified_at=datetime.now(UTC), last_used_at=None))
+            return self.import_file(record.path, str(name), replaces=replaces)
+        copied = replace(record, name=str(name), modified_at=datetime.now(UTC), last_used_at=None)
+        return self._put(copied, replaces)
+
+    def check_free(self, name: str, path: Path | None = None, *, replaces: bool = False) -> None:
+        """Raise NameTaken where a model has `name`, unless it is just the files at `path`, which would be read again.
+
+        With `replaces` only the names of models that come with mlxr are refused (InvalidRequest).
+        """
+        checked = str(ModelName.parse(name, "NAME"))
+        if checked.lower() in self._builtin:
+            raise InvalidRequest("NAME", f"{checked.removesuffix(':latest')} comes with mlxr; choose another name")
+        old = None if replaces else self._catalogue.find(checked)
+        if old is not None and (path is None or not _is_bare(old, path)):
+            raise NameTaken("NAME", old.short_name)
 
     def remove(self, name: str) -> ModelRecord:
         """Remove a model, and those of its files in the store that no other model has. Files elsewhere stay."""
@@ -223,15 +251,21 @@ class Registry:
         """What the blobs take on disk."""
         return sum(self.blobs.path(digest).stat().st_size for digest, _ in self.blobs.digests())
 
-    def _put(self, record: ModelRecord) -> ModelRecord:
-        """Write the row, once it is certain that all files are there; what was under that name goes."""
-        if str(ModelName.parse(record.name)).lower() in self._builtin:
-            raise InvalidRequest("NAME", f"{record.short_name} comes with mlxr; choose another name")
+    def _reference(self, path: Path, name: str, progress: Progress | None = None) -> ModelRecord:
+        """A record of files outside the store, which are read for their digests; it is in no catalogue yet."""
+        facts = self._inspect(path)
+        return _apply(_make_record(name, path, facts, hash_files(facts.files, progress), is_owned=False), NO_CHANGES)
+
+    def _put(self, record: ModelRecord, replaces: bool) -> ModelRecord:
+        """Write the row, once it is certain that all files are there; only then goes what the old model alone had."""
+        self.check_free(record.name, replaces=True)
         with self._catalogue.change() as transaction:
             record = self._files.check(record)
             if record.problem is not None:
                 raise RegistryError(f"{record.short_name}: {record.problem}")
             old = transaction.find(record.name)
+            if old is not None and not replaces and not _is_again(record, old):
+                raise NameTaken("NAME", old.short_name)
             transaction.put(record)
         if old is not None and old.is_owned:
             kept = {file.sha256 for file in record.files}
@@ -299,6 +333,17 @@ class Registry:
                 if transaction.find(record.name) == record:
                     transaction.put(checked)
         return checked
+
+
+def _is_again(record: ModelRecord, old: ModelRecord) -> bool:
+    """Whether `record` is what `old` is, or a new state of the files that it was made of."""
+    return old.digest == record.digest or (record.from_name is None and _is_bare(old, record.path))
+
+
+def _is_bare(record: ModelRecord, path: Path) -> bool:
+    """Whether a record is the files at `path` under a name, and nothing that was set on them could be lost."""
+    is_set = record.from_name or record.template or record.system or record.messages or record.adapter
+    return record.path == path and not is_set
 
 
 def _expand(text: str) -> Path | None:

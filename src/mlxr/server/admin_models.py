@@ -48,10 +48,14 @@ class MemoryReply(_Row):
 
 
 class ImportBody(_Row):
-    """The path of a model file or folder, whole or below one of the folders for imports, and what to call it."""
+    """The path of a model file or folder, whole or below one of the folders for imports, and what to call it.
+
+    A name that another model has is refused, unless `replace` is true.
+    """
 
     path: Words
     name: Words | None = None
+    replace: bool = False
 
 
 class ImportReply(_Row):
@@ -84,7 +88,7 @@ async def import_model(request: Request, body: ImportBody) -> ImportReply:
     """Give a model file or folder a name. It stays where it is, and is read once; if the client goes, it gets none."""
     state, stop = request.app.state, Event()
     path = await asyncio.to_thread(find_importable, state.settings, body.path)
-    work = asyncio.to_thread(_import_file, state.registry, path, body.name, stop)
+    work = asyncio.to_thread(_import_file, state.registry, path, body, stop)
     try:
         record = await until_disconnected(request, work)
     finally:
@@ -117,9 +121,9 @@ def find_importable(settings: Settings, text: str) -> Path:
     return found
 
 
-def _import_file(registry: Registry, path: Path, name: str | None, stop: Event) -> ModelRecord:
+def _import_file(registry: Registry, path: Path, body: ImportBody, stop: Event) -> ModelRecord:
     def check(_done_bytes: int, _total_bytes: int) -> None:
         if stop.is_set():
             raise RequestFailed("cancelled", "the client is gone")
 
-    return registry.import_file(path, name, progress=check)
+    return registry.import_file(path, body.name, progress=check, replaces=body.replace)

@@ -24,6 +24,7 @@ from mlxr.core.errors import (
     InvalidRequest,
     MlxrError,
     ModelError,
+    NameTaken,
     NoTemplateWorker,
     NotFound,
     OutOfPages,
@@ -42,8 +43,8 @@ class ServerError(Exception):
     `counts` are numbers that go with the code, under llama.cpp's names for them. `reason` is what may be logged of the
     message.
 
-    Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, unauthorized,
-    forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
+    Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, name_taken,
+    unauthorized, forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
     not_supported, internal.
     """
 
@@ -115,6 +116,8 @@ def to_error(error: BaseException) -> ServerError:
         counts = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens}
         known = {name: count for name, count in counts.items() if count is not None}
         return ServerError(400, "context_length_exceeded", _shorten(str(error)), error.field, counts=known)
+    if isinstance(error, NameTaken):
+        return ServerError(409, "name_taken", _shorten(str(error)), error.field)
     if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull | AdaptersBusy):
         return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
     for kind, status, code, field in _OWN_ERRORS:

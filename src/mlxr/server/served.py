@@ -45,6 +45,16 @@ class ServedModels:
                 raise
             return self._find_file(*self._files[model]) if model in self._files else self.registry.find(model)
 
+    def refuse_file_name(self, name: str, field: str) -> None:
+        """Raise InvalidRequest for the name of a file that the settings give, which the catalogue does not have.
+
+        A model of that name could not be found, and one that is no model of the catalogue cannot be removed from it.
+        """
+        file = self._files.get(name) or self._files.get(_normalise(name))
+        if file is not None:
+            told = f"{file[0].removesuffix(':latest')} is a file that the server was started with, {file[1]}"
+            raise InvalidRequest(field, f"{told}; the catalogue has only what is imported, under another name")
+
     def find_base(self, name: str) -> ModelRecord:
         """The model of that name or alias, or the one that the adapter is for which `name` means; raises as `find`."""
         found = self.adapters.match(name)

@@ -10,7 +10,6 @@ from mlxr.conversion import find_lossy, plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, TemplateError
 from mlxr.loading import Progress, open_source
 from mlxr.registry import AdapterRecord, Changes, ModelRecord, Registry
-from mlxr.registry.names import ModelName
 from mlxr.service.capabilities import find_capabilities
 from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.tokenizers import ChatTemplate
@@ -27,15 +26,17 @@ def create_model(
     quantize: str | None = None,
     progress: Progress | None = None,
     adapter: AdapterSource | None = None,
+    replaces: bool = False,
 ) -> ModelRecord:
     """Make `name` of another model, or of blobs in the store (file name to digest), with `changes`.
 
     With an `adapter`, one that has a name, files, or blobs like those, all answers of the new model have it.
 
     With `quantize`, such as q4_K_M, its weights are written anew as that, into the store; `progress` gets bytes done
-    and in all. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
+    and in all. A name that is taken is refused (NameTaken) unless the new model `replaces` the old one, which stays
+    until the new one is whole. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
     """
-    ModelName.parse(name, "NAME")
+    registry.check_free(name, replaces=replaces)
     if changes.template is not None:
         template = read_template(changes.template)
         changes = replace(changes, template=template, capabilities=find_capabilities(template))
@@ -48,10 +49,10 @@ def create_model(
     elif quantize is not None and isinstance(source, ModelRecord) and source.adapter is not None:
         raise InvalidRequest("quantize", f"{source.short_name} has an adapter; `mlxr merge` writes both as one model")
     if quantize is not None:
-        return _create_quantized(registry, name, source, changes, quantize, progress)
+        return _create_quantized(registry, name, source, changes, quantize, progress, replaces)
     if isinstance(source, ModelRecord):
-        return registry.derive(name, source, changes)
-    return registry.add(name, source, changes)
+        return registry.derive(name, source, changes, replaces=replaces)
+    return registry.add(name, source, changes, replaces=replaces)
 
 
 def _create_quantized(
@@ -61,14 +62,16 @@ def _create_quantized(
     changes: Changes,
     type_name: str,
     progress: Progress | None,
+    replaces: bool,
 ) -> ModelRecord:
     path = source.path if isinstance(source, ModelRecord) else registry.assemble(source)
     digest = registry.make_blob(lambda out: _quantize(path, out, type_name, progress))
     files = {"model.gguf": digest}
     try:
         if not isinstance(source, ModelRecord):
-            return registry.add(name, files, changes)
-        return registry.add(name, files, _inherit(source, changes), from_name=source.short_name)
+            return registry.add(name, files, changes, replaces=replaces)
+        inherited = _inherit(source, changes)
+        return registry.add(name, files, inherited, from_name=source.short_name, replaces=replaces)
     except MlxrError:
         registry.discard([digest])
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
@@ -10,20 +11,22 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.core.errors import InvalidRequest, RequestFailed
+from mlxr.core.errors import InvalidRequest, NameTaken, RequestFailed
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.blobs import parse_digest
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
 from mlxr.registry.record import Progress
-from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
+from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
 from mlxr.server.ollama.lines import Lines
 from mlxr.server.ollama.options import Options, note_options
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
 from mlxr.server.routes import Router, reply_json
+from mlxr.server.served import ServedModels
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 from mlxr.service.creation import create_model
 
+logger = logging.getLogger(__name__)
 MAX_FILES = 4096
 router = Router()
 
@@ -38,7 +41,8 @@ class TaughtMessage(RequestModel):
 class CreateBody(NamedRequest):
     """What to make a model of: another one (`from`), or blobs (`files`: file name to digest).
 
-    `adapters` are blobs, too: the files of a low-rank adapter that all answers of the new model have.
+    `adapters` are blobs, too: the files of a low-rank adapter that all answers of the new model have. As in Ollama a
+    model of that name is replaced, once the new one is whole, and the reply says so; with `replace` false it is not.
     """
 
     source: Annotated[Text | None, Field(alias="from")] = None
@@ -50,6 +54,7 @@ class CreateBody(NamedRequest):
     messages: list[TaughtMessage] | None = None
     adapters: Annotated[dict[str, str], Field(max_length=MAX_FILES)] | None = None
     quantize: str | None = None
+    replace: bool | None = None
     stream: bool | None = None
 
     def check(self) -> None:
@@ -75,16 +80,18 @@ class CreateBody(NamedRequest):
 
 
 class CopyBody(RequestModel):
-    """The model and its other name."""
+    """The model and its other name, which no other model may have unless `replace` is true."""
 
     source: Text
     destination: Text
+    replace: bool | None = None
 
 
 class StatusReply(ReplyModel):
-    """One line of the stream: how far the creation is."""
+    """One line of the stream: how far the creation is. `replaced` is the model that had the name before."""
 
     status: str
+    replaced: str | None = optional()
 
 
 @router.post("/api/create", response_model=StatusReply, responses=STREAMED)
@@ -94,15 +101,26 @@ async def create(request: Request, body: CreateBody) -> Response:
     note_options(request, body.parameters, "parameters")
     name, changes = body.wanted, body.changes
 
+    served: ServedModels = request.app.state.served
+
     def make(registry: Registry, progress: Progress | None = None) -> ModelRecord:
-        source = registry.get(body.source) if body.source is not None else body.files or {}
-        adapter = body.adapters or None
+        served.refuse_file_name(name, "model")
+        source = served.find(body.source) if body.source is not None else body.files or {}
         return create_model(
-            registry, name, source, changes, quantize=body.quantize or None, progress=progress, adapter=adapter
+            registry,
+            name,
+            source,
+            changes,
+            quantize=body.quantize or None,
+            progress=progress,
+            adapter=body.adapters or None,
+            replaces=body.replace is not False,
         )
 
     async def write_frames() -> AsyncGenerator[bytes, None]:
         yield ndjson({"status": "parsing model"})
+        if replaced is not None:
+            yield ndjson({"status": f"replacing the model {replaced}"})
         lines = Lines()
         task = asyncio.ensure_future(
             with_registry(request, lambda registry: make(registry, _report_quantizing(lines, body.quantize or "")))
@@ -115,11 +133,24 @@ async def create(request: Request, body: CreateBody) -> Response:
             yield ndjson({"status": f"using existing layer sha256:{file.sha256}"})
         yield ndjson({"status": "writing manifest"}) + ndjson({"status": "success"})
 
+    replaced = None
+    if body.replace is not False:
+        replaced = await with_registry(request, lambda registry: _find_taken(registry, name))
     if body.stream is not False:
         return EventStream(request, write_frames(), media_type=NDJSON, on_error=error_frame)
     await with_registry(request, make)
     request.app.state.pool.refresh()
-    return reply_json(StatusReply(status="success"))
+    return reply_json(StatusReply(status="success", replaced=replaced))
+
+
+def _find_taken(registry: Registry, name: str) -> str | None:
+    """The name, if a model has it already, which the log then tells."""
+    try:
+        registry.check_free(name)
+    except NameTaken:
+        logger.info("/api/create replaces the model %s", name)
+        return name
+    return None
 
 
 def _report_quantizing(lines: Lines, type_name: str) -> Progress:
@@ -136,8 +167,14 @@ def _report_quantizing(lines: Lines, type_name: str) -> Progress:
 
 @router.post("/api/copy", responses=ERRORS)
 async def copy(request: Request, body: CopyBody) -> Response:
-    """Give a model a second name."""
-    await with_registry(request, lambda registry: registry.copy(body.source, body.destination))
+    """Give a model a second name. One that another model has is refused, unless the request says `replace`."""
+    served: ServedModels = request.app.state.served
+
+    def make(registry: Registry) -> ModelRecord:
+        served.refuse_file_name(body.destination, "destination")
+        return registry.copy(served.find(body.source), body.destination, replaces=body.replace is True)
+
+    await with_registry(request, make)
     request.app.state.pool.refresh()
     return Response()
 
@@ -145,7 +182,13 @@ async def copy(request: Request, body: CopyBody) -> Response:
 @router.delete("/api/delete", responses=ERRORS)
 async def delete(request: Request, body: NamedRequest) -> Response:
     """Remove a model, and its files if they lie in the store and no other model has them."""
-    pool, record = request.app.state.pool, await with_registry(request, lambda registry: registry.remove(body.wanted))
+    state = request.app.state
+
+    def remove(registry: Registry) -> ModelRecord:
+        state.served.refuse_file_name(body.wanted, "model")
+        return registry.remove(body.wanted)
+
+    pool, record = state.pool, await with_registry(request, remove)
     for running in pool.running():
         if running.name.lower() == record.name.lower():
             await until_disconnected(request, pool.unload(running.name))
