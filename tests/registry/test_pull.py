@@ -55,6 +55,14 @@ def test_pull_a_model(registry: Registry, hub: FakeHub) -> None:
     assert len(downloads(hub)) == asked, "it was here already"
 
 
+@pytest.mark.parametrize("name", ["../x", "a b"])
+def test_nothing_is_fetched_for_a_name_that_no_model_can_have(registry: Registry, hub: FakeHub, name: str) -> None:
+    asked = len(hub.requests)
+    with pytest.raises(InvalidRequest):
+        pull(registry, "hf.co/me/none", endpoint=hub.url, name=name)
+    assert len(hub.requests) == asked
+
+
 def test_quants_and_files_are_chosen(registry: Registry, hub: FakeHub) -> None:
     files = {f"Tiny.{quant}.gguf": make_model(n) for n, quant in enumerate(("Q2_K", "Q4_K_M", "Q8_0"))}
     hub.add(REPO, {**files, "mmproj-f16.gguf": b"x", "sub/Tiny-F16.gguf": make_model(9)})

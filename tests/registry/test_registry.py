@@ -301,6 +301,15 @@ def test_builtin_models(tmp_path: Path, model_file: Path) -> None:
     assert names(registry) == ["mine:latest", "other:latest", "demo:latest"]
 
 
+def test_a_model_that_cannot_be_stored_is_not_half_made(tmp_path: Path, model_file: Path) -> None:
+    registry = Registry(tmp_path / "store", inspect=inspect_paper, builtin={"demo": model_file})
+    with pytest.raises(UnicodeEncodeError):
+        registry.derive("other", registry.get("demo"), Changes(system="\ud83d"))
+    with pytest.raises(InvalidRequest, match="comes with mlxr"):
+        registry.derive("demo", registry.get("demo"), Changes(system="x"))
+    assert names(registry) == ["demo:latest"]
+
+
 def test_find_also_opens_paths_and_get_never_does(registry: Registry, model_file: Path) -> None:
     assert registry.find(model_file).path == model_file
     assert registry.find(str(model_file)).digest == registry.find(model_file).digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -207,6 +208,31 @@ def test_create_quantises_an_upload(api: ollama.Client, registry: Registry, tmp_
     api.delete("small")
     registry.discard([digest])  # an upload may be used again for a day
     assert list(registry.blobs.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("system", "\ud83d"),
+        ("license", ["MIT", "\ud83d"]),
+        ("template", "{{ messages }}\ude00"),
+        ("parameters", {"stop": ["\ud83d"]}),
+        ("messages", [{"role": "user", "content": "\ud83d"}]),
+        ("parameters", {"temperature": "hot"}),
+        ("messages", [{"role": "nobody", "content": "a"}]),
+        ("template", "{% if %}"),
+        ("adapters", {"a.gguf": "sha256:" + "0" * 64}),
+    ],
+)
+def test_a_creation_that_is_refused_makes_nothing(
+    api: ollama.Client, http: httpx.Client, registry: Registry, field: str, value: object, stream: bool
+) -> None:
+    body = {"model": "made", "from": "demo", field: value, "stream": stream}
+    reply = http.post("/api/create", content=json.dumps(body))
+    assert "error" in json.loads(reply.text.splitlines()[-1])
+    assert names(api) == ["demo:latest", "demo-draft:latest"]
+    assert list(registry.blobs.digests()) == []
 
 
 def test_uploads_that_lie_leave_nothing(http: httpx.Client, registry: Registry) -> None:

@@ -124,7 +124,12 @@ def test_other_routes_refuse(client: httpx.Client, path: str, body: object, stat
     [
         ("/api/copy", {"source": "demo"}, 400, "destination"),
         ("/api/copy", {"source": "demo", "destination": "../x"}, 400, "destination: '../x' is not the name"),
-        ("/api/copy", {"source": "demo", "destination": "demo-draft"}, 400, "NAME: demo-draft comes with mlxr"),
+        (
+            "/api/copy",
+            {"source": "demo", "destination": "demo-draft"},
+            400,
+            "NAME: demo-draft comes with mlxr",
+        ),
         ("/api/create", {"model": "x"}, 400, "from: give either"),
         ("/api/create", {"model": "x", "from": "demo", "adapters": {"a": "b"}}, 400, "adapters.a: 'b' is not sha256"),
         (

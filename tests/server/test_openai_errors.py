@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import threading
 import time
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from running_server import RunningServer, wait_until
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE = (
     "/v1/chat/completions",
@@ -157,6 +160,49 @@ def test_half_a_character_is_no_text(client: httpx.Client, path: str) -> None:
     assert message_of(path, reply).startswith(field)
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "field"),
+    [
+        *((path, {"model": "demo\ud83d"}, "model") for path in (CHAT, COMPLETION, RESPONSE, EMBEDDING, "/completion")),
+        (RESPONSE, {"metadata": {"a": "\ude00"}}, "metadata.a"),
+        (RESPONSE, {"metadata": {"\ude00": "a"}}, "metadata"),
+        (RESPONSE, {"user": "\ud83d"}, "user"),
+        (RESPONSE, {"safety_identifier": "\ud83dx"}, "safety_identifier"),
+        (RESPONSE, {"prompt_cache_key": "\ud83d\ud83d\ude00"}, "prompt_cache_key"),
+        (
+            RESPONSE,
+            {"text": {"format": {"type": "json_schema", "name": "\ud83d", "schema": {}}}},
+            "text.format.name",
+        ),
+        (RESPONSE, {"tools": [{"type": "function", "name": "f", "description": "\ud83d"}]}, "tools[0].description"),
+        (CHAT, {"stop": ["a", "\ud83d"]}, "stop[1]"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud83d"}], "stream": True}, "messages[0].content"),
+    ],
+)
+def test_half_a_character_is_refused_in_every_field(
+    client: httpx.Client, path: str, given: dict[str, object], field: str
+) -> None:
+    good = GOOD.get(path, {"prompt": "Hi"})
+    reply = client.post(path, content=json.dumps(good | given))
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["message"].startswith(f"{field}: ")
+    assert error.get("param", error.get("field")) == field
+
+
+def test_half_a_character_that_no_escape_spells_is_refused(client: httpx.Client) -> None:
+    body = json.dumps(GOOD[CHAT]).replace("demo", "@").encode().replace(b"@", b"\xed\xa0\xbd")
+    reply = client.post(CHAT, content=body)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is not UTF-8")
+
+
+def test_whole_characters_pass_however_they_are_spelt(client: httpx.Client) -> None:
+    given = {"user": "\U0001f600", "metadata": {"\U0001f600": "\\ud83d"}, "label\ud83d": "\ud83d"}
+    reply = client.post(RESPONSE, content=json.dumps(GOOD[RESPONSE] | given))
+    assert (reply.status_code, reply.json()["user"]) == (200, "\U0001f600")
+    assert reply.json()["metadata"] == given["metadata"]
+
+
 ASKED = {"role": "user", "content": "Hi"}
 HALF = {"path": "a\ud800"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": json.dumps(HALF)}}
@@ -261,10 +307,14 @@ def test_the_wrong_method(client: httpx.Client, path: str) -> None:
     message_of(path, reply)
 
 
-def test_a_path_that_is_not_there(client: httpx.Client) -> None:
-    reply = client.post("/v1/audio/speech", json={})
+@pytest.mark.parametrize(
+    "path", ["/v1/audio/speech", "/v1/responses/compact", "/v1/responses/x", "/v1/models/load", "/models/load"]
+)
+def test_a_path_that_is_not_there(client: httpx.Client, path: str) -> None:
+    reply = client.post(path, json={})
     assert reply.status_code == 404
-    message_of(CHAT, reply)
+    if path.startswith("/v1"):
+        message_of(CHAT, reply)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -277,6 +327,24 @@ def test_a_deadline_ends_an_answer(client: httpx.Client, path: str) -> None:
     assert streamed.status_code == 200
     last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["code"] == "deadline"
+
+
+@pytest.mark.one_server("replicas log in processes of their own")
+def test_an_answer_that_was_ended_is_no_fault_to_the_log(
+    client: httpx.Client, running: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cancel() -> None:
+        wait_until(lambda: any(row.generated_tokens for row in running.app.state.activity))
+        with running.client() as other:
+            assert other.delete("/v1/admin/requests/ended").status_code == 200
+
+    body = {**GOOD[CHAT], "max_tokens": 2000, "ignore_eos": True}
+    assert client.post(CHAT, json=body | {"deadline_s": 1e-320}).status_code == 504
+    owner = threading.Thread(target=cancel)
+    owner.start()
+    assert client.post(CHAT, json=body, headers={"x-request-id": "ended"}).status_code == 503
+    owner.join()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_the_client_raises_its_own_errors(server: str) -> None:

@@ -272,7 +272,10 @@ def test_admin_tells_what_is_loaded(client: httpx.Client, running: RunningServer
     assert client.delete("/v1/admin/adapters/one").json() == {"name": "one", "base": "demo"}
     assert complete(client, "one").status_code == 404
     assert client.delete("/v1/admin/adapters/one").status_code == 404
-    running.app.state.served.adapters.give("one", Path(running.settings.import_folders[0]) / "one.gguf")
+    adapters = running.app.state.served.adapters
+    record = adapters.describe("one", Path(running.settings.import_folders[0]) / "one.gguf")
+    assert complete(client, "one").status_code == 404, "it is not given before all of it has been read"
+    adapters.give(record)
 
 
 def test_unloading_waits_for_answers_and_new_requests_are_refused(client: httpx.Client, running: RunningServer) -> None:

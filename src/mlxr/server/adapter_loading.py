@@ -23,22 +23,20 @@ from mlxr.server.streaming import until_disconnected
 async def load_adapter(
     request: Request, name: str, path: str, base: str | None, *, replaces: bool = False
 ) -> AdapterRecord:
-    """Let requests name the adapter at `path`, and read it for its base, which is loaded first if need be.
+    """Read the adapter at `path` for its base, which is loaded first if need be, and let requests name it.
 
+    What it would replace stays where this fails.
     Raises ServerError or InvalidRequest for a path that may not be named, a bad name, and files that do not fit.
     """
     served: ServedModels = request.app.state.served
     try:
         place = await asyncio.to_thread(_find_path, request, path)
-        record = await asyncio.to_thread(served.adapters.give, name, place, base, replaces=replaces)
+        record = await asyncio.to_thread(served.adapters.describe, name, place, base, replaces=replaces)
     except (FormatError, ModelError) as error:
         raise ServerError(400, "model_unusable", str(error), "path") from error
-    try:
-        lease = await borrow(request, record.base, exact=True)
-        await until_disconnected(request, lease.session.adapters.bring(record))
-    except BaseException:
-        served.adapters.take_back(record.name)
-        raise
+    lease = await borrow(request, record.base, exact=True)
+    await until_disconnected(request, lease.session.adapters.bring(record))
+    await asyncio.to_thread(served.adapters.give, record, replaces=replaces)
     return record
 
 

@@ -101,20 +101,19 @@ class ServedAdapters:
                 continue
         return tuple(found)
 
-    def give(self, name: str, path: Path, base: str | None = None, *, replaces: bool = False) -> AdapterRecord:
-        """Let requests name the adapter at `path`, for as long as the server runs. Raises InvalidRequest for a name
+    def describe(self, name: str, path: Path, base: str | None = None, *, replaces: bool = False) -> AdapterRecord:
+        """A record of the adapter at `path`, which nobody may name before it is given. Raises InvalidRequest for a name
         that is taken, unless it `replaces` that, and what the loader says of files that are none of the base's.
         """
         self.read_settings()
-        check_adapter_name(name, "name")
-        if self._served.has(name):
-            raise InvalidRequest("name", f"a model has the name {name!r} already")
-        if not replaces and self._find(name) is not None:
-            raise InvalidRequest("name", f"the adapter {name!r} has been loaded already; unload it first")
-        record = self._describe(name, path, base)
+        self._check_free(name, replaces)
+        return self._describe(name, path, base)
+
+    def give(self, record: AdapterRecord, *, replaces: bool = False) -> None:
+        """Let requests name an adapter for as long as the server runs; raises InvalidRequest as `describe` does."""
+        self._check_free(record.name, replaces)
         with self._lock:
-            self._given[name.lower()] = record
-        return record
+            self._given[record.name.lower()] = record
 
     def take_back(self, name: str) -> AdapterRecord:
         """Let requests name an adapter no longer, if it was given; those of the registry stay. Raises NotFound."""
@@ -136,6 +135,13 @@ class ServedAdapters:
         factors = dict(shares)
         listed = self.list_for(model) if factors else ()
         return [(record, factors[index]) for index, record in enumerate(listed) if factors.get(index)]
+
+    def _check_free(self, name: str, replaces: bool) -> None:
+        check_adapter_name(name, "name")
+        if self._served.has(name):
+            raise InvalidRequest("name", f"a model has the name {name!r} already")
+        if not replaces and self._find(name) is not None:
+            raise InvalidRequest("name", f"the adapter {name!r} has been loaded already; unload it first")
 
     def _find(self, name: str) -> AdapterRecord | None:
         return self._given.get(name.lower()) or self._read_kept().get(name.lower())

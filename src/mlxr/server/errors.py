@@ -45,7 +45,7 @@ class ServerError(Exception):
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, name_taken,
     unauthorized, forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
-    not_supported, internal.
+    cancelled, not_supported, internal.
     """
 
     def __init__(
@@ -129,6 +129,8 @@ def to_error(error: BaseException) -> ServerError:
             return failure
     if isinstance(error, RequestFailed) and error.reason == FinishReason.DEADLINE:
         return ServerError(504, "deadline", _shorten(str(error)))
+    if isinstance(error, RequestFailed) and error.reason == FinishReason.CANCELLED:
+        return ServerError(503, "cancelled", _shorten(str(error)), retry_after_s=1.0)
     if isinstance(error, MlxrError):
         return ServerError(500, "internal", _shorten(str(error)))
     return ServerError(500, "internal", "internal error; the server's log says more under the id of this request")

@@ -10,7 +10,7 @@ dialect and no route.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
@@ -71,6 +71,39 @@ def dump_json(value: object, field: str) -> str:
     except ValueError as error:
         raise InvalidRequest(field, f"is not JSON: {error}") from None
     return text
+
+
+def find_half(body: BaseModel) -> str | None:
+    """The first field, such as messages[0].content, with half of a surrogate pair in it; None where all is Unicode.
+
+    No reply could repeat such a text. Fields that the model does not declare are not looked at.
+    """
+    waiting: list[tuple[str, object]] = [("", body)]
+    while waiting:
+        place, part = waiting.pop()
+        if isinstance(part, str):
+            if not is_unicode(part):
+                return place
+        elif isinstance(part, BaseModel):
+            fields = type(part).model_fields.items()
+            inner = [(field.alias or name, getattr(part, name)) for name, field in fields]
+            waiting += [(f"{place}.{name}".removeprefix("."), value) for name, value in reversed(inner)]
+        elif isinstance(part, Mapping):
+            if not all(map(is_unicode, part)):
+                return place
+            waiting += [(f"{place}.{name}", value) for name, value in reversed(list(part.items()))]
+        elif isinstance(part, list):
+            waiting += [(f"{place}[{index}]", value) for index, value in reversed(list(enumerate(part)))]
+    return None
+
+
+def is_unicode(text: object) -> bool:
+    """Whether UTF-8 can spell a text: one that comes from JSON may hold half of a surrogate pair."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def make_id(prefix: str) -> str:

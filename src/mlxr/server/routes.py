@@ -17,13 +17,14 @@ from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from mlxr.core.errors import EngineStopped
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError, explain_body, explain_parsing
 from mlxr.server.ignored import find_ignored, note_ignored
-from mlxr.server.json_models import RequestModel
+from mlxr.server.json_models import RequestModel, find_half
 
 Handler = Callable[..., Awaitable[Response | BaseModel]]
 H = TypeVar("H", bound=Handler)
@@ -133,7 +134,18 @@ def build_route(row: RouteRow) -> Route:
         reply = await row.handler(request, **values)
         return reply if isinstance(reply, Response) else reply_json(reply)
 
-    return Route(row.path, answer, methods=[row.method])
+    return _Route(row.path, answer, methods=[row.method])
+
+
+class _Route(Route):
+    """A route that does not claim a path for other methods than its own where a part of that path may be anything.
+
+    So a client that looks for a route that is not here, such as POST /v1/responses/compact, is told so.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return (Match.NONE, {}) if match is Match.PARTIAL and self.param_convertors else (match, child)
 
 
 async def _read_body(request: Request) -> bytes:
@@ -148,10 +160,7 @@ def _parse_body(data: bytes, model: type[BaseModel]) -> tuple[BaseModel, list[st
 
     Raises ServerError naming what is wrong.
     """
-    try:
-        value = json.loads(data) if data else None
-    except (ValueError, RecursionError) as error:
-        raise explain_parsing(error) from error
+    value, may_hold_halves = _parse_json(data)
     if value is None:
         raise ServerError(400, "invalid_request", "body: Field required", "body")
     _check_messages(value)
@@ -159,8 +168,23 @@ def _parse_body(data: bytes, model: type[BaseModel]) -> tuple[BaseModel, list[st
         body = model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         raise explain_body(error.errors(include_url=False), value) from error
+    if may_hold_halves and (half := find_half(body)) is not None:
+        text = f"{half}: holds half of a surrogate pair, which is no Unicode text"
+        raise ServerError(400, "invalid_request", text, half)
     left_out = body.list_left_out() if isinstance(body, RequestModel) else ()
     return body, [*left_out, *find_ignored(value, body)]
+
+
+def _parse_json(data: bytes) -> tuple[object, bool]:
+    """The value of a body, and whether one of its texts may hold half of a surrogate pair: JSON can escape one.
+
+    Raises ServerError for what is no JSON, or no Unicode as it stands.
+    """
+    try:
+        text = data.decode(json.detect_encoding(data))
+        return (json.loads(text) if data else None), "\\ud" in text or "\\uD" in text
+    except (ValueError, RecursionError) as error:
+        raise explain_parsing(error) from error
 
 
 def _check_messages(value: object) -> None:

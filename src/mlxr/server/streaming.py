@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError, to_error
+from mlxr.server.json_models import is_unicode
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,7 +34,7 @@ KEEP_ALIVE_S = 15.0
 def dump_json(value: object) -> str:
     """JSON on one line, without spaces, in ASCII if `value` holds half characters."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text if text.isascii() or _is_unicode(text) else json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text if text.isascii() or is_unicode(text) else json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def sse(value: object, event: str | None = None) -> bytes:
@@ -46,14 +47,6 @@ def sse(value: object, event: str | None = None) -> bytes:
 def ndjson(value: object) -> bytes:
     """Write a value as one line of JSON."""
     return (dump_json(value) + "\n").encode()
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

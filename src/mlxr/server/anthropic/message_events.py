@@ -50,11 +50,12 @@ class _Growing:
 
     def make_start(self) -> JsonObject:
         """The block as it is opened: empty."""
+        block: BlockReply = ToolUseReply(id=self.id, name=self.name, input={})
         if self.kind == "text":
-            return {"type": "text", "text": ""}
-        if self.kind == "thinking":
-            return {"type": "thinking", "thinking": "", "signature": ""}
-        return {"type": "tool_use", "id": self.id, "name": self.name, "input": {}}
+            block = TextReply(text="")
+        elif self.kind == "thinking":
+            block = ThinkingReply(thinking="", signature="")
+        return block.model_dump()
 
     def make_delta(self, text: str) -> JsonObject:
         if self.kind == "text":
@@ -155,8 +156,8 @@ class MessageEvents:
                 "usage": self._count(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
             }
         )
-        delta = {"stop_reason": stop_reason, "stop_sequence": self.message.stop_sequence}
-        counts = self.message.usage.model_dump(exclude={"service_tier"})
+        delta = self.message.model_dump(include={"stop_reason", "stop_sequence", "stop_details", "container"})
+        counts = self.message.usage.model_dump(exclude={"service_tier", "cache_creation", "inference_geo"})
         yield {"type": "message_delta", "delta": delta, "usage": counts}
         yield {"type": "message_stop"}
 

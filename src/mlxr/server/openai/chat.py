@@ -26,7 +26,8 @@ FIELDS = {
     "prompt": "messages",
     "think": "reasoning_effort",
 }  # the service's words for what may be wrong
-LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}  # what streams without /v1 begin with
+# What streams without /v1 begin with, and those that tell of the prompt before anything is known of the answer.
+LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
@@ -49,7 +50,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
             answers=answers,
             includes_usage=body.includes_usage,
             token_bytes=token_bytes,
-            opening=None if request.url.path.startswith("/v1/") else LLAMACPP_OPENING,
+            opening=LLAMACPP_OPENING if body.return_progress or not request.url.path.startswith("/v1/") else None,
             running=RunningTimings(prompt_tokens) if body.timings_per_token else None,
         )
         return EventStream(request, _write_frames(generation, chunks), media_type=SSE, on_error=error_frame)

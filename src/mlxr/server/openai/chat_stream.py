@@ -29,9 +29,11 @@ class ChatChunks:
     ) -> None:
         """`head` is what all chunks begin with: id, object, created, model, system_fingerprint.
 
-        `opening` is the first delta of each answer; `running` gives every token its timings.
+        `opening` is the first delta of each answer. Without it that depends on what comes first: only where that is
+        text, `content` is an empty one, which some clients take for the beginning of a text; before thoughts and calls
+        it is null. `running` gives every token its timings.
         """
-        self._opening = opening or {"role": "assistant", "content": "", "refusal": None}
+        self._opening = opening
         self._head = {**head, "usage": None} if includes_usage else head
         self._tally = Tally(prompt_tokens, answers)
         self._includes_usage, self._running = includes_usage, running
@@ -45,7 +47,7 @@ class ChatChunks:
             self._running.add(event)
         if event.index not in self._opened:
             self._opened.add(event.index)
-            yield self._make_chunk(event.index, self._opening)
+            yield self._make_chunk(event.index, self._opening or _open_with(event), says_tokens=False)
         match event:
             case PromptProgress():
                 yield {**self._make_chunk(event.index, {}), **describe_progress(event)}
@@ -66,16 +68,27 @@ class ChatChunks:
             yield {**self._head, "choices": [], "usage": usage, **self._tally.last_timings()}
 
     def _make_chunk(
-        self, index: int, delta: JsonObject, tokens: Sequence[TokenInfo] = (), finish_reason: str | None = None
+        self,
+        index: int,
+        delta: JsonObject,
+        tokens: Sequence[TokenInfo] = (),
+        finish_reason: str | None = None,
+        *,
+        says_tokens: bool = True,
     ) -> JsonObject:
         logprobs = None
         if self._token_bytes is not None and tokens:
             described = describe_tokens(tokens, self._token_bytes)
             logprobs = {"content": [token.model_dump() for token in described], "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        says_tokens = finish_reason is None and delta is not self._opening
-        timings = self._running.read() if self._running is not None and says_tokens else {}
+        timings = self._running.read() if self._running is not None and says_tokens and finish_reason is None else {}
         return {**self._head, "choices": [choice], **timings}
+
+
+def _open_with(event: Event) -> JsonObject:
+    """The first delta of an answer that begins with `event`."""
+    content = "" if isinstance(event, TextDelta | Finish) else None
+    return {"role": "assistant", "content": content, "refusal": None}
 
 
 def _describe_call(event: ToolCallDelta) -> JsonObject:

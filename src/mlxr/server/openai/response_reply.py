@@ -147,6 +147,7 @@ class ResponseReply(ReplyModel):
     usage: ResponseUsage | None = None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: str | None
@@ -155,6 +156,8 @@ class ResponseReply(ReplyModel):
     background: Literal[False] = False
     service_tier: Literal["default"] = "default"
     temperature: float
+    presence_penalty: float
+    frequency_penalty: float
     text: JsonObject
     tool_choice: str | JsonObject
     tools: list[JsonObject]

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mlxr.core.types import MAX_INT
 from mlxr.server.formats import FlatFormat
 from mlxr.server.json_models import RequestModel, Unsupported
 from mlxr.server.openai.fields import Effort, SamplingFields
@@ -49,6 +50,9 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
     text: TextConfig | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: ResponseToolChoice | None = None
+    max_tool_calls: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
+        None, description="Bounds calls of tools that the service runs itself, of which there are none here."
+    )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: an input that is too long loses its oldest items."
     )
