@@ -7,9 +7,11 @@ import pytest
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_SEED, Grammar
 from mlxr.server.anthropic.request import MessageRequest
+from mlxr.server.ollama.chat import ChatMessage, list_messages
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.completion_request import CompletionRequest
 from mlxr.server.openai.response_request import ResponseRequest
+from mlxr.service.messages import check_messages
 from mlxr.service.requests import ChatRequest, NamedTool
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
@@ -165,6 +167,26 @@ def test_answers_without_text_come_back() -> None:
     read = chat(messages=[{"role": "user", "content": "Hi"}, *sent]).messages[1:]
     assert [message["content"] for message in read] == ["No.", "No.", "", "", ""]
     assert read[3]["tool_calls"] == [{**CALL, "function": {"name": "add", "arguments": '{"a":1}'}}]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("arguments", [None, "", "{'a': 1,}", "Beijing", {"a": 1}])
+def test_arguments_of_earlier_calls_may_be_anything(arguments: object, *, missing: bool) -> None:
+    """Clients send back what they got, from this server or from another one."""
+    given = {} if missing else {"arguments": arguments}
+    call = {**CALL, "function": {"name": "f", **given}}
+    block = {"type": "tool_use", "id": "c1", "name": "f"} | ({} if missing else {"input": arguments})
+    ollama = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+    read = (
+        chat(messages=[BLOCKS[0], {"role": "assistant", "tool_calls": [call]}]).messages[-1],
+        respond(input=[{"type": "function_call", "call_id": "c1", "name": "f", **given}]).messages[-1],
+        message(messages=[BLOCKS[0], {"role": "assistant", "content": [block]}, BLOCKS[0]]).messages[1],
+        list_messages([ollama])[0],
+    )
+    wanted = {} if missing or not arguments else {"input": "Beijing"} if arguments == "Beijing" else {"a": 1}
+    for earlier in read:
+        (called,) = check_messages([{"content": "", **earlier}])[0]["tool_calls"]  # type: ignore[misc]
+        assert called["function"] == {"name": "f", "arguments": wanted}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from service_models import open_demo
 
 from mlxr.core.errors import InvalidRequest, TemplateError
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import Grammar, SamplingParams
 from mlxr.service.chat import Chat
-from mlxr.service.messages import list_answered_calls
+from mlxr.service.messages import list_repeated_calls, parse_arguments
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -115,7 +115,7 @@ def test_a_model_of_its_own_has_its_own_system_message() -> None:
                 {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "x", "arguments": bad}}]},
                 "messages[0].tool_calls[0].function.arguments",
             )
-            for bad in ("no JSON", '{"city": Oslo', "[1]", "1", [1], "[" * 100_000)
+            for bad in ([1], 1, True, '{"a": "\\ud83d"}')
         ),
         ({"role": "tool", "content": "x", "tool_call_id": 7}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "x", "reasoning": ["a"]}, "messages[0].reasoning"),
@@ -203,14 +203,74 @@ def test_arguments_that_break_off_count_as_far_as_they_go(arguments: str, city: 
     assert rendered.startswith(f"{city}|")
 
 
-def test_calls_are_answered_until_the_user_speaks_again() -> None:
-    again = {**CALL, "function": {"name": "weather", "arguments": {"city": "Rome"}}}
-    both = [*CALLED, {"role": "assistant", "tool_calls": [again]}, {"role": "tool", "content": "sun"}]
-    assert list_answered_calls(CALLED) == [("weather", {"city": "Oslo"})]
-    assert sorted(arguments["city"] for _, arguments in list_answered_calls(both)) == ["Oslo", "Rome"]
-    assert list_answered_calls([*both, {"role": "user", "content": "And now?"}]) == []
-    assert list_answered_calls(both[3:]) == [("weather", {"city": "Rome"})]
-    assert list_answered_calls([]) == []
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"a": 1,}', {"a": 1}),
+        ('{"a": [1, 2, ], "b": "x, }", }', {"a": [1, 2], "b": "x, }"}),
+        ("{'a': 1, 'b': 'it\\'s \"x\"'}", {"a": 1, "b": 'it\'s "x"'}),
+        ("{'a': True, 'b': None, c: False}", {"a": True, "b": None, "c": False}),
+        ('{"code": "a\nb\tc"}', {"code": "a\nb\tc"}),
+        ('{"code": "a\nb', {"code": "a\nb"}),
+        ("{'city': 'Os", {"city": "Os"}),
+        ('{"path": "C:\\Users\\d"}', {"path": "C:\\Users\\d"}),
+        ('"{\\"a\\": 1}"', {"a": 1}),
+        (" ", {}),
+        ("null", {}),
+        (None, {}),
+        ('"Beijing"', {"input": "Beijing"}),
+        ("[1]", {"input": [1]}),
+        ("0", {"input": 0}),
+        ("Beijing", {"input": "Beijing"}),
+        ('{"city": Oslo', {"input": '{"city": Oslo'}),
+        ("[" * 100_000, {"input": "[" * 100_000}),
+    ],
+)
+def test_earlier_arguments_of_any_text_are_shown(text: object, arguments: dict[str, object]) -> None:
+    """What another server or a small model wrote must not end a conversation for good."""
+    assert parse_arguments(text, "arguments") == arguments
+
+
+def test_a_repeat_is_text_only_where_the_model_is_free() -> None:
+    """A call that must come, or may come beside an answer in JSON, always comes as one."""
+    chat = make_chat(SHOW)
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    rounds = [*CALLED, *make_round("Oslo")]
+
+    def reads_call(messages: Sequence[Mapping[str, object]], *, is_enforced: bool = False, **fields: Any) -> bool:
+        request = ask(*messages, tools=[TOOL], **fields)
+        form = chat.make_format(request, chat.encode(request), is_enforced=is_enforced)
+        for pieces in ([call], list(call)):
+            parser = form.open_parser()
+            assert parser is not None
+            found = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
+            assert isinstance(found[0], str) != parser.has_calls
+        return parser.has_calls
+
+    assert reads_call(CALLED)
+    assert not reads_call(rounds)
+    assert reads_call([*rounds, *make_round("Rome")])
+    for choice in ("required", NamedTool("weather")):
+        assert reads_call(rounds, is_enforced=True, tool_choice=choice)
+    for is_enforced in (False, True):
+        assert reads_call(rounds, is_enforced=is_enforced, grammar=Grammar("json_object"))
+
+
+def make_round(*cities: str) -> list[dict[str, object]]:
+    calls = [{**CALL, "function": {"name": "weather", "arguments": {"city": city}}} for city in cities]
+    results = [{"role": "tool", "content": "rain"} for _ in cities]
+    return [{"role": "assistant", "tool_calls": calls}, *results]
+
+
+def test_calls_repeat_where_two_rounds_have_made_them() -> None:
+    oslo = ("weather", {"city": "Oslo"})
+    assert list_repeated_calls(CALLED) == []
+    assert list_repeated_calls([*CALLED, *make_round("Oslo")]) == [oslo]
+    assert list_repeated_calls([*make_round("Rome", "Oslo"), *make_round("Oslo", "Bern")]) == [oslo]
+    assert list_repeated_calls([*CALLED, *make_round("Rome"), *make_round("Oslo")]) == []
+    assert list_repeated_calls([*CALLED, USER, *make_round("Oslo")]) == []
+    assert list_repeated_calls([*CALLED, *make_round("Oslo"), USER]) == []
+    assert list_repeated_calls([]) == []
 
 
 def test_reasoning_goes_back_under_the_name_that_the_template_knows() -> None:

@@ -114,6 +114,30 @@ CASES: list[tuple[str, str, list[object]]] = [
         [CallPiece(0, '{"a": [1, -2.5, true, {"k ": null}], "b_c": {}, "d": []}', "now")],
     ),
 ]
+# Written otherwise than a grammar would have it, and read all the same.
+LOOSE: list[tuple[str, str, list[object]]] = [
+    # Brackets that are missing or too many, and several calls between one pair of markers.
+    ("hermes", CALL[:-1], [FIRST]),
+    ("hermes", f"<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>\n{NOW_CALL}\n</tool_call>", [FIRST, SECOND]),
+    ("hermes", f"<tool_call>\n{CALL}}}\n</tool_call> so", [FIRST, " so"]),
+    ("hermes", f"<tool_call>\n{CALL}\n{NOW_CALL}\n</tool_call>", [FIRST, SECOND]),
+    ("hermes", f"{CALL[:-1]}\n</tool_call>\n{NOW_CALL}\n</tool_call>", [FIRST, SECOND]),
+    ("hermes", f"{CALL}\n<tool_call>\n{NOW_CALL}\n</tool_call>\nso", [FIRST, SECOND, "\nso"]),
+    ("hermes", f"```json\n{CALL}\n```\n```json\n{NOW_CALL}\n```", [FIRST, SECOND]),
+    ("generic", f"{CALL}\n{NOW_CALL[:-1]}\n", [FIRST, SECOND]),
+    # Small mistakes, and what JSON has no signs for.
+    (
+        "hermes",
+        '{"name": "now", "arguments": {"a": "x\ny", "b": [1,], }}',
+        [CallPiece(0, r'{"a": "x\ny", "b": [1]}', "now")],
+    ),
+    (
+        "generic",
+        r'{"name": "now", "arguments": {"a": "\ud83d", "\ude00": 1}}',
+        [CallPiece(0, '{"a": "\ufffd", "\ufffd": 1}', "now")],
+    ),
+    ("mistral-args", '[TOOL_CALLS]now[ARGS]{"a": "x\ty"}', [CallPiece(0, r'{"a": "x\ty"}', "now")]),
+]
 # What only looks like a call comes back as it was.
 TEXTS: list[tuple[str, str]] = [
     ("hermes", "<tool_call>no json</tool_call>"),
@@ -128,7 +152,14 @@ TEXTS: list[tuple[str, str]] = [
     ("llama3", '{"name": "nobody", "parameters": {}}'),
     ("llama3", '{"answer": 42} and more'),
     ("llama3", '<|python_tag|>print("x")'),
-    ("llama3", '  {"name": "now", "parameters": {}'),
+    ("llama3", '  {"name": "now", "parameters": {'),
+    ("llama3", '{"name": "now"'),
+    ("generic", '{"name": "now", "arguments": {"a": NaN}}'),
+    ("generic", '{"name": "now", "arguments": {"a": [-Infinity]}}'),
+    ("hermes", '{"name": "now", "arguments": {"a": 1e999}}'),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {"a": -1e999}}]'),
+    ("mistral-args", '[TOOL_CALLS]now[ARGS]{"a": NaN}'),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "now", "parameters": {"a": NaN}}]<|END_ACTION|>'),
     ("generic", "```json\n[1, 2]\n```"),
     ("generic", "``"),
     ("generic", "\n plain words"),
@@ -174,23 +205,95 @@ TEXTS: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("format_name", "text", "expected"), CASES)
+@pytest.mark.parametrize(("format_name", "text", "expected"), [*CASES, *LOOSE])
 def test_calls_are_found(format_name: str, text: str, expected: list[object]) -> None:
     assert read(format_name, [text]) == expected
     assert read(format_name, list(text)) == expected
 
 
-def test_an_answered_call_without_markers_stays_text() -> None:
+@pytest.mark.parametrize("format_name", ["hermes", "generic", "llama3"])
+def test_a_call_that_was_answered_again_and_again_is_text(format_name: str) -> None:
+    """Nothing behind it is lost, and where a grammar is enforced every call is one."""
     answered = frozenset({("weather", FIRST.arguments)})
+    now = [CallPiece(0, "{}", "now")]
     for text, expected in (
         (CALL, [CALL]),
-        (f"```json\n{CALL}\n```", [f"```json\n{CALL}\n```"]),
         (f"{CALL}\n{CALL}", [f"{CALL}\n{CALL}"]),
-        (NOW_CALL, [CallPiece(0, "{}", "now")]),
+        (NOW_CALL, now),
+        (f"{CALL}\n{NOW_CALL}", [CALL, *now]),
+        (f"{NOW_CALL}\n{CALL}\n{NOW_CALL}", [*now, f"\n{CALL}", CallPiece(1, "{}", "now")]),
+    ):
+        for pieces in ([text], list(text)):
+            assert read(format_name, pieces, answered=answered) == expected
+    marked = CALL if format_name != "hermes" else f"<tool_call>{CALL}</tool_call>"
+    for pieces in ([marked], list(marked)):
+        assert read(format_name, pieces, answered=answered, is_enforced=True) == [FIRST]
+
+
+def test_what_stands_around_an_answered_call_stays() -> None:
+    answered = frozenset({("weather", FIRST.arguments)})
+    inner = '{"city": "<tool_call>{\\"name\\": \\"now\\"}</tool_call>"}'
+    for text, expected in (
+        (f"```json\n{CALL}\n```", [f"```json\n{CALL}\n```"]),
         (f"<tool_call>{CALL}</tool_call>", [FIRST]),
+        (f"{CALL}\n<tool_call>{CALL}</tool_call>", [CALL, FIRST]),
     ):
         for pieces in ([text], list(text)):
             assert read("hermes", pieces, answered=answered) == expected
+    call = f'{{"name": "weather", "arguments": {inner}}}'
+    assert read("hermes", [call], answered=frozenset({("weather", inner)})) == [call]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("hermes", f"<tool_call>\n{NOW_CALL}\n</tool_call>\n<tool_call>\n"),
+        ("hermes", f"<tool_call>\n{NOW_CALL}\n</tool_call>\n<tool_"),
+        ("mistral", f"[TOOL_CALLS][{NOW_CALL}, "),
+        ("mistral-args", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]"),
+        ("mistral-args", "[TOOL_CALLS]now[ARGS]{}[TOOL_"),
+        ("phi4", f"<|tool_call|>[{NOW_CALL}]<|/tool_call|><|tool_call|>"),
+        ("gemma4", "<|tool_call>call:now{}<tool_call|><|tool_call>"),
+        ("olmo3", "<function_calls>now()</function_calls>\n<function_calls>"),
+        ("cohere", f"<|START_ACTION|>[{NOW_CALL}]<|END_ACTION|>\n<|START_"),
+    ],
+)
+@pytest.mark.parametrize("is_enforced", [False, True])
+def test_a_marker_at_the_end_is_no_text_beside_calls(format_name: str, text: str, is_enforced: bool) -> None:
+    """The tokens ran out where one more call was about to begin."""
+    for pieces in ([text], list(text)):
+        assert read(format_name, pieces, is_enforced=is_enforced) == [CallPiece(0, "{}", "now")]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("hermes", "<tool_call>\n"),
+        ("hermes", '<tool_call>\n{"name": "no'),
+        ("mistral", "[TOOL_CALLS]"),
+        ("mistral", "[TOOL_CALLS] ["),
+        ("mistral-args", "[TOOL_CALLS]weath"),
+        ("mistral-args", "[TOOL_CALLS]now[AR"),
+        ("phi4", "<|tool_call|>["),
+        ("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0'),
+        ("gemma4", '<|tool_call>call:weather{city:<|"|>'),
+        ("olmo3", '<function_calls>weather(city="'),
+    ],
+)
+def test_an_enforced_call_that_is_cut_short_is_no_text(format_name: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert read(format_name, pieces, is_enforced=True) == []
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "mistral-args", "generic"])
+def test_enforced_arguments_are_json_for_every_client(format_name: str) -> None:
+    """Grammars allow numbers beyond float64 and halves of surrogate pairs; a stream cannot be taken back."""
+    bad = r'{"a": [1e999, -2.5E+9999, 1E-9999], "b": "\ud83d \ud83d\ude00 \\ud83d", "c": 12.50}'
+    good = r'{"a": [1e307, -2.5e307, 1E-9999], "b": "\ufffd \ud83d\ude00 \\ud83d", "c": 12.50}'
+    leads = {"hermes": '<tool_call>\n{"name": "now", "arguments": ', "mistral-args": "[TOOL_CALLS]now[ARGS]"}
+    lead = leads.get(format_name, '{"name": "now", "arguments": ')
+    for pieces in ([lead + bad], list(lead + bad)):
+        assert read(format_name, pieces, is_enforced=True) == [CallPiece(0, good, "now")]
 
 
 @pytest.mark.parametrize(("format_name", "text"), TEXTS)
@@ -236,12 +339,27 @@ PIECES = st.lists(
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-@given(data=st.data())
-def test_the_cut_of_the_text_does_not_matter(format_name: str, data: st.DataObject) -> None:
-    text = "".join(data.draw(PIECES))
-    limit = data.draw(st.sampled_from([None, 1]))
-    pieces = data.draw(cut_text(text))
-    assert read(format_name, pieces, max_calls=limit) == read(format_name, [text], max_calls=limit)
+@given(
+    parts=PIECES,
+    max_calls=st.sampled_from([None, 1]),
+    is_enforced=st.booleans(),
+    answered=st.sampled_from([frozenset(), frozenset({("now", "{}")}), frozenset({("weather", FIRST.arguments)})]),
+    data=st.data(),
+)
+def test_the_cut_of_the_text_does_not_matter(
+    format_name: str,
+    parts: list[str],
+    max_calls: int | None,
+    is_enforced: bool,
+    answered: frozenset[tuple[str, str]],
+    data: st.DataObject,
+) -> None:
+    text = "".join(parts)
+
+    def read_pieces(pieces: list[str]) -> list[object]:
+        return read(format_name, pieces, is_enforced=is_enforced, max_calls=max_calls, answered=answered)
+
+    assert read_pieces(data.draw(cut_text(text))) == read_pieces([text])
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

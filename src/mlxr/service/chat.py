@@ -19,7 +19,8 @@ from mlxr.core.errors import InvalidRequest, NoTemplateWorker, TemplateError
 from mlxr.core.types import Grammar
 from mlxr.service.answer import AnswerFormat
 from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
-from mlxr.service.messages import check_messages, list_answered_calls
+from mlxr.service.json_text import write_json
+from mlxr.service.messages import check_messages, list_repeated_calls
 from mlxr.service.output import WRAPPERS, OutputParser
 from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
@@ -28,7 +29,7 @@ from mlxr.service.schema_document import SchemaError
 from mlxr.service.size_bound import SizeBound, count_characters
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
 from mlxr.service.tools import TOOLS_VARIABLE, ToolFormat, find_format
-from mlxr.service.tools.format import describe_tool, write_json
+from mlxr.service.tools.format import describe_tool
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
@@ -161,7 +162,9 @@ class Chat:
         # Where a call begins like an answer in JSON, it is one only when it is whole.
         is_sure = is_enforced and (request.grammar is None or request.tool_choice != "auto" or tool_format.marks_calls)
         once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
-        answered = frozenset((name, write_json(args)) for name, args in list_answered_calls(request.messages))
+        is_free = request.tool_choice == "auto" and request.grammar is None
+        repeated = list_repeated_calls(request.messages) if is_free else []
+        answered = frozenset((name, write_json(arguments)) for name, arguments in repeated)
 
         has_parser = bool(tools) or tool_format.marks_answers
         wrappers = [spelling for spelling in WRAPPERS if spelling in self._template.source]

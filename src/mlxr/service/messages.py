@@ -13,6 +13,7 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.service.json_text import mend_json
 
 Message = Mapping[str, object]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -105,49 +106,63 @@ def _check_call(call: object, field: str) -> dict[str, object]:
     return checked
 
 
-def list_answered_calls(messages: Sequence[Mapping[str, object]]) -> list[tuple[str, Mapping[str, object]]]:
-    """Name and arguments of the calls made since the last message of the user, if results of tools come last.
+def list_repeated_calls(messages: Sequence[Mapping[str, object]]) -> list[tuple[str, Mapping[str, object]]]:
+    """Name and arguments of the calls that the model has made in both of the last two rounds, if results come last.
 
-    The messages are ones that `check_messages` takes.
+    A round are the calls between two results; the user's messages end the count. The messages are ones that
+    `check_messages` takes.
     """
-    if not messages or messages[-1].get("role") != "tool":
-        return []
-    calls = []
+    rounds: list[list[dict[str, Any]]] = []
+    last = "user"
     for message in reversed(messages):
-        if message.get("role") not in ("assistant", "tool"):
+        role = str(message.get("role"))
+        if role not in ("assistant", "tool") or (role == "assistant" and not rounds and last != "tool"):
             break
-        calls += _check_calls(message.get("tool_calls"), "tool_calls")
-    functions = [cast(dict[str, Any], call["function"]) for call in calls]
-    return [(function["name"], function["arguments"]) for function in functions]
+        if role == "assistant" and last == "tool":
+            rounds.append([])
+        if role == "assistant":
+            calls = _check_calls(message.get("tool_calls"), "tool_calls")
+            rounds[-1] += [cast(dict[str, Any], call["function"]) for call in calls]
+        last = role
+    latest, before = [*rounds, [], []][:2]
+    return [(function["name"], function["arguments"]) for function in latest if function in before]
 
 
 def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
-    """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or JSON text of one.
+    """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or text, of whole characters.
 
-    JSON text that breaks off, as that of an answer that ran out of tokens does, counts as far as it goes: clients send
-    such calls back as they got them.
+    Clients send calls back as they got them, from this server or another one, so any text will do. JSON that breaks
+    off, as that of an answer that ran out of tokens does, counts as far as it goes; small mistakes are mended. A value
+    that is no object, and text that is no JSON, become an object with that as its `input`.
     """
-    if arguments is None or arguments == "":
-        return {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            arguments = _parse_beginning(str(arguments))
-            if arguments is None:
-                raise InvalidRequest(field, f"is not JSON ({error})") from None
+        value = _read_arguments(arguments)
+        arguments = value if value is None or isinstance(value, Mapping) else {"input": value}
+    if arguments is None:
+        return {}
     if not isinstance(arguments, Mapping):
         raise InvalidRequest(field, f"must be a JSON object, got {type(arguments).__name__}")
     _check_unicode(json.dumps(arguments, ensure_ascii=False, default=str), field)
     return arguments
 
 
-def _parse_beginning(text: str) -> object:
-    """The value of JSON text that breaks off, None where it is not the beginning of JSON."""
-    try:
-        return from_json(text, allow_partial="trailing-strings")
-    except ValueError:
-        return None
+def _read_arguments(text: str) -> object:
+    """What the text of arguments stands for, the text itself where it is no JSON."""
+    if not text.strip():
+        return {}
+    for candidate in (text, mend_json(text)):
+        try:
+            value = json.loads(candidate, strict=False)
+            return _read_arguments(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+        except (ValueError, RecursionError):
+            pass
+        try:
+            beginning = from_json(candidate, allow_partial="trailing-strings")
+        except ValueError:
+            continue
+        if isinstance(beginning, Mapping):
+            return beginning
+    return text
 
 
 def _check_text(value: object, field: str) -> str:

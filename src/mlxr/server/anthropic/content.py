@@ -114,12 +114,12 @@ class ThinkingBlock(RequestModel):
 
 
 class ToolUseBlock(RequestModel):
-    """A call that the assistant made earlier."""
+    """A call that the assistant made earlier; its input may be JSON text, and is empty where it is left out."""
 
     type: Literal["tool_use"]
     id: Text
     name: Text
-    input: JsonObject
+    input: JsonObject | str = ""
 
 
 ResultBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]
@@ -216,7 +216,8 @@ def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, s
                 thoughts.append(block.thinking)
             case ToolUseBlock():
                 tool_names[block.id] = block.name
-                arguments = dump_json(block.input, f"{field}[{index}].input")
+                given, place = block.input, f"{field}[{index}].input"
+                arguments = given if isinstance(given, str) else dump_json(given, place)
                 calls.append(describe_call(block.id, block.name, arguments))
             case _:
                 raise InvalidRequest(f"{field}[{index}]", "the assistant gives no tool_result")

@@ -24,10 +24,10 @@ router = Router()
 
 
 class CalledFunction(RequestModel):
-    """The function of an earlier call."""
+    """The function of an earlier call; its arguments may be JSON text, and are none where they are left out."""
 
     name: Text
-    arguments: JsonObject
+    arguments: JsonObject | str = ""
 
 
 class ToolCall(RequestModel):

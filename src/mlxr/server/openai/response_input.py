@@ -53,18 +53,20 @@ class MessageItem(RequestModel):
 
 
 class FunctionCallItem(RequestModel):
-    """A call that the assistant made earlier."""
+    """A call that the assistant made earlier, with its arguments as JSON text, or as the JSON itself."""
 
     type: Literal["function_call"]
     call_id: Text
     name: Text
-    arguments: str
+    arguments: str | JsonObject = ""
     namespace: str | None = None
 
     def to_call(self, field: str) -> JsonObject:
         """The call for the service; raises InvalidRequest for arguments that are none."""
-        parse_arguments(self.arguments, f"{field}.arguments")  # here the item still has its number
-        return describe_call(self.call_id, qualify(self.namespace, self.name), self.arguments)
+        given, place = self.arguments, f"{field}.arguments"
+        parse_arguments(given, place)  # here the item still has its number
+        text = given if isinstance(given, str) else dump_json(given, place)
+        return describe_call(self.call_id, qualify(self.namespace, self.name), text)
 
 
 class CustomCallItem(RequestModel):

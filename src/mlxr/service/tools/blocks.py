@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mlxr.service.json_text import write_json
 from mlxr.service.reasoning import hold_back
-from mlxr.service.tools.format import CallParser, CallPiece, write_json
+from mlxr.service.tools.format import CallParser, CallPiece
 
 Call = tuple[str, Mapping[str, object]]  # name and arguments
 
@@ -52,7 +53,7 @@ class BlockParser(CallParser):
     """Text, and blocks that begin with one of `starts`.
 
     `read` gets what stands behind that and says which calls these are, None if it is something else. `closing` may come
-    behind the end of a block and is no text.
+    behind the end of a block and is no text. `heads` are what a block begins with where a grammar is enforced.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class BlockParser(CallParser):
         ending: Ending,
         read: Callable[[str], Iterable[Call] | None],
         closing: str = "",
+        heads: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self._heads = heads
         self._starts, self._ending, self._read, self._closing = starts, ending, read, closing
         self._finder = _EndFinder(ending)
         self._start = re.compile("|".join(map(re.escape, starts)))
@@ -95,10 +98,12 @@ class BlockParser(CallParser):
         self._decide(body, end[0])
         return bool(self._text)
 
-    def _decide(self, body: str, end: str) -> None:
+    def _decide(self, body: str, end: str, *, is_cut: bool = False) -> None:
         """Calls of known tools, or text."""
         calls = self._read(body)
-        if calls is None:
+        if calls is None and is_cut:
+            self._give_begun(self._lead, body, self._heads, is_enforced=bool(self._heads))
+        elif calls is None:
             self._give(self._lead + body + end)
         for name, arguments in calls or ():
             if not self.is_over:
@@ -118,6 +123,6 @@ class BlockParser(CallParser):
 
     def _end(self) -> None:
         if self._lead:
-            self._decide(self._text, "")
-        elif not self._wants_closing and (not self.calls or self._text.strip()):
-            self._give(self._text)
+            self._decide(self._text, "", is_cut=True)
+        elif not self._wants_closing:
+            self._give_rest(self._text, self._starts)

@@ -43,7 +43,7 @@ class CallParser(ABC):
     """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`.
 
     `place` is where the prompt ends, for formats that mark whole answers. `answered` are name and arguments (as
-    `write_json` writes them) of the calls whose results the prompt ends with.
+    `write_json` writes them) of calls that have been answered so often that one more without a marker is text.
     """
 
     def __init__(self) -> None:
@@ -53,6 +53,7 @@ class CallParser(ABC):
         self.answered: frozenset[tuple[str, str]] = frozenset()
         self._text = ""  # not decided yet
         self._found: list[Piece] = []
+        self._said_after = 0  # calls that were complete when text was given out last
 
     def push(self, text: str) -> list[Piece]:
         """What is certain with this piece of text."""
@@ -88,6 +89,24 @@ class CallParser(ABC):
     def _give(self, text: str) -> None:
         if text:
             self._found.append(text)
+            self._said_after = self.calls
+
+    def _give_begun(self, lead: str, text: str, heads: Sequence[str], *, is_enforced: bool) -> None:
+        """Give out a marker and what stands behind it at the end, unless it is the beginning of a call.
+
+        `heads` are what calls begin with; nothing but one of them comes where a grammar is enforced.
+        """
+        bare = text.strip()
+        is_begun = is_enforced and any(head.startswith(bare) or bare.startswith(head) for head in heads)
+        if not is_begun:
+            self._give_rest(lead + text, (lead.strip(),))
+
+    def _give_rest(self, text: str, markers: Sequence[str]) -> None:
+        """Give out what is left at the end, unless it is space or the beginning of a marker right behind a call."""
+        bare = text.strip()
+        is_begun = self.calls != self._said_after and any(marker.startswith(bare) for marker in markers)
+        if not self.calls or (bare and not is_begun):
+            self._give(text)
 
 
 class ToolFormat(ABC):
@@ -143,11 +162,6 @@ def describe_tool(tool: Tool) -> dict[str, object]:
     """A tool as chat templates expect it: OpenAI's shape."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
-
-
-def write_json(value: object) -> str:
-    """JSON as models read and write it: characters as they are."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def quote_lark(text: str) -> str:

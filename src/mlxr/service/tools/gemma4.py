@@ -30,9 +30,9 @@ class Gemma4Format(ToolFormat):
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of the calls between the markers, which are given out whole."""
-        del is_enforced
         read = partial(read_block, frozenset(tool.name for tool in tools))
-        return BlockParser((START,), Ending(END, QUOTE, QUOTE), read)
+        heads = [f"call:{tool.name}" for tool in tools] if is_enforced else []
+        return BlockParser((START,), Ending(END, QUOTE, QUOTE), read, heads=heads)
 
     def write_grammar(
         self,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from mlxr.service.json_text import write_json
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, ToolFormat, describe_tool, write_bare_grammar, write_json
+from mlxr.service.tools.format import CallParser, ToolFormat, describe_tool, write_bare_grammar
 
 _INTRODUCTION = (
     "You can call these functions:\n{tools}\n"
@@ -49,7 +50,7 @@ class GenericFormat(ToolFormat):
         names = frozenset(tool.name for tool in tools)
         keys = ("arguments", "parameters")
         leads = ("```json", "```")
-        return BareJsonParser(names, keys, leads=leads, separators=",;`", is_enforced=is_enforced)
+        return BareJsonParser(names, keys, leads=leads, separators=",;", is_enforced=is_enforced)
 
     def write_grammar(
         self,

@@ -29,9 +29,9 @@ class GlmFormat(ToolFormat):
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""
-        del is_enforced
         by_name = {tool.name: tool for tool in tools}
-        return BlockParser((START,), _ENDING, lambda body: read_block(body, by_name))
+        heads = list(by_name) if is_enforced else []
+        return BlockParser((START,), _ENDING, lambda body: read_block(body, by_name), heads=heads)
 
     def write_grammar(
         self,

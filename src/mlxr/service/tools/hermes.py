@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, Piece, ToolFormat, quote_lark, write_call_rules, write_rule
+from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_call_rules, write_rule
 from mlxr.service.tools.json_call import CallReader
 
 START, END = "<tool_call>", "</tool_call>"
@@ -23,10 +23,14 @@ class HermesFormat(ToolFormat):
     markers: Sequence[str] = (START, END)
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """Return a parser of marked calls that also finds an answer that is JSON from its beginning."""
+        """Return a parser of marked calls, also of an answer that is calls without markers from its beginning.
+
+        Small models forget the markers.
+        """
         names = frozenset(tool.name for tool in tools)
-        bare = BareJsonParser(names, KEYS, leads=("```json", "```"), separators=",;`", is_enforced=False)
-        return FirstLook(bare, HermesParser(names, is_enforced=is_enforced))
+        marked = HermesParser(names, is_enforced=is_enforced)
+        leads = ("```json", "```")
+        return BareJsonParser(names, KEYS, leads=leads, separators=",;", is_enforced=False, closing=END, rest=marked)
 
     def write_grammar(
         self,
@@ -54,51 +58,6 @@ class HermesFormat(ToolFormat):
                 f"tail: TAIL\nTAIL: /(?s:.*)/ & ~/(?s:.*){START}(?s:.*)/\n"
             )
         return rules + write_call_rules(tools, "arguments")
-
-
-class FirstLook(CallParser):
-    """Small models forget the markers: an answer that begins as JSON, or as a block of it, may be a call all the same.
-
-    What such an answer turns out to be besides calls is read as any other. A call that has been answered already is
-    text: such models write it once more instead of an answer, and a client that ran it again would never end.
-    """
-
-    def __init__(self, bare: BareJsonParser, marked: HermesParser) -> None:
-        super().__init__()
-        self._bare, self._marked = bare, marked
-        self._is_bare: bool | None = None  # not known before the first sign that is no space
-
-    def push(self, text: str) -> list[Piece]:
-        """Read a piece of text; the beginning of the answer decides which of the two parsers reads on."""
-        self._text += text
-        begin = self._text.lstrip()[:1]
-        if self._is_bare is None and not begin:
-            return []
-        if self._is_bare is None:
-            self._is_bare = begin in "{`"
-            self._bare.max_calls = self._marked.max_calls = self.max_calls
-            self._bare.answered = self.answered
-        text, self._text = self._text, ""
-        return self._read(self._bare.push(text) if self._is_bare else [text])
-
-    def flush(self) -> list[Piece]:
-        """Read what is left when the answer ends; what looked like a bare call and is none is read again."""
-        found = self._read([*self._bare.flush(), self._text] if self._is_bare else [self._text])
-        return found if self._bare.calls else found + self._marked.flush()
-
-    def _read(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Let the text among what was found be read for marked calls, unless there were others."""
-        found: list[Piece] = []
-        for piece in pieces:
-            found += self._marked.push(piece) if isinstance(piece, str) and not self._bare.calls else [piece]
-        self.calls = self._bare.calls or self._marked.calls
-        return [piece for piece in found if piece != ""]
-
-    def _advance(self) -> bool:
-        return False
-
-    def _end(self) -> None:
-        pass
 
 
 class HermesParser(CallParser):
@@ -136,8 +95,11 @@ class HermesParser(CallParser):
         if bare:
             self._lead += self._text[: len(self._text) - len(bare)]
             self._text = bare
-            self._reader = CallReader(self.calls, self._names, KEYS, is_enforced=self._is_enforced)
+            self._open_reader()
         return bool(bare)
+
+    def _open_reader(self) -> None:
+        self._reader = CallReader(self.calls, self._names, KEYS, is_enforced=self._is_enforced, stop=END)
 
     def _read_call(self, reader: CallReader) -> bool:
         pieces, rest = reader.push(self._text)
@@ -157,16 +119,28 @@ class HermesParser(CallParser):
         self._lead, self._reader = "", None
 
     def _read_end(self) -> bool:
-        bare = self._text.lstrip()
+        """Behind a call: the end marker, which may be missing, a bracket too many before it, or one more call."""
+        bare = self._text.lstrip(" \t\r\n}")
         if END.startswith(bare) and bare != END:
             return False
-        self._text = bare.removeprefix(END) if bare.startswith(END) else self._text  # forgive one that is missing
         self._wants_end = False
+        if bare.startswith(END):
+            self._text = bare.removeprefix(END)
+        elif self._text.lstrip().startswith("{"):
+            bare = self._text.lstrip()
+            self._lead, self._text = self._text[: len(self._text) - len(bare)], bare
+            self._open_reader()
         return bool(self._text)
 
     def _end(self) -> None:
-        if self._reader is not None and not self._is_enforced:
-            self._give_up(self._reader)
-        elif self._reader is None and not self._wants_end:
-            text = self._lead + self._text
-            self._give(text if not self.calls or text.strip() else "")
+        if self._reader is not None:
+            pieces = self._reader.finish()
+            if self._reader.is_complete:
+                self._found += pieces
+                self.calls += 1
+            elif not self._is_enforced:
+                self._give_up(self._reader)
+        elif self._lead:
+            self._give_begun(self._lead, self._text, "{", is_enforced=self._is_enforced)
+        elif not self._wants_end:
+            self._give_rest(self._text, (START,))

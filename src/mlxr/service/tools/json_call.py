@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from mlxr.service.tools.format import CallPiece, write_json
+from mlxr.service.json_text import JsonMender, mend_json, read_json, write_json
+from mlxr.service.reasoning import hold_back
+from mlxr.service.tools.format import CallPiece
 
-_OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 _HEAD = re.compile(
     r'\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
@@ -21,31 +22,42 @@ _HEAD = re.compile(
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or list by its brackets; its text comes in pieces, beginning with the bracket."""
+    """Finds the end of a JSON object or list in a text that grows, by its brackets, or before the marker `stop`."""
 
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._is_escaped = False
+    def __init__(self, stop: str = "") -> None:
+        self._stop = stop
+        self._outside = re.compile(r'["{}\[\]]' + (f"|{re.escape(stop)}" if stop else ""))
+        self._place = self._depth = 0
+        self._is_in_string = False
 
-    def feed(self, text: str) -> int | None:
-        """Where in `text` the value ends, None if it goes on."""
-        position = 1 if self._is_escaped and text else 0
-        self._is_escaped = self._is_escaped and not text
+    def find(self, text: str) -> int | None:
+        """Where the value ends, None if it goes on; `text` is that of the last time and more."""
         while True:
-            match = (_INSIDE if self._in_string else _OUTSIDE).search(text, position)
-            if match is None:
+            sign = (_INSIDE if self._is_in_string else self._outside).search(text, self._place)
+            if sign is None:
+                held = 0 if self._is_in_string else hold_back(text[self._place :][-len(self._stop) :], self._stop)
+                self._place = len(text) - held
                 return None
-            position, sign = match.end(), match[0]
-            if sign == '"':
-                self._in_string = not self._in_string
-            elif sign == "\\":
-                if position == len(text):
-                    self._is_escaped = True
-                position += 1
+            if sign[0] == "\\":
+                if sign.end() == len(text):
+                    self._place = sign.start()
+                    return None
+                self._place = sign.end() + 1
+                continue
+            if sign[0] == self._stop:
+                return sign.start()
+            self._place = sign.end()
+            if sign[0] == '"':
+                self._is_in_string = not self._is_in_string
             else:
-                self._depth += 1 if sign in "{[" else -1
+                self._depth += 1 if sign[0] in "{[" else -1
                 if self._depth <= 0:
-                    return position
+                    return self._place
+
+    @property
+    def misses_bracket(self) -> bool:
+        """Whether nothing but the last bracket is missing."""
+        return self._depth == 1 and not self._is_in_string
 
 
 class ArgumentsReader:
@@ -55,7 +67,8 @@ class ArgumentsReader:
     """
 
     def __init__(self, number: int, name: str | None, *, is_enforced: bool) -> None:
-        self._number, self._name, self._streams = number, name, is_enforced
+        self._number, self._name = number, name
+        self._mender = JsonMender() if is_enforced else None
         self._end = JsonEnd()
         self._scanned = 0
         self.raw = ""
@@ -64,71 +77,90 @@ class ArgumentsReader:
     def push(self, text: str) -> tuple[list[CallPiece], str]:
         """Pieces of the call, and what comes after it (only when it is complete or broken)."""
         self.raw += text
-        end = self._end.feed(text)
-        rest = ""
+        end, rest = self._end.find(self.raw), ""
         if end is not None:
-            end += len(self.raw) - len(text)
-            rest, self.raw = self.raw[end:], self.raw[:end]
-        fresh, name = self.raw[self._scanned :], self._name
-        if self._streams:
-            self._scanned, self._name = len(self.raw), None if fresh else name
-            self.is_complete = end is not None
-            return [CallPiece(self._number, fresh, name)] if fresh else [], rest
+            self.raw, rest = self.raw[:end], self.raw[end:]
+        if self._mender is not None:
+            return self._stream(self._mender, is_whole=end is not None), rest
         if end is None:
             return [], ""
         arguments = _parse(self.raw)
         self.is_complete = isinstance(arguments, dict)
         self.is_broken = not self.is_complete
-        return [CallPiece(self._number, write_json(arguments), name)] if self.is_complete else [], rest
+        return [CallPiece(self._number, write_json(arguments), self._name)] if self.is_complete else [], rest
+
+    def finish(self) -> list[CallPiece]:
+        """Nothing: what is not whole when the answer ends is no call."""
+        return []
+
+    def _stream(self, mender: JsonMender, *, is_whole: bool) -> list[CallPiece]:
+        """Give out what is new."""
+        fresh, self._scanned, self.is_complete = self.raw[self._scanned :], len(self.raw), is_whole
+        fresh = mender.push(fresh)
+        name, self._name = self._name, None if fresh else self._name
+        return [CallPiece(self._number, fresh, name)] if fresh else []
 
 
 class CallReader:
-    """Call number `number`, an object with name and arguments; see `ArgumentsReader`."""
+    """Call number `number`, an object with name and arguments; see `ArgumentsReader`.
 
-    def __init__(self, number: int, names: Collection[str], keys: Sequence[str], *, is_enforced: bool) -> None:
+    Before the marker `stop`, or at the end of the answer, its last bracket may be missing.
+    """
+
+    def __init__(
+        self, number: int, names: Collection[str], keys: Sequence[str], *, is_enforced: bool, stop: str = ""
+    ) -> None:
         self._number, self._names, self._keys = number, names, keys
         self._streams = is_enforced
         self._arguments: ArgumentsReader | None = None
-        self._end = JsonEnd()
+        self._closing = ""  # what stands behind the arguments, so far space
+        self._end = JsonEnd(stop)
         self.raw = ""
         self.is_complete = self.is_broken = False
 
     def push(self, text: str) -> tuple[list[CallPiece], str]:
         """Pieces of the call, and what comes after it (only when it is complete or broken)."""
-        return self._stream(text) if self._streams else self._gather(text)
-
-    def _gather(self, text: str) -> tuple[list[CallPiece], str]:
-        """Wait for the whole object."""
         self.raw += text
+        if self._arguments is None and self._streams:
+            head = _HEAD.match(self.raw)
+            name = None if head is None else json.loads(head[1])
+            if head is not None and name in self._names:
+                self._arguments, text = ArgumentsReader(self._number, name, is_enforced=True), self.raw[head.end() :]
+        return self._gather() if self._arguments is None else self._stream(self._arguments, text)
+
+    def finish(self) -> list[CallPiece]:
+        """The call that is whole but for its last bracket when the answer ends, if this is one."""
+        return [] if self._arguments is not None else self._decide()
+
+    def _gather(self) -> tuple[list[CallPiece], str]:
+        """Wait for the whole object."""
         if not self.raw.startswith("{"):
             self.is_broken = bool(self.raw)
             return [], ""
-        end = self._end.feed(text)
+        end = self._end.find(self.raw)
         if end is None:
             return [], ""
-        end += len(self.raw) - len(text)
-        rest, self.raw = self.raw[end:], self.raw[:end]
-        call = read_call(self.raw, self._names, self._keys)
-        self.is_complete, self.is_broken = call is not None, call is None
-        return [] if call is None else [CallPiece(self._number, call[1], call[0])], rest
+        self.raw, rest = self.raw[:end], self.raw[end:]
+        return self._decide(), rest
 
-    def _stream(self, text: str) -> tuple[list[CallPiece], str]:
-        """Give out the name when it is there, then the arguments as they come, then read the closing bracket."""
+    def _decide(self) -> list[CallPiece]:
+        """The call, unless this is none."""
+        is_short = self._end.misses_bracket and self.raw.rstrip().endswith("}")
+        call = read_call(self.raw + "}" * is_short, self._names, self._keys)
+        self.is_complete, self.is_broken = call is not None, call is None
+        return [] if call is None else [CallPiece(self._number, call[1], call[0])]
+
+    def _stream(self, arguments: ArgumentsReader, text: str) -> tuple[list[CallPiece], str]:
+        """Give out the arguments as they come, and read the closing bracket."""
         pieces: list[CallPiece] = []
-        self.raw += text
-        if self._arguments is None:
-            head = _HEAD.match(self.raw)
-            if head is None:
-                return [], ""
-            text = self.raw[head.end() :]
-            self._arguments = ArgumentsReader(self._number, json.loads(head[1]), is_enforced=True)
-        if not self._arguments.is_complete:
-            pieces, text = self._arguments.push(text)
-        if self._arguments.is_complete:
-            _, closing, rest = text.partition("}")
-            self.is_complete = bool(closing)
-            return pieces, rest
-        return pieces, ""
+        if not arguments.is_complete:
+            pieces, text = arguments.push(text)
+        if not arguments.is_complete:
+            return pieces, ""
+        self._closing += text
+        bare = self._closing.lstrip()
+        self.is_complete = bool(bare)
+        return pieces, bare.removeprefix("}")
 
 
 def read_call(text: str, names: Collection[str], keys: Sequence[str]) -> tuple[str, str] | None:
@@ -144,8 +176,12 @@ def read_call(text: str, names: Collection[str], keys: Sequence[str]) -> tuple[s
 
 
 def _parse(text: str) -> object:
-    """The value that JSON text stands for, None if it is none."""
+    """The value that JSON text stands for, small mistakes mended; None if it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
+        pass
+    try:
+        return read_json(mend_json(text))
+    except ValueError:
         return None

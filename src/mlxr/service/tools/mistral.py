@@ -194,8 +194,14 @@ class MarkedParser(CallParser):
 
     def _end(self) -> None:
         if self._reader is not None:
-            if not self._is_enforced:
+            pieces = self._reader.finish()
+            if self._reader.is_complete:
+                self._found += pieces
+                self.calls += 1
+            elif not self._is_enforced:
                 self._give_up(self._reader.raw)
-        elif not self._wants_end and (not self._in_list or not self.calls):
-            text = self._lead + self._text
-            self._give(text if not self.calls or text.strip() else "")
+        elif self._lead and not (self._in_list and self.calls):
+            heads = ("{",) if self._in_list else ("[", "{", *self._names)
+            self._give_begun(self._lead, self._text, heads, is_enforced=self._is_enforced)
+        elif not self._wants_end and not self._in_list:
+            self._give_rest(self._text, (self._start_marker,))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
+from mlxr.service.json_text import write_json
 from mlxr.service.requests import Tool
 from mlxr.service.tools.blocks import BlockParser, Call, Ending
 from mlxr.service.tools.format import (
@@ -19,7 +20,6 @@ from mlxr.service.tools.format import (
     CallParser,
     ToolFormat,
     quote_lark,
-    write_json,
     write_marked_grammar,
     write_rule,
 )
@@ -42,10 +42,10 @@ class PythonicFormat(ToolFormat):
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""
-        del is_enforced
         start, end = self.markers
         read = partial(read_calls, {tool.name: tool for tool in tools}, self._opens + self._closes)
-        return BlockParser((start,), Ending(end), read)
+        heads = [f"{self._opens}{tool.name}(" for tool in tools] if is_enforced else []
+        return BlockParser((start,), Ending(end), read, heads=heads)
 
     def write_grammar(
         self,

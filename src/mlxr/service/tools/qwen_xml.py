@@ -28,9 +28,9 @@ class QwenXmlFormat(ToolFormat):
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""
-        del is_enforced
         by_name = {tool.name: tool for tool in tools}
-        return BlockParser((START, FUNCTION), _ENDING, lambda body: read_block(body, by_name), END)
+        heads = [f"{FUNCTION}{name}>" for name in by_name] if is_enforced else []
+        return BlockParser((START, FUNCTION), _ENDING, lambda body: read_block(body, by_name), END, heads)
 
     def write_grammar(
         self,

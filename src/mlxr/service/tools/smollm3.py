@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from mlxr.service.json_text import write_json
 from mlxr.service.requests import Tool
-from mlxr.service.tools.format import write_json
 from mlxr.service.tools.hermes import END, START, HermesFormat
 
 TOOLS_VARIABLE = "xml_tools"
