@@ -1,10 +1,18 @@
-"""`python -m mlxr` is the `mlxr` command."""
+"""The `mlxr` command, also as `python -m mlxr`."""
 
 from __future__ import annotations
 
 import sys
 
-from mlxr.cli.main import main
+from mlxr.core.interrupts import end_on_interrupt
+
+
+def run() -> int:
+    """Run the command line of this process and return the exit code."""
+    with end_on_interrupt():
+        from mlxr.cli.main import main
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

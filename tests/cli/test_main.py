@@ -6,8 +6,10 @@ import importlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -113,6 +115,29 @@ def test_help_and_version_import_nothing_heavy() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("module", ["mlxr.cli.main", "typer", "mlxr.cli.serve", "starlette.applications"])
+def test_an_interrupt_during_the_imports_ends_without_a_word(module: str) -> None:
+    script = f"""
+import os, signal, sys
+class Press:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press)
+from mlxr.__main__ import run
+sys.argv = ["mlxr", "serve", "--help"]
+sys.exit(run())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_both_ways_to_start_are_one() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["mlxr"].partition(":")
+    assert getattr(importlib.import_module(module), function) is importlib.import_module("mlxr.__main__").run
 
 
 def test_importing_the_package_imports_nothing_of_it() -> None:

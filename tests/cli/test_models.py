@@ -114,6 +114,36 @@ def test_create(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
         assert llm.detokenize(ids).endswith("system: Talk.\nuser: Hi\n")
 
 
+def test_what_show_prints_is_what_create_reads(mlxr: Run, refused: Run, own_file: Path, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_bytes(
+        b'\xef\xbb\xbfFROM demo\r\nSYSTEM "Use \\nabla"\r\nPARAMETER stop "\\n"\r\n'
+        b'MESSAGE user "one\ntwo"\r\nLICENSE MIT\r\n'
+    )
+    mlxr("create", "first", "-f", modelfile)
+    texts = {name: mlxr("show", "first", f"--{name}") for name in ("system", "parameters", "license", "template")}
+    assert (texts["system"], texts["parameters"], texts["license"]) == ("Use \\nabla\n", 'stop "\\n"\n', "MIT\n")
+    assert texts["template"] == mlxr("show", "demo", "--template") != "\n"
+    modelfile.write_text(mlxr("show", "first", "--modelfile"))
+    mlxr("create", "second", "-f", modelfile)
+    ids = {record["name"]: record["digest"] for record in json.loads(mlxr("list", "--json"))}
+    assert ids["first:latest"] == ids["second:latest"]
+    assert "--modelfile: is shown alone" in refused("show", "first", "--modelfile", "--json")
+    assert mlxr("show", own_file, "--modelfile").splitlines()[1] == f"FROM {own_file}"
+
+
+def test_files_at_home_and_renderers_of_ollama(
+    mlxr: Run, refused: Run, own_file: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM ~/{own_file.name}\nRENDERER qwen3-coder\nTEMPLATE {{{{ .Prompt }}}}\nREQUIRES 0.14\n")
+    mlxr("create", "home", "-f", "~/Modelfile")
+    assert mlxr("show", "home", "--template") == mlxr("show", own_file, "--template")
+    modelfile.write_text(f"FROM {gguf}\nRENDERER qwen3-coder\n")
+    assert "RENDERER: 'qwen3-coder' is a part of Ollama" in refused("create", "bare", "-f", modelfile)
+
+
 def test_create_quantises(mlxr: Run, refused: Run, folder: Path, tmp_path: Path, models_folder: Path) -> None:
     modelfile = tmp_path / "Modelfile"
     modelfile.write_text(f"FROM {folder}\nSYSTEM Talk.\nPARAMETER num_predict 6")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from paper_models import make_model, paper_registry
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import Changes, Registry
-from mlxr.registry.modelfile import Modelfile, parse_modelfile, write_modelfile
+from mlxr.registry.modelfile import Modelfile, decode_modelfile, parse_modelfile, write_modelfile
 from mlxr.registry.options import OPTIONS, check_options, find_idle, read_parameter
 
 TEXT = '''
@@ -59,15 +62,16 @@ def test_a_modelfile() -> None:
         ("SYSTEM x", "has no FROM"),
         ("FROM a\nFROM b", "line 2: FROM: may stand there once"),
         ("FROM a\nADAPTER x\nADAPTER y", "line 3: ADAPTER: may stand there once"),
-        ("FROM a\nRENDERER x", "RENDERER: is not supported"),
+        ("FROM a\nDRAFT x", "DRAFT: is not supported"),
         ("FROM a\nPARAMETER warmth 1", "line 2: PARAMETER warmth: is not an option"),
         ("FROM a\nPARAMETER top_k many", "PARAMETER top_k: must be a number"),
         ("FROM a\nPARAMETER top_k 1.5", "top_k: must be a number, got"),
         ("FROM a\nPARAMETER temperature nan", "must be a number"),
         ("FROM a\nPARAMETER typical_p 1.5", "PARAMETER typical_p: must be at least 0.0 and at most 1.0, got 1.5"),
         ("FROM a\nMESSAGE robot hi", "one of system, user, assistant"),
-        ('FROM a\n\nSYSTEM """never\nends', "line 3: the text after three quotes never ends"),
-        ('FROM a\nSYSTEM """x""" y', "something follows"),
+        ('FROM a\n\nSYSTEM """never\nends', "line 3: no line ends with"),
+        ('FROM a\nSYSTEM """x""" y', "no line ends with"),
+        ('FROM a\nSYSTEM "never ends', "line 2: no line ends with"),
         ("FROM a\n{{ x }}", "line 2: '{{ x }}' is no instruction"),
         ("FROM a\n" + "#" * (1 << 22), "more than"),
     ],
@@ -76,6 +80,61 @@ def test_what_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^Modelfile: ") as caught:
         parse_modelfile(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: text.encode(),
+        lambda text: codecs.BOM_UTF8 + text.encode(),
+        lambda text: codecs.BOM_UTF16_LE + text.encode("utf-16-le"),
+        lambda text: codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
+    ],
+)
+def test_editors_of_windows_write_modelfiles_too(encode: Callable[[str], bytes]) -> None:
+    text = "FROM demo\r\nSYSTEM Größer als 5 €?\r\n"
+    read = parse_modelfile(decode_modelfile(encode(text)))
+    assert (read.source, read.system) == ("demo", "Größer als 5 €?")
+    assert parse_modelfile("\ufeff" + text) == read
+
+
+@pytest.mark.parametrize("data", [b"FROM \xff", codecs.BOM_UTF16_LE + b"F\x00\xd8"])
+def test_other_bytes_are_no_modelfile(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is not UTF-"):
+        decode_modelfile(data)
+
+
+QUOTED = r'''FROM demo
+SYSTEM "Use \nabla and \textbf, "quoted" or not"
+PARAMETER stop "\n\n"
+PARAMETER stop "a \d"
+PARAMETER stop \n
+MESSAGE user "one
+ two"
+MESSAGE assistant "He said:
+"no" and then
+went away.
+"
+TEMPLATE """{{ bos_token }}
+say "hi""""
+LICENSE "x"
+'''
+
+
+def test_quotes_are_those_of_ollama() -> None:
+    read = parse_modelfile(QUOTED)
+    assert read.system == 'Use \\nabla and \\textbf, "quoted" or not'
+    assert read.parameters == {"stop": ["\n\n", "a \\d", "\\n"]}
+    assert [message["content"] for message in read.messages] == ["one\n two", 'He said:\n"no" and then\nwent away.\n']
+    assert (read.template, read.license) == ('{{ bos_token }}\nsay "hi"', "x")
+
+
+def test_what_speaks_of_ollama_itself_is_kept_apart() -> None:
+    text = "FROM a\nRENDERER qwen3-coder\nPARSER qwen3-coder\nREQUIRES 0.14.0\nTEMPLATE {{ .Prompt }}\n"
+    read = parse_modelfile(text)
+    hints = {"RENDERER": "qwen3-coder", "PARSER": "qwen3-coder", "REQUIRES": "0.14.0", "TEMPLATE": "{{ .Prompt }}"}
+    assert (read.hints, read.changes) == (hints, Changes())
+    assert parse_modelfile("FROM a\nTEMPLATE {{ .Prompt }}").template == "{{ .Prompt }}"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
@@ -98,7 +157,11 @@ def test_what_is_written_reads_back(
         messages=({"role": "user", "content": content},),
         parameters={"stop": stops, "temperature": 0.5} if stops else {},
     )
-    read = parse_modelfile(write_modelfile(record))
+    written = write_modelfile(record)
+    if any(re.search(r'"""\s*\n', text) for text in (system, template, content)):
+        assert re.search("# (SYSTEM|TEMPLATE|MESSAGE user) cannot be written", written)
+        return
+    read = parse_modelfile(written)
     assert (read.system, read.template, read.messages) == (system, template, list(record.messages))
     assert (read.parameters, read.source) == (dict(record.parameters), str(path))
 

@@ -271,6 +271,13 @@ def test_copy_and_delete(api: ollama.Client) -> None:
         assert caught.value.status_code == 404
 
 
+def test_a_renderer_of_ollama_is_a_hint(http: httpx.Client, registry: Registry) -> None:
+    body = {"model": "rendered", "from": "demo", "renderer": "qwen3-coder", "parser": "qwen3-coder", "stream": False}
+    reply = http.post("/api/create", json=body)
+    assert (reply.status_code, set(reply.headers["x-mlxr-ignored"].split(", "))) == (200, {"renderer", "parser"})
+    assert registry.get("rendered").template is None
+
+
 def test_no_model_is_lost_by_a_copy(api: ollama.Client, http: httpx.Client, registry: Registry) -> None:
     api.copy("demo-draft", "first")
     api.create("owned", from_="demo", system="Be brief.", stream=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlxr.cli.flags import Force, RegistrySettings
-from mlxr.cli.terminal import print_fields, show_progress
-from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.cli.terminal import make_printable, print_fields, print_note, show_progress
+from mlxr.core.errors import NotFound
 from mlxr.registry import AdapterRecord, ModelRecord, Registry
-from mlxr.registry.modelfile import parse_modelfile
+from mlxr.registry.modelfile import decode_modelfile, parse_modelfile
 from mlxr.service.catalogue import open_registry
 from mlxr.service.creation import create_model
 
@@ -37,7 +38,7 @@ def create(
     force: Force = False,
 ) -> None:
     """Make a model from another one with a Modelfile, which names that model after FROM and says what to change."""
-    modelfile = parse_modelfile(_read(file))
+    modelfile = parse_modelfile(decode_modelfile(_read(file)))
     registry = open_registry(settings)
     source = _find_source(registry, modelfile.source, file.parent)
     adapter = None if modelfile.adapter is None else find_adapter(registry, modelfile.adapter, file.parent)
@@ -51,7 +52,11 @@ def create(
             progress=progress,
             adapter=adapter,
             replaces=force,
+            renderer=modelfile.hints.get("RENDERER"),
         )
+    if modelfile.hints:
+        idle = ", ".join(f"{name} {value}" for name, value in modelfile.hints.items())
+        print_note(make_printable(f"without effect here, where the model's own template writes prompts: {idle}"))
     rows = [("created", record.short_name), ("from", modelfile.source), ("adapter", modelfile.adapter or "")]
     print_fields([(key, value) for key, value in [*rows, ("id", record.digest[:12])] if value])
 
@@ -61,7 +66,7 @@ def _find_source(registry: Registry, source: str, folder: Path) -> ModelRecord:
     try:
         return registry.find(source)
     except NotFound:
-        return registry.find(folder / source)
+        return registry.find(folder / os.path.expanduser(source))
 
 
 def find_adapter(registry: Registry, source: str, folder: Path) -> AdapterRecord | Path:
@@ -69,13 +74,11 @@ def find_adapter(registry: Registry, source: str, folder: Path) -> AdapterRecord
     try:
         return registry.adapters.get(source)
     except NotFound:
-        return (folder / Path(source).expanduser()).absolute()
+        return (folder / os.path.expanduser(source)).absolute()
 
 
-def _read(file: Path) -> str:
-    if not file.is_file():
+def _read(file: Path) -> bytes:
+    place = Path(os.path.expanduser(file))
+    if not place.is_file():
         raise NotFound(f"{file}: no such Modelfile; --file names another one")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("Modelfile", f"is not UTF-8: {error.reason} at byte {error.start}") from error
+    return place.read_bytes()

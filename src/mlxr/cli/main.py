@@ -22,6 +22,7 @@ import typer
 from mlxr.cli.commands import COMMANDS, CommandRow
 from mlxr.cli.terminal import make_printable
 from mlxr.core.errors import MlxrError
+from mlxr.core.interrupts import end_on_interrupt
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         with _show_warnings(), _collect_seldom():
-            result = build_app(given)(args=given or ["--help"], prog_name="mlxr", standalone_mode=False)
+            with end_on_interrupt():
+                app = build_app(given)
+            result = app(args=given or ["--help"], prog_name="mlxr", standalone_mode=False)
         sys.stdout.flush()
     except MlxrError as error:
         return _complain(str(error))

@@ -16,12 +16,12 @@ from mlxr.cli.flags import Json, RegistrySettings
 from mlxr.cli.list import describe as describe_entry
 from mlxr.cli.states import describe_states, list_states
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
-from mlxr.core.errors import MlxrError
+from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
 from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template
-from mlxr.registry import ModelRecord
-from mlxr.registry.modelfile import list_parameters
+from mlxr.registry import ModelRecord, Registry
+from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.service.capabilities import describe_template
 from mlxr.service.catalogue import open_registry
 from mlxr.service.opening import find_record
@@ -37,10 +37,38 @@ File = Annotated[
     ),
 ]
 ShowTensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
+ShowModelfile = Annotated[bool, typer.Option("--modelfile", help="Print the Modelfile that makes this model.")]
+ShowTemplate = Annotated[bool, typer.Option("--template", help="Print the chat template.")]
+ShowSystem = Annotated[bool, typer.Option("--system", help="Print the system message.")]
+ShowParameters = Annotated[bool, typer.Option("--parameters", help="Print the parameters that were set on it.")]
+ShowLicense = Annotated[bool, typer.Option("--license", help="Print the licence.")]
 
 
-def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, json: Json = False) -> None:
+def show(
+    file: File,
+    settings: RegistrySettings,
+    tensors: ShowTensors = False,
+    json: Json = False,
+    modelfile: ShowModelfile = False,
+    template: ShowTemplate = False,
+    system: ShowSystem = False,
+    parameters: ShowParameters = False,
+    license_: ShowLicense = False,
+) -> None:
     """Show what a model holds: its metadata, and the types and sizes of its tensors."""
+    texts = {
+        "modelfile": modelfile,
+        "template": template,
+        "system": system,
+        "parameters": parameters,
+        "license": license_,
+    }
+    wanted = [name for name, is_wanted in texts.items() if is_wanted]
+    if wanted:
+        if len(wanted) > 1 or tensors or json:
+            raise InvalidRequest(f"--{wanted[0]}", "is shown alone, as it is a text for other programs")
+        print(read_text(open_registry(settings), file, wanted[0]))
+        return
     record = find_record(file, settings)
     path = find_model(file) if record is None else record.path
     opened = open_safetensors(path) if path.is_dir() else open_gguf(path)
@@ -59,6 +87,21 @@ def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, j
         if adapters := [one.name for one in open_registry(settings).adapters.list() if one.base == name]:
             rows.append(("adapters", ", ".join(adapters)))
         print_description(opened, rows, with_tensors=tensors)
+
+
+def read_text(registry: Registry, name: str, wanted: str) -> str:
+    """The `modelfile`, `template`, `system`, `parameters` or `license` of a model, by itself; "" where it has none."""
+    record = registry.find(name)
+    if wanted == "modelfile":
+        adapter = registry.find_adapter_of(record)
+        return write_modelfile(record, None if adapter is None else adapter.path).removesuffix("\n")
+    texts = {
+        "template": record.template or record.own_template,
+        "system": record.system or "",
+        "parameters": "\n".join(list_parameters(record.parameters)),
+        "license": record.license,
+    }
+    return texts[wanted]
 
 
 def find_footprint(path: Path) -> Footprint | None:

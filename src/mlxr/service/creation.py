@@ -11,6 +11,7 @@ from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, TemplateErro
 from mlxr.loading import Progress, open_source
 from mlxr.registry import AdapterRecord, Changes, ModelRecord, Registry
 from mlxr.service.capabilities import find_capabilities
+from mlxr.service.catalogue import inspect_model
 from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.tokenizers import ChatTemplate
 
@@ -27,6 +28,7 @@ def create_model(
     progress: Progress | None = None,
     adapter: AdapterSource | None = None,
     replaces: bool = False,
+    renderer: str | None = None,
 ) -> ModelRecord:
     """Make `name` of another model, or of blobs in the store (file name to digest), with `changes`.
 
@@ -34,12 +36,16 @@ def create_model(
 
     With `quantize`, such as q4_K_M, its weights are written anew as that, into the store; `progress` gets bytes done
     and in all. A name that is taken is refused (NameTaken) unless the new model `replaces` the old one, which stays
-    until the new one is whole. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
+    until the new one is whole. A `renderer` is the part of Ollama that writes the model's prompts there; it is refused
+    where no template does so here. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot
+    run.
     """
     registry.check_free(name, replaces=replaces)
     if changes.template is not None:
         template = read_template(changes.template)
         changes = replace(changes, template=template, capabilities=find_capabilities(template))
+    elif renderer is not None and not _has_template(registry, source):
+        raise InvalidRequest("RENDERER", f"{renderer[:80]!r} is a part of Ollama, and the model has no template to use")
     if adapter is not None:
         if not isinstance(source, ModelRecord) or quantize is not None:
             raise InvalidRequest("adapter", "goes with a model that is there, as it is: give from, and no quantize")
@@ -53,6 +59,12 @@ def create_model(
     if isinstance(source, ModelRecord):
         return registry.derive(name, source, changes, replaces=replaces)
     return registry.add(name, source, changes, replaces=replaces)
+
+
+def _has_template(registry: Registry, source: ModelRecord | Mapping[str, str]) -> bool:
+    if isinstance(source, ModelRecord):
+        return bool(source.template or source.own_template)
+    return bool(inspect_model(registry.assemble(source)).template)
 
 
 def _create_quantized(

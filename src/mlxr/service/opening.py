@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def split_adapter(path_or_name: str | Path, settings: Settings) -> tuple[str | P
 
 def find_adapter_path(path_or_name: str | Path, settings: Settings) -> Path:
     """The files of an adapter: those at the path, or what `mlxr adapters list` shows under that name."""
-    path = Path(path_or_name)
+    path = Path(os.path.expanduser(path_or_name))
     if path.exists():
         return path
     try:

@@ -17,6 +17,7 @@ from mlxr.registry.blobs import parse_digest
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
 from mlxr.registry.record import Progress
+from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
 from mlxr.server.ollama.lines import Lines
 from mlxr.server.ollama.options import Options, note_options
@@ -48,6 +49,7 @@ class CreateBody(NamedRequest):
     source: Annotated[Text | None, Field(alias="from")] = None
     files: Annotated[dict[str, str] | None, Field(max_length=MAX_FILES)] = None
     template: str | None = None
+    renderer: str | None = None
     system: str | None = None
     license: str | list[str] | None = None
     parameters: Options = None
@@ -99,6 +101,8 @@ async def create(request: Request, body: CreateBody) -> Response:
     """Make a model. What is wrong with the request is told at once, what is wrong with the files in the last line."""
     body.check()
     note_options(request, body.parameters, "parameters")
+    if body.renderer:
+        note_ignored(request, ["renderer"])
     name, changes = body.wanted, body.changes
 
     served: ServedModels = request.app.state.served
@@ -115,6 +119,7 @@ async def create(request: Request, body: CreateBody) -> Response:
             progress=progress,
             adapter=body.adapters or None,
             replaces=body.replace is not False,
+            renderer=body.renderer or None,
         )
 
     async def write_frames() -> AsyncGenerator[bytes, None]:
