@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from service_models import open_demo
 
-from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.service.chat import Chat
 from mlxr.service.messages import list_repeated_calls, parse_arguments
@@ -359,11 +359,6 @@ def test_requests_that_contradict_themselves_are_refused(options: dict[str, Any]
     with pytest.raises(InvalidRequest) as caught:
         assert chat.write_rules(request) or chat.encode(request)
     assert caught.value.field == field
-
-
-def test_a_template_that_refuses_says_so() -> None:
-    with pytest.raises(TemplateError, match="alternate"):
-        make_chat(read_template("mistral")).encode(ask(USER, USER))
 
 
 # --- control tokens ---------------------------------------------------------------------------------------------------

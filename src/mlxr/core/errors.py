@@ -6,6 +6,7 @@ MlxrError
 ├── ModelError        a model that is inconsistent or of a kind we do not run
 ├── TokenizerError    a vocabulary that is inconsistent or of a kind we do not know
 ├── TemplateError     a chat template that is missing, broken or too large
+│   └── ConversationRefused  it compiles, and fails on this conversation or refuses it
 ├── NoTemplateWorker  no process that runs chat templates can be had, or it ended before its work was done
 ├── DeviceError       a device or instruction set that this machine or build lacks
 ├── SettingError      a setting with an unknown name or a value it cannot take
@@ -56,6 +57,10 @@ class TokenizerError(MlxrError):
 
 class TemplateError(MlxrError):
     """The chat template is missing, does not compile, fails, or writes without end."""
+
+
+class ConversationRefused(TemplateError):
+    """The chat template compiles and stays within its bounds, but it refuses this conversation, or fails on it."""
 
 
 class NoTemplateWorker(MlxrError):

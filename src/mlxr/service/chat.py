@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from mlxr.core.errors import InvalidRequest, NoTemplateWorker, TemplateError
+from mlxr.core.errors import ConversationRefused, InvalidRequest, NoTemplateWorker
 from mlxr.core.types import Grammar
 from mlxr.service.answer import AnswerFormat
 from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
@@ -30,11 +30,10 @@ from mlxr.service.size_bound import SizeBound, count_characters
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
 from mlxr.service.tools import TOOLS_VARIABLE, ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool
+from mlxr.service.turns import REASONING_KEYS, Messages, TurnOrder, list_shapes, merge_systems
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_PROBE = "probe-7d1f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,12 @@ class Chat:
         """Learn about vocabulary and template now what would else be learnt with the first request."""
         self._guard.warm_up()
         with suppress(NoTemplateWorker):  # the first request tries again
-            _ = self._format, self._takes_system
+            _ = self._format
+            self._turn_order.warm_up()
 
     def render(self, request: ChatRequest) -> str:
         """The text of the prompt, special tokens spelt out; see `encode`."""
-        return self._write(request.ending, *self._arrange(request, self._collect(request)))
+        return self._write(request, self._collect(request))
 
     def encode(self, request: ChatRequest) -> Turn:
         """The prompt; raises TemplateError, or InvalidRequest for what cannot be a conversation with this model."""
@@ -106,7 +106,7 @@ class Chat:
             marks = self._guard.choose_marks(*parts)
             for mark in marks:
                 guarded = _Parts(*(self._guard.put_marks(part, mark) for part in parts))
-                text = self._write(request.ending, *self._arrange(request, guarded))
+                text = self._write(request, guarded)
                 token_ids = self._guard.take_marks(self._tokenize(text, request), mark, text.count(mark))
                 if token_ids is not None:
                     return self._make_turn(request, text, token_ids)
@@ -114,7 +114,7 @@ class Chat:
             raise InvalidRequest("messages", "or the tools are nested too deeply") from None
         if marks:
             raise refuse_unprotected()
-        text = self._write(request.ending, *self._arrange(request, parts))
+        text = self._write(request, parts)
         return self._make_turn(request, text, self._tokenize(text, request))
 
     def write_rules(self, request: ChatRequest) -> Rules | None:
@@ -217,13 +217,14 @@ class Chat:
         return [name for name in SWITCHES if name in self._variables]
 
     @cached_property
-    def _takes_system(self) -> bool:
-        """Whether the template has a place for a system message."""
-        probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "hello"}]
-        try:
-            return _PROBE in self._template.render(probe)
-        except TemplateError:
-            return False
+    def _turn_order(self) -> TurnOrder:
+        return TurnOrder(self._template)
+
+    @cached_property
+    def _turn_order_with_tools(self) -> TurnOrder:
+        if self._template.tool_source is None:
+            return self._turn_order
+        return TurnOrder(self._template, [describe_tool(Tool("probe"))])
 
     def _collect(self, request: ChatRequest) -> _Parts:
         """What clients wrote: messages, tools and variables of the template, checked."""
@@ -231,7 +232,21 @@ class Chat:
         messages = check_messages(request.messages)
         return _Parts(messages, tools, request.template_values, self._system)
 
-    def _arrange(self, request: ChatRequest, parts: _Parts) -> tuple[object, object, object]:
+    def _write(self, request: ChatRequest, parts: _Parts) -> str:
+        """The text of the prompt. What the template refuses is offered to it again in other shapes, if there are any.
+
+        Raises what it said of the first where it takes none of them.
+        """
+        messages, tools, extra = self._arrange(request, parts)
+        try:
+            return self._render(request.ending, messages, tools, extra)
+        except ConversationRefused:
+            for shape in list_shapes(messages):
+                with suppress(ConversationRefused):
+                    return self._render(request.ending, shape, tools, extra)
+            raise
+
+    def _arrange(self, request: ChatRequest, parts: _Parts) -> tuple[Messages, Sequence[object] | None, dict[str, Any]]:
         """Messages, tools and variables as the template gets them. What is added here may spell control tokens."""
         tools = [Tool(*tool) for tool in parts.tools]
         messages = mark_end(parts.messages) if request.ending == "continued" else list(map(dict, parts.messages))
@@ -239,14 +254,13 @@ class Chat:
         extra = {**parts.values, **self._switch(request.think)}
         if shown is not None and TOOLS_VARIABLE in self._variables:
             extra[TOOLS_VARIABLE] = [tool["function"] for tool in shown]
-        return self._order(messages, tools, parts.system), shown, extra
+        order = self._turn_order if shown is None else self._turn_order_with_tools
+        return order.arrange(self._prepare(messages, tools, parts.system)), shown, extra
 
-    def _order(
-        self, messages: list[dict[str, object]], tools: Sequence[Tool], system: str | None
-    ) -> list[dict[str, object]]:
-        """Messages in the words and the order that the template knows."""
+    def _prepare(self, messages: Messages, tools: Sequence[Tool], system: str | None) -> Messages:
+        """Messages in the words that the template knows."""
         source = self._template.source
-        keys = [key for key in _REASONING_KEYS if key in source]
+        keys = [key for key in REASONING_KEYS if key in source]
         for message in messages:
             if message["role"] == "developer" and "developer" not in source:
                 message["role"] = "system"
@@ -255,8 +269,7 @@ class Chat:
                 message.update(dict.fromkeys(keys, reasoning))
         if system is not None and not any(message["role"] in ("system", "developer") for message in messages):
             messages.insert(0, {"role": "system", "content": system})
-        messages = self._format.prepare_messages(_merge_systems(messages), tools)
-        return messages if self._takes_system else _move_system(messages)
+        return self._format.prepare_messages(merge_systems(messages), tools)
 
     def _switch(self, think: bool | str | None) -> dict[str, object]:
         """The template's variables that stand for what the request says of reasoning."""
@@ -275,9 +288,11 @@ class Chat:
             raise InvalidRequest("think", "cannot be false: this model's chat template cannot switch reasoning off")
         return dict.fromkeys(switches, think)
 
-    def _write(self, ending: Ending, messages: object, tools: object, extra: object) -> str:
+    def _render(
+        self, ending: Ending, messages: Messages, tools: Sequence[object] | None, extra: Mapping[str, object]
+    ) -> str:
         opens_turn = ending == "new turn"
-        text = self._template.render(messages, add_generation_prompt=opens_turn, tools=tools, extra=extra)  # type: ignore[arg-type]
+        text = self._template.render(messages, add_generation_prompt=opens_turn, tools=tools, extra=extra)
         return cut_at_mark(text) if ending == "continued" else text
 
     def _tokenize(self, text: str, request: ChatRequest) -> list[int]:
@@ -340,25 +355,3 @@ def _enforce(tool: Tool, field: str, *, must_hold: bool) -> Enforceable:
         if must_hold:
             raise InvalidRequest(field, str(error)) from None
         return Enforceable({"type": "object"}, ("parameters",))
-
-
-def _merge_systems(messages: list[dict[str, object]]) -> list[dict[str, object]]:
-    """One message of all system messages at the start: many templates look at the first only."""
-    first = messages[0]
-    count = next((index for index, message in enumerate(messages) if message["role"] != first["role"]), len(messages))
-    if first["role"] != "system" or count == 1:
-        return messages
-    content = "\n\n".join(str(message["content"]) for message in messages[:count])
-    return [{**first, "content": content}, *messages[count:]]
-
-
-def _move_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The system message at the start of the first user message, for templates that have no other place for it."""
-    if messages[0]["role"] != "system":
-        return messages
-    system, *others = messages
-    for index, message in enumerate(others):
-        if message["role"] == "user":
-            content = f"{system['content']}\n\n{message['content']}"
-            return [*others[:index], {**message, "content": content}, *others[index + 1 :]]
-    return [{"role": "user", "content": system["content"]}, *others]

@@ -17,7 +17,14 @@ MAX_KEPT_PROGRAMS = 32
 
 
 class ProgramError(Exception):
-    """A template failed. The message is one line: the line of the template and the reason."""
+    """A template failed. The message is one line: the line of the template and the reason.
+
+    `is_refusal` says that it compiled and stayed within its bounds, so that it might take another conversation.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 class Programs:
@@ -35,12 +42,14 @@ class Programs:
         the variables, fails, or goes past a bound of `budget`; raises MemoryError when memory ran out.
         """
         self._now = now
+        self.check(source, label)
         try:
             return self._environment.render_metered(self._compile(source, label), variables)
         except MemoryError:
             raise
         except Exception as error:  # a stranger's program can fail in any way
-            raise _explain(error, label) from None
+            is_refusal = not isinstance(error, BudgetExceeded | RecursionError)
+            raise ProgramError(_explain(error, label), is_refusal=is_refusal) from None
 
     def check(self, source: str, label: str) -> str:
         """Return an empty text where `source` compiles; raises as `render` does where it does not."""
@@ -49,7 +58,7 @@ class Programs:
         except MemoryError:
             raise
         except Exception as error:
-            raise _explain(error, label) from None
+            raise ProgramError(_explain(error, label)) from None
         return ""
 
     def find_variables(self, source: str) -> list[str]:
@@ -73,7 +82,7 @@ class Programs:
         return compiled
 
 
-def _explain(error: Exception, label: str) -> ProgramError:
+def _explain(error: Exception, label: str) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, BudgetExceeded):
         reason = f"{reason}; it was stopped"
@@ -82,7 +91,7 @@ def _explain(error: Exception, label: str) -> ProgramError:
     elif not isinstance(error, jinja2.TemplateError):
         reason = f"{reason} ({type(error).__name__})"
     line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else _find_line(error, label)
-    return ProgramError(f"{f', line {line}' if line else ''}: {reason}")
+    return f"{f', line {line}' if line else ''}: {reason}"
 
 
 def _find_line(error: Exception, label: str) -> int | None:

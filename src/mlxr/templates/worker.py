@@ -51,7 +51,7 @@ def _answer(programs: Programs, kind: str, given: list[Any]) -> tuple[str, objec
         source, label, variables, now = given
         return "text", programs.render(source, label, variables, datetime.fromisoformat(now))
     except ProgramError as error:
-        return "error", str(error)
+        return "refusal" if error.is_refusal else "error", str(error)
 
 
 def _limit(kind: int, amount: int) -> None:

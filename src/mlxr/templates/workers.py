@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import mlxr
-from mlxr.core.errors import NoTemplateWorker, TemplateError
+from mlxr.core.errors import ConversationRefused, NoTemplateWorker, TemplateError
 from mlxr.templates import messages
 from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S
 
@@ -84,8 +84,8 @@ class _Worker:
         if kind == "memory":
             self.is_spent = True
             raise _Overrun(f"used more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
-        if kind == "error":
-            raise TemplateError(str(answer))
+        if kind in ("error", "refusal"):
+            raise ConversationRefused(str(answer)) if kind == "refusal" else TemplateError(str(answer))
         return answer
 
     def find_loss(self) -> str | None:
