@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires
 
 
 def name_install(extra: str) -> str:
-    """The command that installs the packages of an extra, such as `pip install 'mlx[cuda13]>=0.32'`."""
+    """The command that installs the packages of an extra, such as `pip install 'mlx[cuda13]>=0.32.1'`."""
     try:
         found = [line.split(";", 1) for line in requires("mlxr") or ()]
     except PackageNotFoundError:  # the sources, without an installation

@@ -67,8 +67,8 @@ class ModelKeywords(TypedDict, total=False):
     """Most tokens guessed at a time for one answer."""
 
     warm_up: str | None
-    """Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on a real GPU; on: on an
-    emulated one, too."""
+    """Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on NVIDIA's those of all
+    steps, on Apple's those of one answer; on: those of all steps, on an emulated one, too."""
 
     adapter_bytes: int | str | None
     """Memory for low-rank adapters (LoRA) that are loaded."""

@@ -101,8 +101,8 @@ class ModelSettings:
     warm_up: str = setting(
         "choice",
         "auto",
-        "Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on a real GPU; on: on "
-        "an emulated one, too.",
+        "Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on NVIDIA's those of "
+        "all steps, on Apple's those of one answer; on: those of all steps, on an emulated one, too.",
         choices=("auto", "on", "off"),
     )
     adapter_bytes: int = setting("bytes", 2**30, "Memory for low-rank adapters (LoRA) that are loaded.")
@@ -125,10 +125,11 @@ class StepSizes:
 
 USUAL_SIZES = StepSizes(512, 64, 512)
 GPU_SIZES = StepSizes(2048, 128, 2048)  # from where on a GPU's products are bound by arithmetic
+SIZES = {"cuda": GPU_SIZES, "metal": StepSizes(512, 16, 512)}  # by device; a Mac's GPU computes a tenth of that
 
 
 def size_steps(settings: ModelSettings, device: str) -> StepSizes:
     """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto"."""
-    usual = GPU_SIZES if device in ("metal", "cuda") else USUAL_SIZES
+    usual = SIZES.get(device, USUAL_SIZES)
     given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -43,15 +43,17 @@ class Rehearsal:
         self._max_sequences, self._chunk_tokens = min(max_sequences, MAX_SEQUENCES), chunk_tokens
         self._context_tokens = context_tokens
 
-    def run(self, max_sequences: int | None = None, progress: Progress | None = None) -> int:
+    def run(self, max_sequences: int | None = None, progress: Progress | None = None, *, is_brief: bool = False) -> int:
         """Run all steps, of at most `max_sequences` sequences; how many there were, 0 where nothing is compiled.
 
-        Those for which there are too few pages are left out. `progress` is called with (steps done, steps in all).
+        Those for which there are too few pages are left out. If it `is_brief`, there are one prompt and one token after
+        it. `progress` is called with (steps done, steps in all).
         """
         if not self._ctx.compiles:
             return 0
         most = self._max_sequences if max_sequences is None else min(max_sequences, self._max_sequences)
-        steps = [*self._list_steps(most)]
+        longest = min(self._chunk_tokens, self._context_tokens)
+        steps = [(1, 1, 1), (1, longest, longest)] if is_brief else [*self._list_steps(most)]
         with self._ctx.rehearse():
             for number, step in enumerate(steps):
                 self._run_step(*step)

@@ -9,8 +9,10 @@ runs the reference, and the ledger says so.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from mlxr.kernels.profile import Profiler
     from mlxr.kernels.ragged import RaggedBatch
 
+logger = logging.getLogger(__name__)
 Device = Literal["cpu", "reference", "metal", "cuda", "mlx-cpu", "emulated"]
 DEVICES: tuple[str, ...] = get_args(Device)
 ISAS = ("portable", "avx2", "avx512")
@@ -183,12 +186,25 @@ def load_native() -> Any:
 
 
 def choose_device(name: str) -> Device:
-    """`name`, or for "auto" the GPU that an installed mlx finds here, else the CPU."""
+    """`name`, or for "auto" the NVIDIA GPU that an installed mlx finds here, else the CPU; beside an Apple GPU with a
+    line that says why."""
     if name != "auto":
         return cast(Device, name)
     from mlxr.kernels.gpu.library import find_gpu
 
-    return cast(Device, find_gpu() or "cpu")
+    found = find_gpu()
+    if found == "metal":
+        _explain_cpu()
+    return "cuda" if found == "cuda" else "cpu"
+
+
+@cache
+def _explain_cpu() -> None:
+    """Log it once in a process."""
+    logger.warning(
+        "models run on the CPU: the kernels for Apple GPUs have not been run on Apple hardware yet; "
+        "device 'metal' (--device metal) tries them"
+    )
 
 
 def _refuse_cpu_options(device: str, threads: int | None, isa: str | None) -> None:

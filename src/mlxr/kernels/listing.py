@@ -21,12 +21,13 @@ def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
 
 
 def list_kernel_sources(target: str) -> dict[str, str]:
-    """The text of every GPU kernel for one of KERNEL_TARGETS, by name: prelude, headers and body."""
+    """The text of every GPU kernel that is launched on one of KERNEL_TARGETS, by name: prelude, headers and body."""
     packages = ["gpu.pool", *(f"{operator}.gpu" for operator in sorted(list_native_operators("gpu")))]
     kernels = [
         kernel
         for package in packages
         for kernel in getattr(importlib.import_module(f"mlxr.kernels.{package}"), "KERNELS", ())
+        if not (kernel.cuda_only and target == "metal")
     ]
     return {
         kernel.name: f"{read_header(kernel, cast(Target, target))}\n// arrays: {', '.join(kernel.inputs)} -> "

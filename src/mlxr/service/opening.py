@@ -275,11 +275,15 @@ def build_engine(
 def warm_up(
     engine: Engine, device: str, settings: Settings, max_sequences: int | None = None, progress: Progress | None = None
 ) -> None:
-    """Let a GPU compile what the first requests need, if the settings want that; see `engine.rehearsal`."""
+    """Let a GPU compile what the first requests need, if the settings want that; see `engine.rehearsal`.
+
+    Metal compiles in every process, and a prompt takes long on a small one, so there it is one answer's unless asked.
+    """
     if settings.warm_up == "off" or (settings.warm_up == "auto" and device not in ("cuda", "metal")):
         return
     start_s = time.perf_counter()
-    steps = engine.rehearsal.run(max_sequences, progress)
+    is_brief = settings.warm_up == "auto" and device == "metal"
+    steps = engine.rehearsal.run(max_sequences, progress, is_brief=is_brief)
     if steps:
         logger.info("%d steps are ready after %.1f s", steps, time.perf_counter() - start_s)
 

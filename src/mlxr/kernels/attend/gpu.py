@@ -27,6 +27,8 @@ from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
 MAX_LANES_DIM = 512
+# Up to which head dims a lane holds four query heads in registers, or two; an Apple GPU has 128 of these for a thread.
+MOST_HELD_DIMS, HELD_DIMS = (128, 256), {"metal": (64, 128)}
 MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
 LENGTH_STEP = 256  # MLX plans its attention anew, in some 40 ms, for each pair of numbers of queries and positions
 _FOLDER = Path(__file__).parent
@@ -123,7 +125,8 @@ def _decode(
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     whole = tokens == batch.tokens
-    tile = 4 if head_dim <= 128 else 2 if head_dim <= 256 else 1  # query heads whose numbers lie in registers
+    of_four, of_two = HELD_DIMS.get(gpu.device, MOST_HELD_DIMS)
+    tile = 4 if head_dim <= of_four else 2 if head_dim <= of_two else 1
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)
     longest = count_positions(batch, page_size, scores.sliding_window)

@@ -30,6 +30,7 @@ STREAM = Kernel(
     ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "sinks", "numbers", "sizes"),
     ("out", "stats"),
     ("stream.h", "powers.h"),
+    cuda_only=True,
 )
 
 

@@ -32,6 +32,7 @@ TILES = Kernel(
     ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "sinks", "numbers", "sizes"),
     ("out", "stats"),
     ("powers.h",),
+    cuda_only=True,
 )
 
 

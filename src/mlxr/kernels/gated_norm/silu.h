@@ -1,1 +1,1 @@
-FUNCTION float silu_of(float x) { return divide(x, 1.0f + exp_of(-x)); }
+FUNCTION float silu_of(float x) { return quotient_of(x, 1.0f + exp_of(-x)); }

@@ -18,6 +18,7 @@ GATHER = Kernel(
     ("x", "addresses", "sizes", "before"),
     ("out",),
     has_lines=True,
+    cuda_only=True,
 )
 KERNELS = (GATHER,)
 

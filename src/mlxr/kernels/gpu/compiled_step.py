@@ -56,6 +56,11 @@ class CompiledStep:
         self.gpu.submit(drawn)
         return _Array(drawn)
 
+    def finish(self, run: Run) -> None:
+        """Wait for `run`: on Metal launches may overtake each other if no array that one makes goes into the other."""
+        if self.gpu.machine is None:
+            self.gpu.mx.eval([array for array in run.kept if array is not None])
+
 
 @dataclass(frozen=True, slots=True)
 class _Array:

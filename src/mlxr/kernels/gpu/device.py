@@ -192,9 +192,13 @@ class Gpu:
         return found[1]
 
     def place(self, batch: RaggedBatch) -> PlacedBatch:
-        """The batch's arrays on the device; the same ones for all operators of a step."""
+        """The batch's arrays on the device; the same ones for all operators of a step.
+
+        What is launched with them does not overtake a step that ran ahead.
+        """
         found = next((placed for known, placed in self._placed if known is batch), None)
         if found is None:
+            self.steps.finish_ahead()
             mx = self.mx
             rows = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
             columns = (batch.token_ids, batch.positions, batch.slots, rows, batch.positions + np.int32(1))
@@ -211,7 +215,7 @@ class Gpu:
 
     def place_traced(self, batch: RaggedBatch, token_ids: Any, arrays: Sequence[Any]) -> None:
         """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
-        self.last_turn = None
+        self.last_expanded = self.last_turn = None
         positions, lengths, reads, writes, *places, self.live_rows = arrays
         rows, starts = (self.mx.arange(batch.tokens + more, dtype=self.mx.int32) for more in (0, 1))
         parts: dict[object, Any] = {PlacedStates: PlacedStates(reads, writes, starts)} if batch.has_states else {}

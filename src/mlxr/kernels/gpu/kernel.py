@@ -92,7 +92,8 @@ class Kernel:
     rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them knows the words of rings only if
     it `has_rings`, and those of lines between devices if it `has_lines`. One that `opens_late` lets the next launch in
     only when it has waited for those in front of it, so that this one finds what these wrote from the start. If it
-    `counts_rows`, those of its first output are of experts, and the ledger counts them.
+    `counts_rows`, those of its first output are of experts, and the ledger counts them. One that is `cuda_only` needs
+    what Metal has not: the words of rings or lines, or matrix units whose fragments are known; tests emulate it.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Kernel:
     has_lines: bool = False
     opens_late: bool = False
     counts_rows: bool = False
+    cuda_only: bool = False
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
     def count_rows(self, shape: Sequence[int]) -> int:

@@ -72,10 +72,12 @@ class Launcher:
 
         A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
         `room_bytes` is what a ROOM of the body takes of a threadgroup's memory. `boxes` are what the first inputs are
-        brought in, which MLX cannot launch: TypeError.
+        brought in, which MLX cannot launch: TypeError, as for a kernel that is `cuda_only` on Metal.
         """
         if boxes and self.emulator is None:
             raise TypeError(f"{kernel.name} is only launched in recorded steps")
+        if kernel.cuda_only and self._target == "metal":
+            raise TypeError(f"{kernel.name} is only launched on CUDA")
         template, kinds = {"THREADS": threads, **(constants or {})}, types or {}
         result: list[Any] = self._watch.run(
             kernel,

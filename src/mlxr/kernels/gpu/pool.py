@@ -81,9 +81,14 @@ class Pool:
             self._launch(array, 0, page)
 
     def _wait(self) -> None:
-        """A step that ran ahead for nothing may still write into pages that are free by now."""
+        """A step that ran ahead for nothing may still write into pages that are free by now.
+
+        MLX knows of no write into a pool, so on Metal it would let later launches overtake it.
+        """
         if self._machine is not None:
             self._machine.synchronize()
+        elif self._launcher is not None and self._launcher.is_lazy:
+            self._mx.synchronize()
 
     def _put(self, page: Any, target: int) -> None:
         self._mx.eval(page)  # made from the old memory before that is written

@@ -68,9 +68,9 @@ FUNCTION void take_from(Ranks<COUNT, LINES> &ranks, uint sender, uint line, uint
 }
 // By all threads, in the end: the last threadgroup counts the turns.
 template <int COUNT, int LINES>
-FUNCTION void close_ranks(const Ranks<COUNT, LINES> &ranks, uint thread, uint groups, uint turns) {
+FUNCTION void close_ranks(const Ranks<COUNT, LINES> &ranks, uint thread_id, uint groups, uint turns) {
   barrier(); // all have read the count
-  if (thread == 0u && count_up(ranks.counts + 1) == groups - 1u) {
+  if (thread_id == 0u && count_up(ranks.counts + 1) == groups - 1u) {
     write_now(ranks.counts + 1, 0u);
     write_now(ranks.counts, read_now(ranks.counts) + turns);
   }

@@ -77,6 +77,9 @@ class RecordedStep:
         results: Results = self.machine.read(self.drawn.address, self.drawn.shape[0], np.int32)
         return results
 
+    def finish(self, run: Run) -> None:
+        """Nothing: the machine starts one step after the other, and `Gpu.submit` waits for it."""
+
     def _launch(self, part: str) -> None:
         machine, watch = self.machine, self.gpu.watch
         for counted, calls in self.counts[part].items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlxr.kernels.gpu.launcher import view_host
+from mlxr.kernels.gpu.launcher import MIN_ARRAY, view_host
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import FloatArray
@@ -16,8 +16,6 @@ from mlxr.kernels.tensor import FloatArray
 if TYPE_CHECKING:
     from mlxr.kernels.context import Context
     from mlxr.kernels.gpu.device import Gpu
-
-MIN_PLACES = 8  # smaller arrays lie in another address space on Metal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +33,7 @@ def place_states(gpu: Gpu, batch: RaggedBatch) -> PlacedStates:
     found: PlacedStates | None = parts.get(PlacedStates)
     if found is None:
         rows = (batch.state_reads, batch.state_writes, batch.query_starts)
-        length = max(MIN_PLACES, batch.sequences + 1)
+        length = max(MIN_ARRAY, batch.sequences + 1)
         packed = np.zeros((3, length), np.int32)
         for row, values in zip(packed, rows, strict=True):
             row[: len(values)] = values

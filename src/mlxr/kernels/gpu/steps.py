@@ -65,6 +65,9 @@ class Step(Protocol):
     def draw(self, run: Run, numbers: Numbers | None) -> Results:
         """Draw tokens by `numbers` (see `gpu.draw`), or take the largest logits where there are none."""
 
+    def finish(self, run: Run) -> None:
+        """Wait until `run` writes no more, where what is launched next would not wait for it by itself."""
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -118,10 +121,17 @@ class Steps:
         """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary)."""
         run, self._ahead = self._ahead, None
         if run is None or not run.is_for(step, batch, rows):
+            if run is not None:
+                run.step.finish(run)
             run = step.start(batch, rows, None)
         run.batch = batch  # which knows what the step after it writes
         self._current, self._pools = run, pools
         return run.logits
+
+    def finish_ahead(self) -> None:
+        """Have a step that runs ahead write before what is launched next; it may be taken up nevertheless."""
+        if self._ahead is not None:
+            self._ahead.step.finish(self._ahead)
 
     def has(self, logits: Any) -> bool:
         """Whether these are the logits of the step that runs now."""

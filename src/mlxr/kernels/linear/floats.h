@@ -40,10 +40,11 @@ template <int ROW_BYTES, int UNITS, int SIMDS, int STAGES, int MADE, uint64_t JU
     UNROLL
     for (int c = 0; c < COUNT; ++c) {
       UNROLL
-      for (int half = 0; half < 2; ++half)
+      for (int which_half = 0; which_half < 2; ++which_half)
         UNROLL
         for (int j = 0; j < 2; ++j)
-          read_words(ring + there * PIECE_WORDS + place_chunk(lane / 4 + 8 * j, 4 * half + lane % 4), a[c][half][j]);
+          read_words(ring + there * PIECE_WORDS + place_chunk(lane / 4 + 8 * j, 4 * which_half + lane % 4),
+                     a[c][which_half][j]);
       there = follow(there);
     }
     simd_barrier();
@@ -72,13 +73,13 @@ template <typename K, int UNITS, int SIMDS, int N, bool SINGLE, bool NORM> struc
     UNROLL
     for (int i = 0; i < (NORM ? int(KEPT) : 0); ++i)
       UNROLL
-      for (int half = 0; half < 2; ++half)
+      for (int which_half = 0; which_half < 2; ++which_half)
         if (find_unit(i) < UNITS)
-          load<8>(norm + find_column(i, half), gain[i][half]);
+          load<8>(norm + find_column(i, which_half), gain[i][which_half]);
   }
   FUNCTION int find_unit(int i) const { return SINGLE ? lane / 4 * KEPT + i : i; }
-  FUNCTION int find_column(int i, int half) const { // the first of eight
-    return (find_unit(i) * SIMDS + simd) * 64 + 32 * half + lane % 4 * 8;
+  FUNCTION int find_column(int i, int which_half) const { // the first of eight
+    return (find_unit(i) * SIMDS + simd) * 64 + 32 * which_half + lane % 4 * 8;
   }
   // The sum of the squares that this lane has seen, with NORM.
   template <typename X> FUNCTION float bring(const DEVICE X *x, int columns, int tokens) {
@@ -88,10 +89,10 @@ template <typename K, int UNITS, int SIMDS, int N, bool SINGLE, bool NORM> struc
       UNROLL
       for (int n = 0; n < N; ++n)
         UNROLL
-        for (int half = 0; half < 2; ++half) {
-          PRIVATE uint *to = words[i][n][half];
+        for (int which_half = 0; which_half < 2; ++which_half) {
+          PRIVATE uint *to = words[i][n][which_half];
           const int token = SINGLE ? 0 : 8 * n + lane / 4;
-          const DEVICE X *from = x + uint64_t(token) * columns + find_column(i, half);
+          const DEVICE X *from = x + uint64_t(token) * columns + find_column(i, which_half);
           const bool is_there = token < tokens && find_unit(i) < UNITS;
           to[0] = to[1] = to[2] = to[3] = 0u;
           if (Same<X, K>::VALUE && !NORM) { // as it is, so that nothing waits for it before it meets the weight
@@ -104,7 +105,7 @@ template <typename K, int UNITS, int SIMDS, int N, bool SINGLE, bool NORM> struc
             for (int k = 0; k < 8; ++k) {
               if (NORM) {
                 squares += v[k] * v[k];
-                v[k] *= gain[NORM ? i : 0][half][k];
+                v[k] *= gain[NORM ? i : 0][which_half][k];
               }
               if (k % 2)
                 to[k / 2] = pack_pair<K>(v[k - 1], v[k]);
@@ -115,12 +116,12 @@ template <typename K, int UNITS, int SIMDS, int N, bool SINGLE, bool NORM> struc
   }
   // Those of unit `turn` * KEPT + i. By a mask, since compilers make branches of a choice and put products of matrices
   // into both, where not all lanes meet.
-  FUNCTION void meet(int turn, int i, int n, int half, PRIVATE uint *b) const {
+  FUNCTION void meet(int turn, int i, int n, int which_half, PRIVATE uint *b) const {
     const int other = lane / 4 ^ turn; // not negative
     const uint mask = SINGLE ? uint((other - 1) >> 31) : 0xFFFFFFFFu;
     UNROLL
     for (int k = 0; k < 4; ++k)
-      b[k] = words[i][n][half][k] & mask;
+      b[k] = words[i][n][which_half][k] & mask;
   }
 };
 
@@ -132,15 +133,16 @@ FUNCTION void take_units(PRIVATE P &pieces, PRIVATE const H &held, int turn, int
   UNROLL
   for (int c = 0; c < COUNT; ++c)
     UNROLL
-    for (int half = 0; half < 2; ++half)
+    for (int which_half = 0; which_half < 2; ++which_half)
       UNROLL
       for (int n = 0; n < N; ++n) {
         uint b[4];
-        held.meet(turn, i + c, n, half, b);
+        held.meet(turn, i + c, n, which_half, b);
         UNROLL
         for (int k = 0; k < 4; k += 2) {
-          const uint left[4] = {a[c][half][0][k], a[c][half][1][k], a[c][half][0][k + 1], a[c][half][1][k + 1]};
-          multiply_tile<K>(part[half][n], left, b + k);
+          const uint left[4] = {a[c][which_half][0][k], a[c][which_half][1][k], a[c][which_half][0][k + 1],
+                                a[c][which_half][1][k + 1]};
+          multiply_tile<K>(part[which_half][n], left, b + k);
         }
       }
 }

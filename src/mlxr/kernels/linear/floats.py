@@ -22,6 +22,7 @@ FLOAT_STREAM = Kernel(
     ("x", "weights", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
     ("gate.h", "floats.h"),
+    cuda_only=True,
 )
 PIECE_ROWS, PIECE_COLUMNS, PIECE_BYTES = 16, 64, 2048
 TILE_TOKENS = 8

@@ -4,7 +4,7 @@
 // The share of the normal distribution above |x|: t / 2 * e**(-x**2 / 2 + p(t)), t = 2 / (2 + |x| / sqrt(2)), within
 // 2e-9 but for rounding.
 FUNCTION float normal_tail(float x) {
-  const float t = divide(2.0f, 2.0f + 0.70710678f * (x < 0.0f ? -x : x));
+  const float t = quotient_of(2.0f, 2.0f + 0.70710678f * (x < 0.0f ? -x : x));
   float p = 0.1447765411264285f;
   p = p * t - 0.8818411326890692f;
   p = p * t + 2.158808996025885f;
@@ -28,9 +28,9 @@ template <int KIND> FUNCTION float activate_with(float x) {
     return x < 0.0f ? 0.0f : x * x;
   if (KIND == 5) {
     const float bounded = x > 7.0f ? 7.0f : x;
-    return divide(bounded, 1.0f + exp_of(-1.702f * bounded));
+    return quotient_of(bounded, 1.0f + exp_of(-1.702f * bounded));
   }
-  return divide(x, 1.0f + exp_of(-x));
+  return quotient_of(x, 1.0f + exp_of(-x));
 }
 
 template <int KIND> FUNCTION float gate_with(float x, float up) {

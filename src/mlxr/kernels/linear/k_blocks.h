@@ -107,10 +107,10 @@ struct Q6_K : Integers<6> {
   enum { BLOCK = 256, RUNS = 8, DELTA = 64 };
   static FUNCTION int first(int run) { return 128 * (run / 4) + 16 * (run % 4); }
   static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
-    const int half = run / 4, quarter = run % 4;
+    const int which_half = run / 4, quarter = run % 4;
     uint high[4];
-    load_words(field<128, 64>(base, total, block) + 32 * half + 16 * (quarter % 2), high);
-    load_nibbles(field<0, 128>(base, total, block) + 64 * half + 16 * quarter, w);
+    load_words(field<128, 64>(base, total, block) + 32 * which_half + 16 * (quarter % 2), high);
+    load_nibbles(field<0, 128>(base, total, block) + 64 * which_half + 16 * quarter, w);
     UNROLL
     for (int u = 0; u < 4; ++u) {
       const uint word = high[u] >> (2 * (quarter / 2));

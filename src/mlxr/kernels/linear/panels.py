@@ -21,6 +21,7 @@ PANELS = Kernel(
     ("out",),
     ("gate.h",),
     boxed=("x", "weights"),
+    cuda_only=True,
 )
 MIN_TOKENS, MAX_TOKENS, MAX_SUM_TOKENS = 17, 128, 64  # where it was faster than the library
 PANEL_TOKENS, TILE_ROWS = 64, 8

@@ -26,15 +26,21 @@ ROWS = Kernel(
 SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
 TOKENS = (1, 2, 4, 8)  # rows of x that a variant of the kernel takes
+MOST_TOKENS = {"metal": 4}  # where a threadgroup has 32 KiB, and a thread 128 registers
 
 
-def choose_rows(tokens: int, outputs: int) -> int:
+def limit_tokens(gpu: Any) -> int:
+    """Rows of x that a launch takes at a time, at most; it walks over further ones."""
+    return MOST_TOKENS.get(gpu.device, TOKENS[-1])
+
+
+def choose_rows(gpu: Any, tokens: int, outputs: int) -> int:
     """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
-    return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
+    return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS and gpu.device not in MOST_TOKENS else 2
 
 
 def multiply_rows(gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any) -> Any:
-    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for every eight rows.
+    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for `limit_tokens` rows each.
 
     Few outputs in 32 bits go to `wide.py`.
     """
@@ -42,8 +48,8 @@ def multiply_rows(gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras:
     if can_spread(weights, columns, extras):
         return multiply_wide(gpu, x, weights[0], extras, kind)
     rows = first[1], (second[1] if len(weights) == 2 else 0)
-    width = next((width for width in TOKENS if width >= tokens), TOKENS[-1])
-    per_group = choose_rows(width, sum(rows))
+    width = next(width for width in TOKENS if width >= min(tokens, limit_tokens(gpu)))
+    per_group = choose_rows(gpu, width, sum(rows))
     made = rows[0] // 2 if extras.gate else sum(rows)
     step = SIMD_GROUPS * (per_group // 2 if extras.gate else per_group)
     groups = -(-made // step) if extras.gate else sum(-(-count // step) for count in rows)

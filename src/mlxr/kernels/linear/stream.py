@@ -23,6 +23,7 @@ STREAM = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "units.h", "stream.h", "stream_runs.h", "gate.h"),
     type_names=TYPE_NAMES,
+    cuda_only=True,
 )
 # Of a unit, as stream.h and stream_runs.h have it, by ggml's number of the type.
 STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 816}

@@ -136,11 +136,11 @@ template <int COLUMNS, int N, typename X> struct FromRows {
   enum { WORDS = 4 };
   const DEVICE X *from[N];
   float squares;
-  FUNCTION FromRows(const DEVICE X *x, const DEVICE float *, GROUP uint *, int tokens, int thread)
+  FUNCTION FromRows(const DEVICE X *x, const DEVICE float *, GROUP uint *, int tokens, int thread_id)
       : squares(0.0f) {
     UNROLL
     for (int n = 0; n < N; ++n) {
-      const int token = 8 * n + thread % 32 / 4;
+      const int token = 8 * n + thread_id % 32 / 4;
       from[n] = x + uint64_t(token < tokens ? token : tokens - 1) * COLUMNS;
     }
   }
@@ -155,14 +155,14 @@ template <int COLUMNS, bool NORM, bool SUMMED, int THREADS, typename X> struct F
   const DEVICE X *from;
   const DEVICE float *norm;
   GROUP uint *shared;
-  int thread;
+  int thread_id;
   float squares;
-  FUNCTION FromShared(const DEVICE X *x, const DEVICE float *norm_, GROUP uint *shared_, int, int thread_)
-      : from(x), norm(norm_), shared(shared_), thread(thread_), squares(0.0f) {}
+  FUNCTION FromShared(const DEVICE X *x, const DEVICE float *norm_, GROUP uint *shared_, int, int thread_id_)
+      : from(x), norm(norm_), shared(shared_), thread_id(thread_id_), squares(0.0f) {}
   FUNCTION void bring() {
     UNROLL
     for (int first = 0; first < COLUMNS; first += 8 * THREADS) {
-      const int column = first + 8 * thread;
+      const int column = first + 8 * thread_id;
       if (column >= COLUMNS)
         break;
       uint pairs[4];
@@ -188,12 +188,12 @@ template <int COLUMNS, bool NORM, bool SUMMED, int THREADS, typename X> struct F
         for (int i = 0; i < 4; ++i)
           sum += low_of(pairs[i]) + high_of(pairs[i]);
         sum += shuffle_xor(sum, 1);
-        if (thread % 2 == 0)
+        if (thread_id % 2 == 0)
           shared[COLUMNS / 2 + column / 16] = float_to_bits(sum);
       }
     }
-    if (SUMMED && thread < 128)
-      shared[COLUMNS / 2 + COLUMNS / 16 + thread] = 0u;
+    if (SUMMED && thread_id < 128)
+      shared[COLUMNS / 2 + COLUMNS / 16 + thread_id] = 0u;
     barrier();
   }
   FUNCTION void read(int, int column, PRIVATE uint *b) const { read_words(shared + column / 2, b); }
@@ -217,15 +217,15 @@ FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int 
     Tile<Q>::terms(raw[i], j, t, scale[i], offset[i]);
   }
   UNROLL
-  for (int half = 0; half < 2; ++half) {
+  for (int which_half = 0; which_half < 2; ++which_half) {
     uint a[M][2][2][4]; // of two units, near and far
     UNROLL
     for (int m = 0; m < M; ++m) {
       UNROLL
       for (int v = 0; v < 2; ++v) {
         uint upper[4], lower[4]; // near and far pairs of rows g and g + 8
-        Q::pairs(w[2 * m], 2 * half + v, scale[2 * m], offset[2 * m], upper);
-        Q::pairs(w[2 * m + 1], 2 * half + v, scale[2 * m + 1], offset[2 * m + 1], lower);
+        Q::pairs(w[2 * m], 2 * which_half + v, scale[2 * m], offset[2 * m], upper);
+        Q::pairs(w[2 * m + 1], 2 * which_half + v, scale[2 * m + 1], offset[2 * m + 1], lower);
         UNROLL
         for (int side = 0; side < 2; ++side) {
           a[m][v][side][0] = upper[2 * side], a[m][v][side][1] = lower[2 * side];
@@ -238,7 +238,7 @@ FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int 
       UNROLL
       for (int side = 0; side < 2; ++side) {
         uint b[4];
-        source.read(n, column + 8 * half + side * Q::DELTA, b);
+        source.read(n, column + 8 * which_half + side * Q::DELTA, b);
         UNROLL
         for (int k = 0; k < 4; ++k)
           b[k] = inside ? b[k] : 0u;
@@ -363,13 +363,13 @@ struct Tiles<true, Q, COLUMNS, 1, 1, SPLIT, AHEAD, From> {
           Tile<Q>::words(raw[i], j, t, w[i]);
         const int column = Q::first(4 * j + t);
         UNROLL
-        for (int half = 0; half < 2; ++half) {
+        for (int which_half = 0; which_half < 2; ++which_half) {
           uint x0[4], x1[4];
-          read_words(near + column / 2 + 4 * half, x0);
-          read_words(far + column / 2 + Q::DELTA / 2 + 4 * half, x1);
+          read_words(near + column / 2 + 4 * which_half, x0);
+          read_words(far + column / 2 + Q::DELTA / 2 + 4 * which_half, x1);
           UNROLL
           for (int v = 0; v < 2; ++v) {
-            const int u = 2 * half + v;
+            const int u = 2 * which_half + v;
             const uint a[4] = {widen_bytes(w[0][u], 0), widen_bytes(w[1][u], 0), widen_bytes(w[0][u], 1),
                                widen_bytes(w[1][u], 1)};
             const uint b[4] = {widen_bytes(w[0][4 + u], 0), widen_bytes(w[1][4 + u], 0), widen_bytes(w[0][4 + u], 1),

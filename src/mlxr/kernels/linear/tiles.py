@@ -31,6 +31,7 @@ TILES = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "tiles.h", "gate.h"),
     type_names=TYPE_NAMES,
+    cuda_only=True,
 )
 
 

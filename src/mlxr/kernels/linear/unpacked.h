@@ -213,8 +213,8 @@ template <bool BOXED, int N, int INPUTS, int X_STAGES, int FILLERS, int AHEAD> s
   enum { ARRIVALS = FILLERS };
   template <typename X>
   static FUNCTION void fill(const DEVICE X *x, PRIVATE const Circle &circle, int first_token, int all, GROUP uint *room,
-                            PRIVATE Slot *slots, int thread) {
-    const int row = thread / 8, piece = thread % 8, steps = circle.steps();
+                            PRIVATE Slot *slots, int thread_id) {
+    const int row = thread_id / 8, piece = thread_id % 8, steps = circle.steps();
     const int tokens = all - first_token < N ? all - first_token : N;
     const DEVICE X *from = x + uint64_t(first_token + row) * INPUTS + 8 * piece;
     for (int i = 0; i < steps; ++i) {
@@ -245,8 +245,8 @@ struct XFiller<true, N, INPUTS, X_STAGES, FILLERS, AHEAD> {
   enum { ARRIVALS = 1 };
   template <typename X>
   static FUNCTION void fill(const X &x, PRIVATE const Circle &circle, int first_token, int all, GROUP uint *room,
-                            PRIVATE Slot *slots, int thread) {
-    if (thread == 0)
+                            PRIVATE Slot *slots, int thread_id) {
+    if (thread_id == 0)
       for (int i = 0; i < circle.steps(); ++i) {
         const int slot = i % X_STAGES;
         if (i >= X_STAGES)
@@ -330,8 +330,8 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, in
         UNROLL
         for (int side = 0; side < 2; ++side) {
           UNROLL
-          for (int half = 0; half < 2; ++half)
-            a[2 * j + side][2 * half + i] = multiply_pairs(P::widen(w[side], half), terms[side],
+          for (int which_half = 0; which_half < 2; ++which_half)
+            a[2 * j + side][2 * which_half + i] = multiply_pairs(P::widen(w[side], which_half), terms[side],
                                                            P::OFFSETS ? terms[2 + side] : 0x80008000u);
         }
       }

@@ -25,6 +25,7 @@ UNPACKED = Kernel(
     (*BLOCK_HEADERS, "units.h", "unpacked.h", "gate.h"),
     has_rings=True,
     type_names=TYPE_NAMES,
+    cuda_only=True,
 )
 UNPACKED_BOXED = replace(UNPACKED, name="linear_unpacked_boxed", boxed=("x",))  # recorded steps alone know boxes
 UNIT_COLUMNS, UNIT_ROWS, SLOT_COLUMNS = 256, 16, 64

@@ -15,8 +15,9 @@ struct Picked {
   FUNCTION uint64_t row(int t) const { return uint64_t(pair(t) / fan); }
 };
 
-FUNCTION Picked pick_tile(const DEVICE int *tiles, const DEVICE int *order, int tile, bool sorted, int fan,
-                          PRIVATE int *expert) {
+// `tiles` points to device memory, or on Metal to constant memory: the experts of one token may be fewer than eight.
+template <typename Tiles>
+FUNCTION Picked pick_tile(Tiles tiles, const DEVICE int *order, int tile, bool sorted, int fan, PRIVATE int *expert) {
   Picked picked;
   picked.order = order;
   picked.sorted = sorted;

@@ -18,6 +18,7 @@ from mlxr.kernels.add.summands import Summands
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.lora import AdapterRows
@@ -46,12 +47,13 @@ class Payload:
     """The weights of all experts of a layer, and what was sent to these.
 
     `use` counts launches, experts that had rows in each, and the rows of each expert, in place, as moe/sort.body says:
-    (2 + experts,) of 64 bits.
+    2 + experts numbers of 64 bits, or MIN_ARRAY.
     """
 
     up: Stack
     down: Stack
     use: Any
+    experts: int
 
     def suits_kernels(self, gpu: Any) -> bool:
         """Whether our kernels multiply by them."""
@@ -63,9 +65,9 @@ def prepare_experts(
 ) -> Payload:
     """The weights of all experts together. Raises DeviceError unless their types are the same."""
     mx = ctx.gpu.mx
-    use = mx.zeros((2 + len(up),), mx.int64)
+    use = mx.zeros((max(MIN_ARRAY, 2 + len(up)),), mx.int64)
     mx.eval(use)
-    return Payload(stack_weights(ctx.gpu, up), stack_weights(ctx.gpu, down), use)
+    return Payload(stack_weights(ctx.gpu, up), stack_weights(ctx.gpu, down), use, len(up))
 
 
 def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
@@ -76,7 +78,7 @@ def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
     if not payload.suits_kernels(ctx.gpu):
         return None
     steps, groups, *rows = ctx.gpu.fetch_written(payload.use).tolist()
-    return ExpertsUse(tuple(rows), steps, groups)
+    return ExpertsUse(tuple(rows[: payload.experts]), steps, groups)
 
 
 def route(ctx: Context, logits: Any, router: Router, experts: Experts | None = None) -> tuple[Any, Any]:

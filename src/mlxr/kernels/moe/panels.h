@@ -7,12 +7,12 @@
 template <typename K, int PAIRS> struct PairFiller {
   uint rows[PAIRS / 16]; // of x, in sixteen bytes
   int count, place;
-  FUNCTION void open(PRIVATE const Picked &pairs, int columns, int thread) {
-    count = (pairs.count - thread / 8 + 15) / 16;
-    place = thread / 8 * 32 + (thread % 8 ^ thread / 8 % 8) * 4;
+  FUNCTION void open(PRIVATE const Picked &pairs, int columns, int thread_id) {
+    count = (pairs.count - thread_id / 8 + 15) / 16;
+    place = thread_id / 8 * 32 + (thread_id % 8 ^ thread_id / 8 % 8) * 4;
     UNROLL
     for (int i = 0; i < PAIRS / 16; ++i)
-      rows[i] = uint(pairs.row(16 * i + thread / 8)) * uint(columns / 8);
+      rows[i] = uint(pairs.row(16 * i + thread_id / 8)) * uint(columns / 8);
   }
   FUNCTION void bring(const DEVICE K *x, int column, GROUP uint *slot) const {
     UNROLL
@@ -32,13 +32,13 @@ struct PanelRows {
 template <typename K, int INPUTS, int ROWS, int STEP> struct FloatFiller {
   const DEVICE K *from;
   int sixteens, place, piece;
-  FUNCTION void open(Bytes weights, uint64_t, PRIVATE const PanelRows &rows, int thread) {
-    const int row = thread / 8;
-    piece = thread % 8 * 8;
+  FUNCTION void open(Bytes weights, uint64_t, PRIVATE const PanelRows &rows, int thread_id) {
+    const int row = thread_id / 8;
+    piece = thread_id % 8 * 8;
     from = reinterpret_cast<const DEVICE K *>(weights) +
            uint64_t(rows.first + row % 8 + (row < 8 ? 0 : rows.gap)) * INPUTS + piece;
     sixteens = rows.sixteens;
-    place = row * 32 + (thread % 8 ^ row % 8) * 4;
+    place = row * 32 + (thread_id % 8 ^ row % 8) * 4;
   }
   FUNCTION int column(int step) const { return 64 * step + piece; } // of x, that meets the thread's piece
   FUNCTION void fetch(int) {}
@@ -104,12 +104,12 @@ template <typename Q, int INPUTS, int ROWS, int STEP> struct BlockFiller {
   uint64_t total, block;
   int sixteens, row, which, piece;
   uint raw[ROWS / 64][RawRun<Q>::WORDS];
-  FUNCTION void open(Bytes weights_, uint64_t total_, PRIVATE const PanelRows &rows, int thread) {
+  FUNCTION void open(Bytes weights_, uint64_t total_, PRIVATE const PanelRows &rows, int thread_id) {
     weights = weights_;
     total = total_;
-    row = thread / 2;
-    which = thread % 2;
-    piece = thread % 8;
+    row = thread_id / 2;
+    which = thread_id % 2;
+    piece = thread_id % 8;
     block = uint64_t(rows.first + row / 16 * STEP + row % 8 + (row % 16 < 8 ? 0 : rows.gap)) * (INPUTS / Q::BLOCK);
     sixteens = rows.sixteens - row / 16;
   }
@@ -134,18 +134,18 @@ template <typename Q, int INPUTS, int ROWS, int STEP> struct BlockFiller {
       RawRun<Q>::terms(raw[i], run, scale, offset);
       GROUP uint *to = slot + (row + 64 * i) * 32;
       UNROLL
-      for (int half = 0; half < 2; ++half) {
+      for (int which_half = 0; which_half < 2; ++which_half) {
         uint pieces[2][4]; // near, far
         UNROLL
         for (int v = 0; v < 2; ++v) {
-          Q::pairs(w, 2 * half + v, scale, offset, out[v]);
+          Q::pairs(w, 2 * which_half + v, scale, offset, out[v]);
           UNROLL
           for (int k = 0; k < 4; ++k)
             pieces[k / 2][2 * v + k % 2] = out[v][k];
         }
         UNROLL
         for (int side = 0; side < 2; ++side)
-          store_words(to + ((which * 4 + side * 2 + half) ^ row % 8) * 4, pieces[side]);
+          store_words(to + ((which * 4 + side * 2 + which_half) ^ row % 8) * 4, pieces[side]);
       }
     }
   }

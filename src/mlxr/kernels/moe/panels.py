@@ -27,6 +27,7 @@ PANELS = Kernel(
     opens_late=True,
     type_names=TYPE_NAMES,
     counts_rows=True,
+    cuda_only=True,
 )
 MIN_EACH = 32  # pairs of an expert from which on it pays
 SLOT_COLUMNS, TILE_ROWS = 64, 16

@@ -4,10 +4,10 @@ template <int COLUMNS, int N, typename X> struct FromPicked {
   enum { WORDS = 4 };
   const DEVICE X *from[N];
   float squares;
-  FUNCTION FromPicked(const DEVICE X *x, PRIVATE const Picked &picked, GROUP uint *, int thread) : squares(0.0f) {
+  FUNCTION FromPicked(const DEVICE X *x, PRIVATE const Picked &picked, GROUP uint *, int thread_id) : squares(0.0f) {
     UNROLL
     for (int n = 0; n < N; ++n)
-      from[n] = x + picked.row(8 * n + thread % 32 / 4) * COLUMNS;
+      from[n] = x + picked.row(8 * n + thread_id % 32 / 4) * COLUMNS;
   }
   FUNCTION void bring() {}
   FUNCTION void read(int n, int column, PRIVATE uint *b) const { load_pairs(from[n] + column, b); }
@@ -16,8 +16,8 @@ template <int COLUMNS, int N, typename X> struct FromPicked {
 // The one row that a tile has, in the threadgroup's memory.
 template <int COLUMNS, bool SUMMED, int THREADS, typename X>
 struct FromOne : FromShared<COLUMNS, false, SUMMED, THREADS, X> {
-  FUNCTION FromOne(const DEVICE X *x, PRIVATE const Picked &picked, GROUP uint *shared, int thread)
-      : FromShared<COLUMNS, false, SUMMED, THREADS, X>(x + picked.row(0) * COLUMNS, nullptr, shared, 1, thread) {}
+  FUNCTION FromOne(const DEVICE X *x, PRIVATE const Picked &picked, GROUP uint *shared, int thread_id)
+      : FromShared<COLUMNS, false, SUMMED, THREADS, X>(x + picked.row(0) * COLUMNS, nullptr, shared, 1, thread_id) {}
 };
 
 template <bool STAGED, int COLUMNS, int N, bool SUMMED, int THREADS, typename X> struct PickedSource {

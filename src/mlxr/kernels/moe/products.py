@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES
-from mlxr.kernels.linear.rows import choose_rows
+from mlxr.kernels.linear.rows import TOKENS, choose_rows, limit_tokens
 from mlxr.kernels.linear.tiles import LIGHT, MAX_STAGED, SIMD_GROUPS, SINGLE, TILE_TOKENS, Plan
 from mlxr.kernels.moe.panels import PanelPlan, multiply_panels
 from mlxr.kernels.moe.stacked import Stack
@@ -46,6 +47,7 @@ TILES = Kernel(
     opens_late=True,
     type_names=TYPE_NAMES,
     counts_rows=True,
+    cuda_only=True,
 )
 SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "use", "live", "sizes"), ("tiles", "order"), ("same.h",))
 SORT_SECTIONS, FEW_SECTIONS = 32, 8  # of many pairs, and up to FEW_PAIRS
@@ -53,7 +55,6 @@ FEW_PAIRS = 512
 SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadgroup's memory
 MAX_SORT_THREADS = 1024
 FLOAT_RUN = 32  # columns of a lane on matrix units
-ROW_WIDTH = 8  # pairs of a tile without matrix units
 ONE_RESIDENT, TABLED_RESIDENT, FEW_RESIDENT = 2, 3, 2  # threadgroups of a multiprocessor: for one pair, or eight
 ONE_AHEAD = False  # whether words of one pair's next step are asked for early; not yet measured on a GPU
 STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
@@ -88,12 +89,12 @@ def can_multiply(gpu: Any, stack: Stack) -> bool:
     )
 
 
-def choose_width(tokens: int, used: int, experts: int, has_tiles: bool) -> int:
-    """How many pairs a tile takes at most."""
+def choose_width(tokens: int, used: int, experts: int, has_tiles: bool, row_width: int = TOKENS[-1]) -> int:
+    """How many pairs a tile takes at most; `row_width` without matrix units."""
     if tokens == 1:
         return 1
     if not has_tiles:
-        return ROW_WIDTH
+        return row_width
     each = tokens * used / experts
     wanted = next((tiles for most, tiles in WIDTHS if each <= most), WIDEST)
     return TILE_TOKENS * min(wanted, -(-tokens // TILE_TOKENS))
@@ -110,7 +111,7 @@ def sort_pairs(
 ) -> Tiling:
     """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens, which `use` counts."""
     tokens, used = chosen.shape
-    width = choose_width(tokens, used, experts, has_tiles) if panels is None else panels.pairs
+    width = choose_width(tokens, used, experts, has_tiles, limit_tokens(gpu)) if panels is None else panels.pairs
     if tokens == 1:
         return Tiling(tokens, used, width, used, chosen, None)
     count, kind = count_tiles(tokens, used, experts, width), gpu.mx.int32
@@ -126,7 +127,7 @@ def sort_pairs(
         ],
         groups=(1, 1, 1),
         threads=min(MAX_SORT_THREADS, LANES * max(sections, -(-experts // LANES))),
-        outputs=[((count, 4), kind), ((tokens * used,), kind)],
+        outputs=[((count, 4), kind), ((max(MIN_ARRAY, tokens * used),), kind)],
         constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": sections, "COUNTED": int(use is not None)},
     )
     return Tiling(tokens, used, width, count, tiles, order, panels)
@@ -183,7 +184,7 @@ def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, 
             "ROWS_B": rows[1],
         }
     else:
-        each = choose_rows(tiling.width, stack.out_features)
+        each = choose_rows(gpu, tiling.width, stack.out_features)
         kernel, sizes = ROWS, launcher.numbers(stack.in_features, *rows, *places, *strides)
         step = SIMD_GROUPS * (each // 2 if gate else each)
         counts = (-(-count // step) for count in (made if gate else rows[0], rows[1]))

@@ -25,6 +25,7 @@ STREAM = Kernel(
     opens_late=True,
     type_names=TYPE_NAMES,
     counts_rows=True,
+    cuda_only=True,
 )
 
 

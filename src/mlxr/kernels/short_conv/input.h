@@ -1,6 +1,5 @@
 // N neighbouring inputs of a convolution: x, or where IS_GATED what stands at `p` times x, two blocks of channels behind.
-template <int N, bool IS_GATED, typename X>
-FUNCTION void load_input(PRIVATE float *u, const DEVICE X *p, int channels) {
+template <int N, bool IS_GATED, typename From> FUNCTION void load_input(PRIVATE float *u, From p, int channels) {
   load<N>(p, u);
   if (IS_GATED) {
     float more[N];

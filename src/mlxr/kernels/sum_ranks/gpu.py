@@ -26,6 +26,7 @@ SUM = Kernel(
     ("normed", "summed"),
     headers=("shares.h",),
     has_lines=True,
+    cuda_only=True,
 )
 KERNELS = (SUM,)
 

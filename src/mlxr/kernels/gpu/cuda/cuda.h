@@ -21,7 +21,7 @@ FUNCTION float exp2_of(float x) { return exp2f(x); }
 FUNCTION float tanh_of(float x) { return tanhf(x); }
 FUNCTION float rsqrt_of(float x) { return rsqrtf(x); }
 FUNCTION float max_of(float a, float b) { return fmaxf(a, b); }
-FUNCTION float divide(float a, float b) { return __fdividef(a, b); }
+FUNCTION float quotient_of(float a, float b) { return __fdividef(a, b); }
 
 FUNCTION uint load_u16(const uint8_t *p) { return *reinterpret_cast<const unsigned short *>(p); }
 FUNCTION uint load_u32(const uint8_t *p) { return *reinterpret_cast<const uint *>(p); }
@@ -138,7 +138,7 @@ template <> FUNCTION uint pack_pair<f16>(float low, float high) {
 }
 FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
 FUNCTION float high_of(uint pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-FUNCTION uint widen_bytes(uint word, int half) { return __byte_perm(word, 0x43434343u, half ? 0x4342 : 0x4140); }
+FUNCTION uint widen_bytes(uint word, int which) { return __byte_perm(word, 0x43434343u, which ? 0x4342 : 0x4140); }
 FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x43434343u, 0x4040 + 0x0101 * which); }
 template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
   return __byte_perm(__byte_perm(a, b, 0x0040 + 0x11 * WHICH), __byte_perm(c, d, 0x0040 + 0x11 * WHICH), 0x5410);

@@ -9,7 +9,7 @@
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
 //   load_shared, store_shared    four neighbours in the threadgroup's memory
 //   read_words, store_words      the same of words
-//   divide                a / b, to two or three units in the last place, for b up to 2^126; 0 beyond
+//   quotient_of           a / b, to two or three units in the last place, for b up to 2^126; 0 beyond
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
@@ -108,7 +108,7 @@ FUNCTION float exp2_of(float x) { return std::exp2(x); }
 FUNCTION float tanh_of(float x) { return std::tanh(x); }
 FUNCTION float rsqrt_of(float x) { return 1.0f / std::sqrt(x); }
 FUNCTION float max_of(float a, float b) { return a > b ? a : b; }
-FUNCTION float divide(float a, float b) { return a / b; }
+FUNCTION float quotient_of(float a, float b) { return a / b; }
 
 // An address that has to be a multiple of so many bytes, or of 16.
 template <typename T> FUNCTION T *aligned(T *p, size_t bytes) {
@@ -206,8 +206,8 @@ template <typename T = bf16> FUNCTION uint pack_pair(float low, float high) {
 }
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
 FUNCTION float high_of(uint pair) { return bits_to_float(pair & 0xFFFF0000u); }
-FUNCTION uint widen_bytes(uint word, int half) {
-  word >>= 16 * half;
+FUNCTION uint widen_bytes(uint word, int which) {
+  word >>= 16 * which;
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }

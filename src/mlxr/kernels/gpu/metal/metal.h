@@ -24,7 +24,7 @@ FUNCTION float exp2_of(float x) { return precise::exp2(x); }
 FUNCTION float tanh_of(float x) { return precise::tanh(x); }
 FUNCTION float rsqrt_of(float x) { return precise::rsqrt(x); }
 FUNCTION float max_of(float a, float b) { return max(a, b); }
-FUNCTION float divide(float a, float b) { return a / b; }
+FUNCTION float quotient_of(float a, float b) { return a / b; }
 
 FUNCTION uint load_u16(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE ushort *>(p); }
 FUNCTION uint load_u32(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE uint *>(p); }
@@ -44,6 +44,11 @@ template <int N, typename T> FUNCTION void load(const DEVICE T *p, PRIVATE float
     for (int i = 0; i < N; ++i)
       out[i] = float(p[i]);
   }
+}
+// Of an array with fewer than eight numbers, which MLX puts into constant memory.
+template <int N, typename T> FUNCTION void load(const constant T *p, PRIVATE float *out) {
+  for (int i = 0; i < N; ++i)
+    out[i] = float(p[i]);
 }
 template <int N, typename T> FUNCTION void store(DEVICE T *p, PRIVATE const float *values) {
   for (int i = 0; i < N; ++i)
@@ -99,8 +104,8 @@ template <typename T = bf16> FUNCTION uint pack_pair(float low, float high) {
 }
 FUNCTION float low_of(uint pair) { return as_type<float>(pair << 16); }
 FUNCTION float high_of(uint pair) { return as_type<float>(pair & 0xFFFF0000u); }
-FUNCTION uint widen_bytes(uint word, int half_) {
-  word >>= 16 * half_;
+FUNCTION uint widen_bytes(uint word, int which) {
+  word >>= 16 * which;
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
