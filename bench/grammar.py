@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -44,15 +45,10 @@ class TimedConstraint:
     def __init__(self, inner: TokenConstraint, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
 
-    @property
-    def is_cut(self) -> bool:
-        """As the inner constraint says."""
-        return self._inner.is_cut
-
-    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
+    def fill_mask(self, mask: Mask) -> None:
         """The inner constraint's mask."""
         start_s = time.perf_counter()
-        self._inner.fill_mask(mask, tokens_left)
+        self._inner.fill_mask(mask)
         self._watch.spent_s += time.perf_counter() - start_s
 
     def accept(self, token_id: int) -> None:
@@ -60,6 +56,21 @@ class TimedConstraint:
         start_s = time.perf_counter()
         self._inner.accept(token_id)
         self._watch.spent_s += time.perf_counter() - start_s
+
+    def look_ahead(self, tokens_left: int) -> int:
+        """As the inner constraint says."""
+        start_s = time.perf_counter()
+        held_tokens = self._inner.look_ahead(tokens_left)
+        self._watch.spent_s += time.perf_counter() - start_s
+        return held_tokens
+
+    def close(self) -> Sequence[int]:
+        """Return what the inner constraint ends with."""
+        return self._inner.close()
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """As the inner constraint says."""
+        return self._inner.count_allowed(token_ids)
 
     def fork(self) -> TokenConstraint:
         """Timed with the same watch."""

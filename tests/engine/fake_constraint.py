@@ -18,19 +18,25 @@ class FakeConstraint:
     """After tokens whose sum is s, the tokens t with (s + t) % `divisor` == 0; accepts nothing else.
 
     From token number `fails_at` on `fill_mask` raises; after `accepts` tokens so does `accept`; after `ends_at` tokens
-    nothing is allowed.
+    nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens `way`.
     """
 
     def __init__(
-        self, divisor: int = 3, fails_at: int | None = None, accepts: int | None = None, ends_at: int | None = None
+        self,
+        divisor: int = 3,
+        fails_at: int | None = None,
+        accepts: int | None = None,
+        ends_at: int | None = None,
+        way: tuple[int, ...] = (),
+        safe_every: int = 1,
     ) -> None:
         self.divisor, self.fails_at, self.accepts, self.ends_at = divisor, fails_at, accepts, ends_at
+        self.way, self.safe_every = way, safe_every
         self.accepted: list[int] = []
+        self.certain: int | None = None  # the last place from which it can be closed
         self.fills = 0
 
-    is_cut = False
-
-    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
+    def fill_mask(self, mask: Mask) -> None:
         assert not mask.any()
         self.fills += 1
         if self.fails_at is not None and len(self.accepted) >= self.fails_at:
@@ -47,6 +53,14 @@ class FakeConstraint:
         assert (sum(self.accepted) + token_id) % self.divisor == 0
         self.accepted.append(token_id)
 
+    def look_ahead(self, tokens_left: int) -> int:
+        if len(self.accepted) % self.safe_every == 0 and len(self.way) <= tokens_left:
+            self.certain = len(self.accepted)
+        return 0 if self.certain is None else len(self.accepted) - self.certain
+
+    def close(self) -> Sequence[int]:
+        return self.way
+
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         total = sum(self.accepted)
         for place, token_id in enumerate(token_ids):
@@ -56,8 +70,8 @@ class FakeConstraint:
         return len(token_ids)
 
     def fork(self) -> FakeConstraint:
-        twin = FakeConstraint(self.divisor, self.fails_at, self.accepts, self.ends_at)
-        twin.accepted = list(self.accepted)
+        twin = FakeConstraint(self.divisor, self.fails_at, self.accepts, self.ends_at, self.way, self.safe_every)
+        twin.accepted, twin.certain = list(self.accepted), self.certain
         return twin
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from fake_constraint import FakeConstraint, expect_constrained
+from fake_drafts import draft_eagerly
 from fake_model import FakeModel, answer_of, expect_greedy, finish_of, make_engine, run_all
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob
 from mlxr.engine.sequence import TokenEvent
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -159,3 +160,79 @@ def test_the_best_of_several_constrained_answers() -> None:
     answers = [expect_constrained(PROMPT, 6, FakeConstraint(4), index, temperature=1.0, seed=3) for index in range(4)]
     best = max(answers, key=lambda answer: sum(result.logprob for result in answer))
     assert answer_of(run_all(engine), request_id) == [result.token_id for result in best]
+
+
+def expect_closed(constraint: FakeConstraint, most_tokens: int, index: int = 0, **params: object) -> list[int]:
+    """The tokens of an answer that reaches its end: what may stay, then the way."""
+    drawn = expect_constrained(PROMPT, most_tokens, constraint, index, **params)
+    places = range(0, most_tokens - len(constraint.way) + 1, constraint.safe_every)
+    return [*(result.token_id for result in drawn[: places[-1]]), *constraint.way]
+
+
+@pytest.mark.parametrize("way", [(), (7,), (7, 8, 9), (1,) * 12])
+@pytest.mark.parametrize("safe_every", [1, 5])
+def test_an_answer_without_an_end_is_closed_in_its_last_tokens(way: tuple[int, ...], safe_every: int) -> None:
+    engine = make_engine()
+    constraint = FakeConstraint(way=way, safe_every=safe_every)
+    params = SamplingParams(max_tokens=12, logprobs=2, temperature=1.0, seed=2)
+    request_id = engine.submit(PROMPT, params, constraint=constraint)
+    events, expected = run_all(engine), expect_closed(constraint, 12, temperature=1.0, seed=2)
+    assert answer_of(events, request_id) == expected
+    assert finish_of(events, request_id) is FinishReason.LENGTH
+    counts = [event.usage.completion_tokens for event in events if event.token_id is not None]
+    assert counts == list(range(1, len(expected) + 1))
+    assert events[-1].usage.completion_tokens == len(expected)
+    for event, token_id in zip(events[len(expected) - len(way) :], way, strict=False):
+        assert (event.logprob, event.top) == (0.0, (TokenLogprob(token_id, 0.0),))
+    engine.check()
+    assert engine.stats().used_pages == 0
+
+
+def test_nobody_is_shown_what_may_be_taken_back() -> None:
+    engine, constraint = make_engine(), FakeConstraint(way=(7, 8, 9), safe_every=4)
+    engine.submit(PROMPT, GREEDY, constraint=constraint)
+    told, steps = [], 0
+    while engine.has_work:
+        told.append(sum(event.token_id is not None for event in engine.step()))
+        steps += 1
+    assert told == [0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 3]
+
+
+def test_what_is_shown_before_a_cancel_begins_the_answer() -> None:
+    engine, constraint = make_engine(), FakeConstraint(way=(7, 8, 9), safe_every=4)
+    request_id = engine.submit(PROMPT, GREEDY, constraint=constraint)
+    events = [event for _ in range(6) for event in engine.step()] + engine.cancel(request_id)
+    assert answer_of(events, request_id) == expect_closed(constraint, 12)[:4]
+    assert events[-1].usage.completion_tokens == 4
+
+
+def test_closed_answers_are_ranked_by_what_they_have() -> None:
+    engine, constraint = make_engine(), FakeConstraint(4, way=(7, 8), safe_every=3)
+    params = {"temperature": 1.0, "seed": 3}
+    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=7, best_of=4, **params), constraint=constraint)
+    events = run_all(engine)
+    drawn = [expect_constrained(PROMPT, 3, FakeConstraint(4), index, **params) for index in range(4)]
+    best = max(range(4), key=lambda index: sum(result.logprob for result in drawn[index]) / 5)
+    assert answer_of(events, request_id) == expect_closed(constraint, 7, best, **params)
+
+
+def test_the_prompt_comes_with_the_first_token_that_stays() -> None:
+    engine = make_engine()
+    params = SamplingParams(max_tokens=3, logprobs=0)
+    engine.submit(PROMPT, params, constraint=FakeConstraint(way=(7, 8, 9)), scores_prompt=True)
+    events = run_all(engine)
+    assert [len(event.prompt) for event in events] == [len(PROMPT), 0, 0]
+
+
+def test_an_answer_that_is_expected_is_compared_as_it_ends() -> None:
+    counts = []
+    for drafts in (True, False):
+        engine = make_engine()
+        engine = draft_eagerly(engine, 1.0, 3) if drafts else engine
+        constraint = FakeConstraint(way=(7, 8, 9))
+        expected = tuple(expect_closed(constraint, 12))
+        engine.submit(PROMPT, SamplingParams(max_tokens=12, prediction_ids=expected), constraint=constraint)
+        timings = run_all(engine)[-1].timings
+        assert timings is not None
+        counts.append((timings.expected_tokens, timings.missed_tokens))
+    assert counts == [(12, 0)] * 2

@@ -95,7 +95,7 @@ def test_random_requests_with_eager_drafts(seed: int) -> None:
     chance = random.Random(seed)
     request = draw_request(chance)
     engine = draft_eagerly(make_engine(page_size=chance.choice([1, 4, 7])), chance.random(), chance.randrange(1, 9))
-    engine.submit(request.prompt, request.params)
+    engine.submit(request.prompt, request.params, constraint=request.constraint)
     found, alone = sort_events(run_all(engine)), run_alone(request)
     assert {index: [event.token_id for event in events] for index, events in found.items()} == {
         index: [event.token_id for event in events] for index, events in alone.items()

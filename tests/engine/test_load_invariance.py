@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from amounts import choose_amount
+from fake_constraint import FakeConstraint
 from fake_drafts import draft_eagerly, make_draft
 from fake_model import FULL, STATE, VOCABULARY, FakeConfig, FakeModel, make_engine, run_all
 
@@ -31,6 +32,7 @@ class Request:
     arrival_step: int
     priority: int
     cancel_after: int | None
+    constraint: FakeConstraint | None
 
 
 Answers = dict[int, list[TokenEvent]]  # by index
@@ -90,12 +92,21 @@ def draw_request(chance: random.Random) -> Request:
         chance.randrange(12),
         chance.choice([-1, 0, 0, 3]),
         cancel_after,
+        draw_constraint(chance),
     )
+
+
+def draw_constraint(chance: random.Random) -> FakeConstraint | None:
+    """A rule for a third of the requests, with an end that takes tokens back."""
+    if chance.random() < 0.67:
+        return None
+    way = tuple(chance.randrange(VOCABULARY) for _ in range(chance.randrange(7)))
+    return FakeConstraint(chance.choice([1, 2, 3]), way=way, safe_every=chance.choice([1, 2, 5]))
 
 
 def run_alone(request: Request) -> Answers:
     engine = make_engine(kv_cache="simple", pages=4, max_batch_tokens=128, prefill_chunk_tokens=128)
-    engine.submit(request.prompt, request.params)
+    engine.submit(request.prompt, request.params, constraint=request.constraint)
     return sort_events(run_all(engine))
 
 
@@ -114,7 +125,9 @@ def run_together(engine: Engine, requests: list[Request]) -> list[Answers]:
     while step < 40 or engine.has_work:
         for index, request in enumerate(requests):
             if request.arrival_step == step:
-                ids[index] = engine.submit(request.prompt, request.params, priority=request.priority)
+                ids[index] = engine.submit(
+                    request.prompt, request.params, priority=request.priority, constraint=request.constraint
+                )
                 events[ids[index]] = []
             if request.cancel_after is not None and request.arrival_step + request.cancel_after == step:
                 events[ids[index]] += engine.cancel(ids[index])
@@ -130,7 +143,8 @@ def run_together(engine: Engine, requests: list[Request]) -> list[Answers]:
 def without_load(event: TokenEvent) -> tuple[object, ...]:
     """What must not depend on the load: all but the request's number and where its tokens came from."""
     usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
-    return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error)
+    withdrawn = tuple(map(without_load, event.withdrawn))
+    return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error, withdrawn)
 
 
 def compare(answers: Answers, alone: Answers) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+import amounts
 import jsonschema
 import numpy as np
 import pytest
+from closed_answers import KINDS, MORE_TOKENS, MOST_TOKENS, answer, compare, is_whole, list_cases, read_bytes
 from whole_answers import load_demo
 
 from mlxr.core.events import Event, TextDelta
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.engine.constraint import MaskSource
 from mlxr.llm import LLM
+from mlxr.service.closing import Closer
 
 TEXT = {"type": "string"}
 ITEM = {
@@ -30,20 +34,24 @@ SCHEMAS = [
 
 
 def walk(grammar: Grammar, most_tokens: int, seed: int) -> tuple[str, bool]:
-    """A random answer of at most so many tokens, and whether it was cut."""
+    """A random answer of at most so many tokens, and whether tokens were taken back. What was shown stays."""
     demo, compiler = load_demo()
     masks = MaskSource(compiler.compile(grammar), demo.vocab_size, most_tokens)
-    draw, text = np.random.default_rng(seed), b""
-    for _ in range(most_tokens):
+    draw, drawn, shown = np.random.default_rng(seed), list[int](), 0
+    while len(drawn) < most_tokens:
         masks.fill()
         assert masks.error is None
         allowed = np.flatnonzero(np.unpackbits(masks.mask.view(np.uint8), bitorder="little"))
         token_id = int(draw.choice(allowed))
         if token_id in demo.eos_ids:
-            break
+            return b"".join(map(demo.token_bytes, drawn)).decode(), False
         masks.accept(token_id)
-        text += demo.token_bytes(token_id)
-    return text.decode(), masks.is_cut
+        drawn.append(token_id)
+        assert shown <= len(drawn) - masks.held_tokens
+        shown = len(drawn) - masks.held_tokens
+    answer = [*drawn[:shown], *masks.close()]
+    assert len(answer) <= most_tokens
+    return b"".join(map(demo.token_bytes, answer)).decode(), shown < len(drawn)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
@@ -69,6 +77,82 @@ def test_what_has_no_end_in_time_and_what_needs_none_stay_as_they_are() -> None:
     assert len(text) >= 40
     text, is_cut = walk(Grammar("regex", "(?s:.*)"), 40, 1)
     assert not is_cut
+
+
+@pytest.mark.parametrize("most_tokens", [300, 1000])
+def test_nothing_is_held_back_while_there_is_room(most_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    demo, compiler = load_demo()
+    looks = []
+    find_way = Closer._find_way
+    monkeypatch.setattr(Closer, "_find_way", lambda self, *rest: looks.append(rest) or find_way(self, *rest))
+    masks = MaskSource(compiler.compile(Grammar("json_schema", json.dumps(SCHEMAS[2]))), demo.vocab_size, most_tokens)
+    draw = np.random.default_rng(1)
+    for _ in range(100):
+        masks.fill()
+        allowed = np.flatnonzero(np.unpackbits(masks.mask.view(np.uint8), bitorder="little"))
+        goes_on = [token_id for token_id in allowed if b"]" not in demo.token_bytes(token_id)]
+        masks.accept(int(draw.choice(goes_on)))
+        assert not masks.held_tokens
+    assert len(looks) <= 3
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", arena_bytes=1 << 27, max_sequences=72, threads=2, context_tokens=1024) as opened:
+        yield opened
+
+
+def test_more_tokens_change_no_answer_that_ends_by_itself(llm: LLM) -> None:
+    """Grammars of every kind, at temperature 0 and sampled."""
+    if amounts.is_thorough:
+        tallies = compare(llm, list_cases(300), range(MORE_TOKENS + 1), fewer=range(10, 100, 10))
+        assert sum(tally.requests for tally in tallies.values()) >= 250
+    else:
+        tallies = compare(llm, list_cases(12), (0, 1, 20, MORE_TOKENS), fewer=(80,))
+    assert all(tally.requests for tally in tallies.values())
+    for tally in tallies.values():
+        assert (tally.wrong, tally.untold) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_of_tokens(llm: LLM, kind: str) -> None:
+    """From one on: cut answers are whole as soon as one can be, and from what an answer needs on it stays the same."""
+    stride = 1 if amounts.is_thorough or kind == "gbnf" else 7
+    case = list_cases(1, [kind])[0]
+    free = answer(llm, [case.ask(MOST_TOKENS)])[0]
+    needed = free.usage.completion_tokens
+    for given in answer(llm, map(case.ask, range(needed, needed + MORE_TOKENS + 1, stride))):
+        assert read_bytes(given) == read_bytes(free)
+    cut = answer(llm, map(case.ask, range(needed - 1, 0, -stride)))[::-1]
+    assert all(given.finish_reason is FinishReason.LENGTH for given in cut)
+    whole = [is_whole(llm, case, given) for given in cut]
+    assert whole == sorted(whole)
+    assert whole[-1:] in ([], [True])
+
+
+def test_what_is_streamed_is_what_comes_whole(llm: LLM) -> None:
+    """And a stream shows no token that is taken back: the first deltas of a cut answer begin it."""
+    case = next(case for case in list_cases(24, ["schema"]) if case.request.params.temperature)
+    for most_tokens in (24, 32, 40):
+        (whole,) = answer(llm, [case.ask(most_tokens)])
+        text = ""
+        for event in llm._session.start(case.ask(most_tokens)):
+            text += event.text if isinstance(event, TextDelta) else ""
+            assert whole.text.startswith(text)
+        assert text == whole.text
+
+
+def test_a_stop_string_ends_an_answer_before_its_tokens_run_out(llm: LLM) -> None:
+    """Wherever it comes, also in tokens that would be taken back."""
+    case = list_cases(1, ["gbnf"])[0]
+    ask = replace(case.request, grammar=Grammar("gbnf", 'root ::= "(" [a-z ]+ "; and so on; and so forth)"'))
+    params = replace(ask.params, temperature=1.0, stop=("e",))
+    request = replace(case, request=replace(ask, params=params))
+    free = answer(llm, [request.ask(MOST_TOKENS)])[0]
+    assert (free.finish_reason, free.stop) == (FinishReason.STOP, "e")
+    needed = free.usage.completion_tokens
+    for given in answer(llm, map(request.ask, range(needed, needed + MORE_TOKENS, 5))):
+        assert read_bytes(given) == read_bytes(free)
 
 
 def test_the_reason_stays_length() -> None:

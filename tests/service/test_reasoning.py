@@ -116,12 +116,16 @@ class Letters:
 class OnlyB:
     """Allows nothing but b."""
 
-    is_cut = False
-
     def __init__(self) -> None:
         self.accepted: list[int] = []
 
-    def fill_mask(self, mask: np.ndarray, tokens_left: int | None = None) -> None:
+    def look_ahead(self, tokens_left: int) -> int:
+        return len(self.accepted)
+
+    def close(self) -> Sequence[int]:
+        return (1,)
+
+    def fill_mask(self, mask: np.ndarray) -> None:
         mask[0] |= np.uint32(1 << 1)
 
     def accept(self, token_id: int) -> None:
@@ -160,6 +164,16 @@ def test_the_grammar_holds_after_the_reasoning(close: list[int]) -> None:
     fork.accept(1)
     assert allowed(fork) == {1}
     assert inner.accepted == [1]
+
+
+def test_nothing_of_a_thought_is_taken_back_and_nothing_ends_it() -> None:
+    tokens = collect_gate_tokens(Letters(), TAGS, vocab_size=40)  # type: ignore[arg-type]
+    gate = ReasoningGate(tokens, OnlyB(), is_thinking=False)
+    told = []
+    for token_id in (4, 0, 1, 5, 3, 1, 1):
+        gate.accept(token_id)
+        told.append((gate.look_ahead(9), gate.close()))
+    assert told == [(0, ())] * 3 + [(0, (1,))] * 2 + [(1, (1,)), (2, (1,))]
 
 
 def test_without_a_thought_the_grammar_holds_from_the_start() -> None:

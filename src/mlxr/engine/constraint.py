@@ -1,8 +1,10 @@
 """Which tokens may come next in an answer: what a grammar must offer to the engine, and its state in one answer.
 
 The engine asks for a mask before every token, applies it within its one sampling call, and tells which token was
-chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. Knows no grammar
-and no text.
+chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. How many tokens may
+come changes no mask. An answer that reaches its last token without an end has its newest tokens taken back, and others
+put in their place that end it; so a constraint says in time which tokens nobody may be shown yet. Knows no grammar and
+no text.
 """
 
 from __future__ import annotations
@@ -22,21 +24,30 @@ class TokenConstraint(Protocol):
     One thread at a time calls its methods.
     """
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether tokens were kept out so that the answer ends in time."""
-        ...
-
-    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
+    def fill_mask(self, mask: Mask) -> None:
         """Set bit i % 32 of mask[i // 32] for every token i that may come next, end tokens included.
 
-        `mask` has a bit for every token of the model's vocabulary and comes all zero. At most `tokens_left` tokens may
-        come, this one included; None: any number. Asking twice is the same as asking once.
+        `mask` has a bit for every token of the model's vocabulary and comes all zero. Asking twice is the same as
+        asking once.
         """
         ...
 
     def accept(self, token_id: int) -> None:
         """`token_id` was chosen, and the answer goes on after it. An error may come with the next mask instead."""
+        ...
+
+    def look_ahead(self, tokens_left: int) -> int:
+        """Return how many of the newest tokens may have to be taken back, as at most `tokens_left` may still come.
+
+        Asked before the first token and after each one. Tokens that did not count once never count later.
+        """
+        ...
+
+    def close(self) -> Sequence[int]:
+        """Return the tokens that end the answer in the place of those that `look_ahead` counted last.
+
+        They are no more than could come since the first of those. Empty also where nothing is to be put in place.
+        """
         ...
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
@@ -51,21 +62,18 @@ class TokenConstraint(Protocol):
 class MaskSource:
     """The constraint of one answer with its mask of the next token, (ceil(vocab_size / 32),) uint32.
 
-    The answer may have `most_tokens`. When the constraint fails the mask is empty and `error` says why.
+    The answer may have `most_tokens`; None: any number. Its `held_tokens` newest ones may be taken back. When the
+    constraint fails the mask is empty and `error` says why.
     """
 
-    __slots__ = ("_constraint", "_is_filled", "_tokens_left", "error", "mask")
+    __slots__ = ("_constraint", "_has_begun", "_is_filled", "_tokens_left", "error", "held_tokens", "mask")
 
     def __init__(self, constraint: TokenConstraint, vocab_size: int, most_tokens: int | None = None) -> None:
         self._constraint, self._tokens_left = constraint, most_tokens
         self.mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
         self.error: str | None = None
-        self._is_filled = False
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the answer was made to end in time."""
-        return self._constraint.is_cut
+        self.held_tokens = 0
+        self._is_filled = self._has_begun = False
 
     def fill(self) -> None:
         """Bring the mask up to date, unless it is."""
@@ -73,7 +81,8 @@ class MaskSource:
             return
         self.mask.fill(0)
         try:
-            self._constraint.fill_mask(self.mask, self._tokens_left)
+            self._begin()
+            self._constraint.fill_mask(self.mask)
         except Exception as error:  # whatever it was, it concerns this answer alone
             self._fail(error)
         self._is_filled = True
@@ -90,14 +99,26 @@ class MaskSource:
     def accept(self, token_id: int) -> None:
         """Tell the constraint that `token_id` was drawn."""
         self._is_filled = False
-        if self._tokens_left is not None:
-            self._tokens_left -= 1
         try:
+            self._begin()
             self._constraint.accept(token_id)
+            if self._tokens_left is not None:
+                self._tokens_left -= 1
+                self.held_tokens = self._constraint.look_ahead(self._tokens_left)
         except Exception as error:
             self._fail(error)
 
+    def close(self) -> Sequence[int]:
+        """Return what ends the answer in the place of its `held_tokens` newest tokens."""
+        return self._constraint.close() if self.error is None else ()
+
+    def _begin(self) -> None:
+        if not self._has_begun and self._tokens_left is not None:
+            self._constraint.look_ahead(self._tokens_left)
+        self._has_begun = True
+
     def _fail(self, error: Exception) -> None:
+        self.held_tokens = 0
         self.mask.fill(0)
         self.error = f"the constraint failed: {type(error).__name__}: {error}"
         self._is_filled = True

@@ -129,10 +129,10 @@ class Outcomes:
         if result.token_id == NO_TOKEN:
             return self._answers.end([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
         reason = sequence.append(result, now)
-        event = sequence.report(result, reason, now)
+        events = sequence.report(result, reason, now)
         if reason is not None:
             self._answers.forget(sequence)
-        return self._answers.deliver(sequence, event)
+        return [told for event in events for told in self._answers.deliver(sequence, event)]
 
 
 def _is_accepted(chunk: Chunk, place: int) -> bool:

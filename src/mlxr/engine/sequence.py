@@ -44,7 +44,9 @@ class TokenEvent:
     `finish_reason`. `logprob` and `top` are there when the request asked for logprobs. `error` says what failed when
     the reason is ERROR or DEADLINE. The last event of an answer has its `timings`, that of an embedding the vector.
     The first event of an answer has the `prompt` tokens with their log-probabilities, if the request asked for them.
-    An event with `progress` tells how much of the prompt is computed, and nothing else.
+    An event with `progress` tells how much of the prompt is computed, and nothing else. Tokens that were `withdrawn`
+    stood in the place of this event and of those that follow: a constraint closed the answer instead. Nobody was told
+    of them, and the last one of them has the reason and the timings with which the answer would have ended.
     """
 
     sequence_id: int
@@ -59,6 +61,7 @@ class TokenEvent:
     embedding: Floats | None = field(default=None, compare=False)
     prompt: tuple[TokenInfo, ...] = ()
     progress: PromptProgress | None = None
+    withdrawn: tuple[TokenEvent, ...] = ()
 
 
 class Sequence:
@@ -74,7 +77,9 @@ class Sequence:
     from its tokens so far; None: nobody does. Of the `drafted_tokens` that were computed, the `accepted_tokens` were
     drawn. The `replay_tokens` before the last one were computed in drafts of which another token was wrong: the state
     of recurrent layers has gone past them and was dropped, so they are computed once more with the next token. An
-    `adapter` updates the weights for it. Its last states are put into `tail`, where a head reads them to draft.
+    `adapter` updates the weights for it. Its last states are put into `tail`, where a head reads them to draft. Tokens
+    that a constraint may take back are `held`, the newest ones of the `answer_tokens`; where it did, these count what
+    the answer has in the end, and `tokens` stay those that were computed.
     """
 
     __slots__ = (
@@ -84,6 +89,7 @@ class Sequence:
         "_told_tokens",
         "accepted_tokens",
         "adapter",
+        "answer_tokens",
         "boundaries",
         "cached_tokens",
         "client",
@@ -94,6 +100,7 @@ class Sequence:
         "end_tokens",
         "followers",
         "has_ended",
+        "held",
         "id",
         "index",
         "keys",
@@ -158,6 +165,8 @@ class Sequence:
         self.logprob_sum = 0.0
         self.drafted_tokens = self.accepted_tokens = 0
         self.has_ended = False
+        self.held: list[tuple[TokenEvent, float]] = []  # with their log-probabilities
+        self.answer_tokens = 0
         self._open_drafter = open_drafter
         self.drafter: Drafter | None = None
         self._prediction: Prediction | None = None  # once there is a drafter
@@ -183,13 +192,12 @@ class Sequence:
     @property
     def mean_logprob(self) -> float:
         """Of the tokens of the answer; minus infinity while there is none."""
-        generated = len(self.tokens) - self.prompt_tokens
-        return self.logprob_sum / generated if generated else float("-inf")
+        return self.logprob_sum / self.answer_tokens if self.answer_tokens else float("-inf")
 
     @property
     def usage(self) -> Usage:
         """Tokens of prompt and answer so far."""
-        return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
+        return Usage(self.prompt_tokens, self.answer_tokens, self.cached_tokens)
 
     def get_drafter(self) -> Drafter | None:
         """Return who drafts for the answer, made when first wanted, and told all tokens since it was asked for last.
@@ -284,19 +292,19 @@ class Sequence:
     def append(self, result: SampleResult, now_s: float) -> FinishReason | None:
         """Add a generated token; tells whether, and why, the answer ends with it."""
         self.tokens.append(result.token_id)
+        self.answer_tokens += 1
         self.logprob_sum += result.logprob
         self.watch.count_token(now_s)
         reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:
-            masks = self.sampler.masks
-            reason = FinishReason.LENGTH if masks is not None and masks.is_cut else FinishReason.STOP
-        self.sampler.accept(result.token_id, result.surprise, goes_on=reason is None)
+            reason = FinishReason.STOP
+        self.sampler.accept(result.token_id, result.surprise, goes_on=reason is not FinishReason.STOP)
         return reason
 
-    def report(self, result: SampleResult, reason: FinishReason | None, now_s: float) -> TokenEvent:
-        """The event of a token that was just appended."""
+    def report(self, result: SampleResult, reason: FinishReason | None, now_s: float) -> list[TokenEvent]:
+        """The events that are certain now that a token was appended: its own, unless it is held."""
         wants_logprobs = self.sampler.params.logprobs is not None
-        return TokenEvent(
+        event = TokenEvent(
             self.id,
             result.token_id,
             self.usage,
@@ -307,9 +315,47 @@ class Sequence:
             timings=None if reason is None else self._read_timings(now_s),
             prompt=self._read_scores(first_of=1),
         )
+        masks = self.sampler.masks
+        if masks is None:
+            return [event]
+        self.held.append((event, result.logprob))
+        held_tokens = 0 if reason is FinishReason.STOP else masks.held_tokens
+        certain = len(self.held) - held_tokens
+        events = [event for event, _ in self.held[:certain]]
+        del self.held[:certain]
+        return events + self._close(masks.close(), now_s) if held_tokens and reason is not None else events
+
+    def _close(self, token_ids: Collection[int], now_s: float) -> list[TokenEvent]:
+        """End the answer with these tokens instead of those that are held.
+
+        Nothing else was possible where they stand, so each has the log-probability 0.
+        """
+        withdrawn, wanted, events = self._take_back(), self.sampler.params.logprobs, list[TokenEvent]()
+        for token_id in token_ids:
+            self.answer_tokens += 1
+            top = (TokenLogprob(token_id, 0.0),) if wanted else ()
+            logprob = None if wanted is None else 0.0
+            events.append(TokenEvent(self.id, token_id, self.usage, logprob=logprob, top=top, index=self.index))
+        events = events or [TokenEvent(self.id, None, self.usage, index=self.index)]
+        timings = self._read_timings(now_s, token_ids)
+        events[-1] = replace(events[-1], finish_reason=FinishReason.LENGTH, timings=timings)
+        events[0] = replace(events[0], withdrawn=withdrawn, prompt=withdrawn[0].prompt)
+        return events
+
+    def _take_back(self) -> tuple[TokenEvent, ...]:
+        """Count the tokens that are held no longer as part of the answer; return their events."""
+        self.answer_tokens -= len(self.held)
+        self.logprob_sum -= sum(logprob for _, logprob in self.held)
+        withdrawn = tuple(event for event, _ in self.held)
+        self.held.clear()
+        return withdrawn
 
     def report_end(self, reason: FinishReason, now_s: float, error: str | None = None) -> TokenEvent:
-        """The event that ends the answer without a token; for a text that is all computed, with its embedding."""
+        """The event that ends the answer without a token; for a text that is all computed, with its embedding.
+
+        Tokens that are held are not given out: what was shown begins the answer that more time would have given.
+        """
+        withdrawn = self._take_back()
         return TokenEvent(
             self.id,
             None,
@@ -319,7 +365,7 @@ class Sequence:
             index=self.index,
             timings=self._read_timings(now_s),
             embedding=self.pool.read() if self.pool is not None and reason is FinishReason.STOP else None,
-            prompt=self._read_scores(first_of=0),
+            prompt=withdrawn[0].prompt if withdrawn else self._read_scores(first_of=0),
         )
 
     def report_progress(self, before_tokens: int, now_s: float) -> list[TokenEvent]:
@@ -336,21 +382,25 @@ class Sequence:
         told = (PromptProgress(*counts, before_tokens), reached) if is_first else (reached,)
         return [TokenEvent(self.id, None, self.usage, index=self.index, progress=progress) for progress in told]
 
-    def _read_timings(self, now_s: float) -> Timings:
-        """The times if the answer ends now, and what drafts had to do with them."""
+    def _read_timings(self, now_s: float, closing: Collection[int] = ()) -> Timings:
+        """The times if the answer ends now, and what drafts had to do with them; its end is `closing`."""
         times, expected = self.watch.read(now_s), self.sampler.params.prediction_ids
         own = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens}
         if expected:  # the same whether there were drafts or not
             if self._prediction is not None:
                 self.get_drafter()  # which is told all tokens
-            prediction = self._prediction or self._compare_prediction()
-            right_tokens = min(prediction.right_tokens, len(expected))
+            drawn_tokens = self.answer_tokens - len(closing)
+            is_whole = self.prompt_tokens + drawn_tokens == len(self.tokens)
+            prediction = self._prediction if is_whole else None
+            right_tokens = (prediction or self._compare_prediction(drawn_tokens, closing)).right_tokens
+            right_tokens = min(right_tokens, len(expected))
             own |= {"expected_tokens": right_tokens, "missed_tokens": len(expected) - right_tokens}
         return replace(times, **own)
 
-    def _compare_prediction(self) -> Prediction:
-        """Compare the text that the request predicted with the answer so far."""
-        return Prediction(self.sampler.params.prediction_ids, self.tokens[self.prompt_tokens :])
+    def _compare_prediction(self, drawn_tokens: int | None = None, closing: Collection[int] = ()) -> Prediction:
+        """Compare the text that the request predicted with the answer so far, or with its beginning and its end."""
+        drawn = self.tokens[self.prompt_tokens :][:drawn_tokens]
+        return Prediction(self.sampler.params.prediction_ids, [*drawn, *closing])
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
         """Return what the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""

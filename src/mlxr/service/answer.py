@@ -6,7 +6,8 @@ answers. Each token event gives zero or more events; the last one of an answer i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -69,6 +70,7 @@ class Answer:
         self._pending_ids: list[int] = []
         self._pending_tokens: list[TokenInfo] = []
         self._last: Piece = ""  # the kind of what was given out last
+        self._is_closed = False  # with tokens that were not drawn
         self.finished = False
 
     @property
@@ -83,17 +85,33 @@ class Answer:
         """
         if event.progress is not None:
             return [replace(event.progress, index=self._index)]
+        if event.withdrawn:
+            if self._would_end(event.withdrawn):
+                return [told for withdrawn in event.withdrawn for told in self.push(withdrawn)]
+            self._is_closed = not self.is_over
         events = self._begin(event)
         if not self.is_over:
             events += self._read(self._take_token(event))
         if event.finish_reason is None:
             return events
         if self.is_over:
-            return self._finish(events, FinishReason.STOP, stop=self._stop, timings=event.timings)
+            reason = FinishReason.LENGTH if self._is_closed else FinishReason.STOP
+            return self._finish(events, reason, stop=self._stop, timings=event.timings)
         events += self._flush()
         stop = self._name_stop_token(event) if self._stop is None else self._stop
         reason = event.finish_reason if self._stop is None else FinishReason.STOP
         return self._finish(events, reason, stop=stop, error=event.error, timings=event.timings)
+
+    def _would_end(self, events: Sequence[TokenEvent]) -> bool:
+        """Whether the answer is over with these, so that it needs no other end."""
+        if self.is_over or not (self._parser or self._stops.stops):
+            return False
+        twin = copy(self)
+        twin._pending_ids, twin._pending_tokens = [], []
+        twin._decoder, twin._parser, twin._stops = self._decoder.fork(), deepcopy(self._parser), copy(self._stops)
+        for event in events:
+            twin.push(event)
+        return twin.is_over
 
     def _begin(self, event: TokenEvent) -> list[Event]:
         """The echo of the prompt, once."""

@@ -1,9 +1,10 @@
-"""Brings an answer under a grammar to an end before its tokens run out: JSON that would be cut is closed instead.
+"""The ends of answers that reach their last token under a grammar: what would be cut is closed instead.
 
-A way to the end is looked for with forks of the grammar's state: closing signs first, then the shortest values. While
-there is room to spare nothing changes. When the rest is about as long as that way and the largest thing that could
-still be opened, only that way is allowed, but for the inside of texts, which may go on until the room is needed. What
-is allowed depends on the answer's tokens and on how many may still come, and on nothing else.
+An answer grows freely. Where it has not ended by itself when its tokens are used up, the newest ones are taken back, as
+few as leave room for a way to the end, which comes in their place. So nobody may be shown a token before it is known
+that some place behind it has such a way. A way is looked for with forks of the grammar's state: closing signs first,
+then the shortest values. As long as there is much room this is done rarely, and nothing is held back. All this depends
+on the answer's tokens and on how many may still come, and on nothing else.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import numpy as np
 
 from mlxr.engine.constraint import Mask
 from mlxr.service.grammar_library import Matcher
+from mlxr.service.grammar_vocabulary import GrammarVocabulary
 
 MAX_WAY_TOKENS = 600
-SPARE_TOKENS = 4  # a token that is cut in the middle of a character takes some more
+_SPARE_TOKENS = 4  # a token that is cut in the middle of a character takes some more
 _LOOK_TOKENS = 256  # left, when the first look is due
-_RETRY_TOKENS = 16
+_GROWTH = 4  # tokens that a way may get longer with each token, besides what the largest thing takes that can be opened
+_PATIENCE = 8  # where no way is found, that part of what is left goes by before the next look
+_LONGER = 2  # times as many tokens a way may have before it is written with longer ones
 _FEW = 16  # tokens: what is so narrow is spelt out, as a name is or a word of an enum
 _STRUCTURE = ("}", "]", ",", ":", *"0123456789", '"', "null", "true", "false", "-", "[", "{")
 _IN_TEXT = ('"',)
@@ -26,73 +30,98 @@ _FILLING = (*"-_@.:/+#,", *"0123456789", *"aA")  # signs first: in patterns they
 
 
 class ClosingTokens:
-    """Finds the tokens that can close JSON; `tokens` are the bytes of each, empty for those that are never drawn."""
+    """Finds the tokens that can close an answer, in a vocabulary whose answers end with `eos_ids`."""
 
-    def __init__(self, tokens: Sequence[bytes], eos_ids: Collection[int]) -> None:
-        self.tokens, self.eos_ids = tokens, sorted(eos_ids)
+    def __init__(self, vocabulary: GrammarVocabulary, eos_ids: Collection[int]) -> None:
+        tokens = vocabulary.tokens
+        self.tokens, self.eos_ids, self._vocabulary = tokens, sorted(eos_ids), vocabulary
+        self._special = frozenset(vocabulary.special_token_ids)
         ids: dict[bytes, int] = {}
         for index in range(len(tokens) - 1, -1, -1):
             ids[tokens[index]] = index
         self.structure, self.in_text, self.filling = (
             [ids[text.encode()] for text in texts if text.encode() in ids] for texts in (_STRUCTURE, _IN_TEXT, _FILLING)
         )
-        plain = np.zeros(-(-len(tokens) // 32) * 32, np.uint8)
-        plain[: len(tokens)] = [_is_plain(part) for part in tokens]
-        self.plain: Mask = np.packbits(plain, bitorder="little").view("<u4").astype(np.uint32)
+        self.mask_words = -(-len(tokens) // 32)
+
+    def shorten(self, way: Sequence[int], matcher: Matcher) -> list[int]:
+        """Write the text of `way` with fewer tokens, if the grammar takes them as well."""
+        if self._special.isdisjoint(way):
+            shorter = self._vocabulary.take_longest(b"".join(self.tokens[token_id] for token_id in way))
+            if len(shorter) < len(way) and self.ends(shorter, matcher):
+                return shorter
+        return list(way)
+
+    def ends(self, way: Sequence[int], matcher: Matcher) -> bool:
+        """Whether an answer may go on with these tokens, and end after them."""
+        return any(matcher.count_allowed([*way, token_id]) > len(way) for token_id in self.eos_ids)
 
 
 class Closer:
     """The end of one answer. `heaviest_tokens` is what the largest thing that may be opened takes, about.
 
-    `is_cut` says that tokens were kept out for want of room.
+    `_way` was found last. If it `_is_certain`, the newest `_held` tokens may be taken back for it. Else nothing is
+    held, either because there is room to spare or because no way is known.
     """
 
     def __init__(self, tokens: ClosingTokens, heaviest_tokens: int) -> None:
-        self._tokens, self._reserve = tokens, heaviest_tokens + SPARE_TOKENS
+        self._tokens, self._reserve = tokens, heaviest_tokens + _SPARE_TOKENS
         self._look_at = _LOOK_TOKENS + 4 * heaviest_tokens
         self._place = _Place()
-        self.is_cut = False
+        self._way: list[int] | None = None
+        self._is_certain, self._held = False, 0
 
     def accept(self, token_id: int) -> None:
         """The answer goes on with this token."""
         self._place.read(self._tokens.tokens[token_id])
+        self._held += 1
 
     def fork(self) -> Closer:
         """One more of the same state."""
-        other = Closer(self._tokens, self._reserve - SPARE_TOKENS)
-        other._look_at, other._place, other.is_cut = self._look_at, self._place.copy(), self.is_cut
+        other = Closer(self._tokens, self._reserve - _SPARE_TOKENS)
+        other._look_at, other._place = self._look_at, self._place.copy()
+        other._way, other._is_certain, other._held = self._way, self._is_certain, self._held
         return other
 
-    def restrict(self, mask: Mask, matcher: Matcher, tokens_left: int) -> None:
-        """Keep in `mask` what leaves room for an end; `tokens_left` may come, the next one included."""
+    def look(self, matcher: Matcher, tokens_left: int) -> int:
+        """How many of the newest tokens may be taken back, when at most `tokens_left` may still come."""
         if tokens_left > self._look_at:
-            return
-        way = self._find_way(matcher, tokens_left)
+            self._is_certain, self._held = False, 0
+            return 0
+        way = self._find_known(matcher, tokens_left)
         if way is None:
-            self._look_at = tokens_left - _RETRY_TOKENS
-            return
-        spare = tokens_left - len(way)
-        if spare > self._reserve:
-            self._look_at = tokens_left - max(1, (spare - self._reserve) // 2)
-        elif way:
-            before = mask.copy()
-            if self._place.in_text and spare > SPARE_TOKENS:
-                mask &= self._tokens.plain
-            else:
-                mask.fill(0)
-            mask[way[0] // 32] |= np.uint32(1 << way[0] % 32)
-            self.is_cut = self.is_cut or not np.array_equal(mask, before)
+            way = self._find_way(matcher, tokens_left)
+        if way is not None:
+            spare = tokens_left - len(way) - self._reserve
+            self._way, self._is_certain, self._held = way, True, 0
+            self._look_at = tokens_left - max(1, spare // _GROWTH)
+        elif not (self._is_certain and self._held):  # what was shown cannot be taken back
+            self._is_certain, self._held = False, 0
+            self._look_at = tokens_left - max(1, tokens_left // _PATIENCE)
+        self._look_at = max(self._look_at, 0)
+        return self._held
+
+    def close(self) -> Sequence[int]:
+        """Return the way to the end from before the tokens that are held."""
+        return self._way if self._way and self._held else ()
+
+    def _find_known(self, matcher: Matcher, most: int) -> list[int] | None:
+        """The way that was found last, or what is left of it, if that leads to the end from here. Takes no search."""
+        ways = [] if self._way is None else [self._way[1:], self._way]
+        return next((way for way in ways if len(way) <= most and self._tokens.ends(way, matcher)), None)
 
     def _find_way(self, matcher: Matcher, most: int) -> list[int] | None:
         """Tokens after which the answer may end; None if no way is found that is short enough."""
-        probe, place, way = matcher.fork(), self._place.copy(), list[int]()
-        mask: Mask = np.zeros(len(self._tokens.plain), np.uint32)
+        probe, place, way = matcher, self._place.copy(), list[int]()
+        mask: Mask = np.zeros(self._tokens.mask_words, np.uint32)
         while probe.write_mask(mask):
             if any(_has(mask, token_id) for token_id in self._tokens.eos_ids):
-                return way
+                way = self._tokens.shorten(way, matcher)
+                return way if len(way) <= most else None
             token_id = self._choose(mask, place)
-            if token_id is None or len(way) >= min(most, MAX_WAY_TOKENS):
+            if token_id is None or len(way) >= min(_LONGER * most, MAX_WAY_TOKENS):
                 return None
+            probe = matcher.fork() if probe is matcher else probe
             probe.accept(token_id)
             place.read(self._tokens.tokens[token_id])
             way.append(token_id)
@@ -133,14 +162,3 @@ class _Place:
 
 def _has(mask: Mask, token_id: int) -> bool:
     return bool(mask[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
-
-
-def _is_plain(part: bytes) -> bool:
-    """Whether a token is whole characters of a text, none of which ends it or needs another one."""
-    if not part or b'"' in part or b"\\" in part:
-        return False
-    try:
-        part.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

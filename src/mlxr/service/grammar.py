@@ -92,24 +92,14 @@ class GrammarConstraint:
     def __init__(self, compiled: _Compiled, matcher: Matcher, accepted: list[int], closer: Closer) -> None:
         self._compiled, self._matcher, self._accepted, self._closer = compiled, matcher, accepted, closer
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether tokens were kept out so that the answer ends in time."""
-        return self._closer.is_cut
-
-    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
-        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError.
-
-        At most `tokens_left` tokens may come; near the end those are allowed that bring the answer to one.
-        """
+    def fill_mask(self, mask: Mask) -> None:
+        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError."""
         if not self._matcher.write_mask(mask):
             # The lexer may be full of states, other answers' too, that are not needed any more: go on with a new one.
             self._matcher = self._compiled.open_matcher()
             self._matcher.replay(self._accepted)
             if not self._matcher.write_mask(mask):
                 raise GrammarError(summarize(self._matcher.read_error()))
-        if tokens_left is not None:
-            self._closer.restrict(mask, self._matcher, tokens_left)
 
     def accept(self, token_id: int) -> None:
         """The token that was chosen; the next mask gets ready from now on."""
@@ -119,8 +109,16 @@ class GrammarConstraint:
         self._compiled.shared_tokens += 1
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens the grammar allows, one after another; how many may still come is not asked."""
+        """How many of these tokens the grammar allows, one after another."""
         return self._matcher.count_allowed(token_ids)
+
+    def look_ahead(self, tokens_left: int) -> int:
+        """How many of the newest tokens may have to be taken back, as `Closer` finds."""
+        return self._closer.look(self._matcher, tokens_left)
+
+    def close(self) -> Sequence[int]:
+        """Return the tokens that end the answer in the place of those."""
+        return self._closer.close()
 
     @property
     def relaxed(self) -> tuple[str, ...]:
@@ -188,7 +186,7 @@ class GrammarCompiler:
                 raise InvalidRequest(field, "the model has no end token, so that no answer could end with the grammar")
             vocabulary = GrammarVocabulary(tokenizer, eos_ids, vocab_size)
             groups = group_tokens(max(map(len, vocabulary.tokens)))
-            self._closing_tokens = ClosingTokens(vocabulary.tokens, eos_ids)
+            self._closing_tokens = ClosingTokens(vocabulary, eos_ids)
             self._library = open_library(vocabulary, eos_ids, groups, self._host)
         return self._library
 

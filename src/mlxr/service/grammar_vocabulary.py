@@ -56,7 +56,7 @@ class GrammarVocabulary:
             tail = self._cut_tail(token_ids, text)
             if tail is not None:
                 return tail
-        return self._take_longest(text)
+        return self.take_longest(text)
 
     def _cut_tail(self, token_ids: list[int], text: bytes) -> list[int] | None:
         """The last of `token_ids` that are `text` together, if there are such."""
@@ -70,7 +70,7 @@ class GrammarVocabulary:
                 return token_ids[place:]
         return None
 
-    def _take_longest(self, text: bytes) -> list[int]:
+    def take_longest(self, text: bytes) -> list[int]:
         """Tokens from the left, always the longest; ends where no token fits."""
         token_ids, start = [], 0
         while start < len(text):

@@ -78,18 +78,13 @@ class ReasoningGate:
         self._is_split = False  # the grammar does not allow them: nothing but the rest of the tag may come
         self._tail = b""
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the grammar behind the gate closes the answer early because tokens run out."""
-        return self._inner.is_cut
-
-    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
+    def fill_mask(self, mask: Mask) -> None:
         """Write which tokens may come next: all but the end while the model thinks, then what the grammar allows."""
         if self._place is _Place.INSIDE:
             mask[:] = self._tokens.thought_mask
             return
         if not self._is_split:
-            self._inner.fill_mask(mask, tokens_left)
+            self._inner.fill_mask(mask)
         if self._place is _Place.START and self._tokens.open_ids:
             _set_bit(mask, self._tokens.open_ids[self._opened])
         elif self._place is _Place.BEHIND:
@@ -107,6 +102,19 @@ class ReasoningGate:
         else:
             self._place, self._fresh, self._is_split = _Place.ANSWER, None, False
             self._inner.accept(token_id)
+
+    def look_ahead(self, tokens_left: int) -> int:
+        """How many of the newest tokens the grammar may take back: none of a thought."""
+        return self._inner.look_ahead(tokens_left) if self._is_answering else 0
+
+    def close(self) -> Sequence[int]:
+        """Return what the grammar ends the answer with; nothing ends a thought."""
+        return self._inner.close() if self._is_answering else ()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether all tokens since the last thought have reached the grammar, but for a space before them."""
+        return self._place is not _Place.INSIDE and not self._is_split
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may come: anything may in a thought, and what begins with one is not looked into."""

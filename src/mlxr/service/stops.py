@@ -14,7 +14,7 @@ class StopScanner:
     """Holds back text that could begin one of `stops` until the next pieces decide."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -36,7 +36,7 @@ class StopScanner:
 
     def _find_first(self, buffer: str) -> tuple[int, str] | None:
         """Start and text of the stop string that is complete first."""
-        hits = [(start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0]
+        hits = [(start + len(stop), start, stop) for stop in self.stops if (start := buffer.find(stop)) >= 0]
         if not hits:
             return None
         _, start, stop = min(hits)
@@ -44,9 +44,9 @@ class StopScanner:
 
     def _undecided_length(self, buffer: str) -> int:
         """Length of the longest end of `buffer` with which some stop string begins."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        longest = max((len(stop) for stop in self.stops), default=1) - 1
         for length in range(min(longest, len(buffer)), 0, -1):
             end = buffer[len(buffer) - length :]
-            if any(stop.startswith(end) for stop in self._stops):
+            if any(stop.startswith(end) for stop in self.stops):
                 return length
         return 0

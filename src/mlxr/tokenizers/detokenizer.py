@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 _LONGEST_CHARACTER_BYTES = 4
@@ -48,6 +49,13 @@ class Detokenizer:
                 self._at_start = self._at_start and not part
                 tail = part + tail
         self._decoder.decode(_find_open_character(tail))
+
+    def fork(self) -> Detokenizer:
+        """Return one more in the same state, which goes its own way."""
+        other = copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     def push(self, token_id: int) -> str:
         """The text that is certain after this token and was not returned yet; may be empty."""
