@@ -70,13 +70,15 @@ def test_a_grammar_that_only_leaves_the_end_goes_before_min_tokens() -> None:
         def __init__(self, *token_ids: int) -> None:
             self.token_ids = token_ids
 
-        is_cut = False
-
-        def fill_mask(self, mask: Any, tokens_left: int | None = None) -> None:
+        def fill_mask(self, mask: Any) -> None:
             for token_id in self.token_ids:
                 mask[token_id // 32] |= np.uint32(1 << token_id % 32)
 
         def accept(self, token_id: int) -> None: ...
+
+        def look_ahead(self, tokens_left: int) -> Any: ...
+
+        def close(self) -> Any: ...
 
         def count_allowed(self, token_ids: Any) -> Any: ...
 

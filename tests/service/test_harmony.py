@@ -239,7 +239,7 @@ def say(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP)
     for count, token_id in enumerate(token_ids, 1):
         mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
         if constraint is not None:
-            constraint.fill_mask(mask, 1000 - count)
+            constraint.fill_mask(mask)
             if not mask[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1):
                 return None
             constraint.accept(token_id)
