@@ -6,9 +6,12 @@ bytes, ranges included. `Behaviour` is what it does wrong with a file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -56,6 +59,7 @@ class FakeHub:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[tuple[str, str | None]] = []
         self.headers: list[dict[str, str]] = []
+        self.listing: bytes | None = None  # sent in the place of every listing
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -100,6 +104,9 @@ class FakeHub:
             handler.close_connection = True
 
     def _list(self, handler: BaseHTTPRequestHandler, repo_id: str) -> None:
+        if self.listing is not None:
+            _reply(handler, 200, self.listing, {"Content-Type": "application/json"})
+            return
         repository = self.repositories.get(repo_id)
         if repository is None:
             _reply(handler, 404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -150,6 +157,34 @@ class FakeHub:
             handler.wfile.flush()
             behaviour.pause.wait(30)
             handler.wfile.write(body[len(body) // 2 :])
+
+
+class SlowHub:
+    """Answers every request with a head that never ends, one byte at a time, until the other side is gone."""
+
+    def __init__(self) -> None:
+        self.asked, self.left = threading.Semaphore(0), threading.Semaphore(0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._drip, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _drip(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            self.asked.release()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.005)
+        self.left.release()
 
 
 def _reply(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -50,5 +50,5 @@ def check_paper(file: Path) -> None:
         raise FormatError(file, "body", None, "is not whole")
 
 
-def paper_registry(folder: Path) -> Registry:
-    return Registry(folder, inspect=inspect_paper)
+def paper_registry(folder: Path, wait_s: float = 60.0) -> Registry:
+    return Registry(folder, inspect=inspect_paper, wait_s=wait_s)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
-from fake_hub import Behaviour, FakeHub
+from fake_hub import Behaviour, FakeHub, SlowHub
 from paper_models import make_model
 
 from mlxr.core.errors import HubError, InvalidRequest, ModelError, NotFound, RegistryError
-from mlxr.registry import ModelRecord, Registry
-from mlxr.registry.download import PullStopped
-from mlxr.registry.hub import RemoteFile, choose_files, parse_reference
+from mlxr.core.work_threads import Stop
+from mlxr.registry import ModelRecord, Registry, download
+from mlxr.registry.hub import RemoteFile, choose_files, list_files, parse_reference
+from mlxr.registry.hub_client import HubClient, PullStopped
 from mlxr.registry.pull import PullProgress, pull
 
 REPO = "someone/Tiny-GGUF"
@@ -141,7 +143,7 @@ def test_the_next_pull_goes_on(registry: Registry, hub: FakeHub) -> None:
     behaviour = Behaviour(drop_after=0)
     repository = hub.add(REPO, {FILE: MODEL})
     repository.behaviour[FILE] = Behaviour(drop_after=100_000, drops=1)
-    stop = threading.Event()
+    stop = Stop()
     with pytest.raises(PullStopped):
         fetch(registry, hub, stop=stop, report=lambda progress: stop.set() if progress.done_bytes else None)
     assert_nothing_kept(registry)
@@ -251,3 +253,59 @@ def test_two_pulls_of_one_file_fetch_it_once(registry: Registry, hub: FakeHub) -
     assert len(records) == 3
     assert len(downloads(hub)) == 1
     assert {record.path.read_bytes() for record in records} == {MODEL}
+
+
+@pytest.fixture
+def slow_hub() -> Iterator[SlowHub]:
+    slow = SlowHub()
+    yield slow
+    slow.close()
+
+
+def test_a_pull_that_waits_for_a_slow_head_ends_when_it_is_told(registry: Registry, slow_hub: SlowHub) -> None:
+    stop, errors = Stop(), list[Exception]()
+
+    def run() -> None:
+        try:
+            pull(registry, f"hf.co/{REPO}", endpoint=slow_hub.url, stop=stop)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert slow_hub.asked.acquire(timeout=10)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [type(error) for error in errors] == [PullStopped]
+    assert slow_hub.left.acquire(timeout=10)
+
+
+def test_the_head_of_an_answer_has_a_time_in_all(slow_hub: SlowHub) -> None:
+    """Each byte comes within the time for one read; together they never end."""
+    with (
+        HubClient(Stop(), head_timeout_s=0.1) as client,
+        pytest.raises(HubError, match=r"no whole head of an answer came within 0\.1 s"),
+    ):
+        list_files(parse_reference(f"hf.co/{REPO}"), slow_hub.url, client)
+
+
+@pytest.mark.parametrize(
+    "listing", [b"[" * 500_000, b'{"siblings": [' + b"[]," * 500_000, b'{"sha": "x", "siblings": [5]}', b"[]", b"nul"]
+)
+def test_a_listing_that_is_none_is_refused(registry: Registry, listing: bytes) -> None:
+    with FakeHub() as hub:
+        hub.listing = listing
+        with pytest.raises(HubError, match="Tiny-GGUF"):
+            fetch(registry, hub)
+
+
+def test_a_file_that_comes_too_slowly_is_stuck(
+    registry: Registry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that trickle in are no progress once fewer than `SLOW_BYTES` came in `SLOW_S`."""
+    monkeypatch.setattr(download, "SLOW_S", -1.0)
+    monkeypatch.setattr(download, "SLOW_BYTES", 1 << 30)
+    hub.add(REPO, {FILE: MODEL})
+    with pytest.raises(HubError, match=r"stuck at .*: only \d+ bytes came in"):
+        fetch(registry, hub)

@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.activity import InFlight
 from mlxr.server.app import create_app
-from mlxr.server.listen import Server, name_address, open_socket
+from mlxr.server.listen import CATALOGUE_WAIT_S, Server, name_address, open_socket
 from mlxr.server.served import ServedModels
 from mlxr.service.catalogue import open_registry
 from mlxr.service.model_pool import ModelPool, OpenSession, open_session
@@ -63,11 +63,16 @@ class RunningServer:
 
 
 def start_server(
-    folder: Path, *, open_session: OpenSession = open_session, ready: bool = True, **overrides: object
+    folder: Path,
+    *,
+    open_session: OpenSession = open_session,
+    ready: bool = True,
+    catalogue_wait_s: float = CATALOGUE_WAIT_S,
+    **overrides: object,
 ) -> RunningServer:
     """A server with the demo model (or what `open_session` loads) whose registry is below `folder`."""
     settings = resolve({**SMALL, "models_folder": folder / "models", **overrides}, {})
-    served = ServedModels(open_registry(settings), settings)
+    served = ServedModels(open_registry(settings, catalogue_wait_s), settings)
     app = create_app(ModelPool(settings, served, open_session=open_session), served, settings)
     listener = open_socket(settings)
     server = Server(app, settings)

@@ -10,10 +10,9 @@ import threading
 
 import pytest
 
-from mlxr.core.errors import EngineStopped
 from mlxr.core.memory import _find, return_free_memory
 from mlxr.core.types import Grammar, SamplingParams
-from mlxr.service.preparing_threads import GRAMMAR_WEIGHT, LONG_CHARACTERS, LongWorkThreads, PreparingThreads, weigh
+from mlxr.service.preparing_threads import GRAMMAR_WEIGHT, LONG_CHARACTERS, PreparingThreads, weigh
 from mlxr.service.requests import ChatRequest, TextRequest, Tool
 
 
@@ -41,32 +40,6 @@ def test_long_work_gives_way() -> None:
         threads.stop()
 
     asyncio.run(run())
-
-
-def test_long_work_ends_with_its_threads() -> None:
-    """What is being done keeps nobody from ending, what waits and what comes later is refused."""
-    threads, begun, go_on = LongWorkThreads(1, "test"), threading.Event(), threading.Event()
-
-    def work() -> str:
-        begun.set()
-        go_on.wait()
-        return "done"
-
-    def fail() -> None:
-        raise ValueError("wrong")
-
-    failing, running = threads.submit(fail), threads.submit(work)
-    assert begun.wait(10)
-    waiting, unwanted = threads.submit(work), threads.submit(work)
-    assert unwanted.cancel()
-    threads.stop()
-    late = threads.submit(work)
-    go_on.set()
-    assert running.result(10) == "done"
-    assert str(failing.exception(10)) == "wrong"
-    assert isinstance(waiting.exception(10), EngineStopped)
-    assert isinstance(late.exception(10), EngineStopped)
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("test_"))
 
 
 def test_memory_goes_back_to_the_system() -> None:

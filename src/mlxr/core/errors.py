@@ -11,10 +11,13 @@ MlxrError
 ├── DeviceError       a device or instruction set that this machine or build lacks
 ├── SettingError      a setting with an unknown name or a value it cannot take
 ├── RegistryError     the catalogue of models or a file in its store cannot be used as it is
+│   ├── Unavailable   the catalogue cannot be read or changed now: another process holds it, or its disk fails
+│   └── NoSpace       nothing can be written: the disk is full, or the folder may only be read
 ├── HubError          a hub cannot be reached, or sends something else than it promised
 ├── DoesNotFit        a model that does not fit in the memory set aside for models
 ├── NoReplica         a cluster has no replica that can take the request
 ├── EngineStopped     the engine is being stopped and takes no more requests
+├── Busy              so much of a kind is under way that no more of it is begun
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── ContextFull   the prompt leaves no room for an answer in the context
@@ -82,6 +85,14 @@ class RegistryError(MlxrError):
     """The catalogue of models, or a file that it names, is broken, changed or not what it should be."""
 
 
+class Unavailable(RegistryError):
+    """The catalogue of models cannot be read or changed now; what is loaded can be used all the same."""
+
+
+class NoSpace(RegistryError):
+    """What has to be written cannot be: the disk is full, or the folder may only be read."""
+
+
 class HubError(MlxrError):
     """A hub of models cannot be reached, refuses, or sends something else than it promised."""
 
@@ -108,6 +119,12 @@ class EngineStopped(MlxrError):
 
     def __init__(self) -> None:
         super().__init__("the engine is being stopped and takes no more requests")
+
+
+class Busy(MlxrError):
+    """So much of a kind is under way that no more of it is begun; try again after `retry_after_s` seconds."""
+
+    retry_after_s = 5.0
 
 
 class RequestFailed(MlxrError):

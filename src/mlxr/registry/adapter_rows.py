@@ -48,7 +48,7 @@ class AdapterRows:
     def is_part_of_a_model(self, name: str) -> bool:
         """Whether a model was made with the adapter and is still there."""
         found = self._db.execute(
-            "SELECT 1 FROM models WHERE adapter IS NOT NULL AND json_extract(adapter, '$[0]') = ? COLLATE NOCASE",
+            "SELECT 1 FROM models WHERE json_valid(adapter) AND json_extract(adapter, '$[0]') = ? COLLATE NOCASE",
             (name,),
         )
         return found.fetchone() is not None

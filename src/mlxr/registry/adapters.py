@@ -46,6 +46,10 @@ class RegisteredAdapters:
         self._catalogue, self._blobs, self._bundles = catalogue, blobs, bundles
         self._inspect, self._files = inspect, files
 
+    def use(self, catalogue: Catalogue) -> RegisteredAdapters:
+        """The same adapters through another view of the catalogue."""
+        return RegisteredAdapters(catalogue, self._blobs, self._bundles, self._inspect, self._files)
+
     def list(self) -> tuple[AdapterRecord, ...]:
         """All adapters by name but those that are parts of models; `problem` is set where files are gone or changed."""
         return tuple(self._files.check(record) for record in self._catalogue.list_adapters() if not record.is_part)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mlxr.core.errors import InvalidRequest, NotFound, RegistryError
+from mlxr.registry.disk import writing
 
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"(?:sha256[:-])?([0-9a-fA-F]{64})", re.ASCII)
@@ -78,18 +79,21 @@ class Blobs:
 
     def receive(self, digest: str) -> Incoming:
         """A blob to be written piece by piece; nothing stays of it unless it is committed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return Incoming(self, self.path(digest), parse_digest(digest))
+        target, sha256 = self.path(digest), parse_digest(digest)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return Incoming(self, target, sha256)
 
     def adopt(self, path: Path, sha256: str) -> Path:
         """Move a finished, checked file into the store; where the blob is there already the file goes away."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         target = self.path(sha256)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        os.utime(path)  # the sweep counts from now
-        os.replace(path, target)
-        sync_folder(self.folder)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            os.utime(path)  # the sweep counts from now
+            os.replace(path, target)
+            sync_folder(self.folder)
         return target
 
     def digests(self) -> Iterator[tuple[str, float]]:
@@ -118,16 +122,18 @@ class Incoming:
     def write(self, chunk: bytes) -> None:
         """Append a piece of the blob's contents."""
         self._hash.update(chunk)
-        self._file.write(chunk)
+        with writing(self._target.parent):
+            self._file.write(chunk)
 
     def commit(self) -> Path:
         """Check the digest and give the blob its name; raises InvalidRequest when the contents have another digest."""
         if self._hash.hexdigest() != self._sha256:
             raise InvalidRequest("digest", f"the contents are sha256:{self._hash.hexdigest()}, not {self._sha256}")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        os.replace(self._path, self._target)
-        sync_folder(self._target.parent)
+        with writing(self._target.parent):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            os.replace(self._path, self._target)
+            sync_folder(self._target.parent)
         return self._target
 
     def __enter__(self) -> Incoming:
@@ -136,8 +142,9 @@ class Incoming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
         self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what could not be written is given up
+            self._file.close()
 
 
 def list_ages(folder: Path) -> Iterator[tuple[Path, float]]:

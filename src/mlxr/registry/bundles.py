@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mlxr.core.errors import InvalidRequest, RegistryError
 from mlxr.registry.blobs import Blobs, list_ages, sync_folder
+from mlxr.registry.disk import writing
 from mlxr.registry.record import ModelFile
 
 MAX_FILES = 4096
@@ -39,7 +40,8 @@ class Bundles:
             return next(iter(blobs.values()))
         target = self.folder / _name_bundle(files)
         if not target.is_dir():
-            self._write(target, blobs)
+            with writing(self.folder):
+                self._write(target, blobs)
         return _find_entry(target, files)
 
     def find_problem(self, path: Path, files: Sequence[ModelFile]) -> str | None:
@@ -77,9 +79,13 @@ class Bundles:
         self.folder.mkdir(parents=True, exist_ok=True)
         beside = self.folder / f"incoming-{secrets.token_hex(8)}"
         beside.mkdir()
-        for name, blob in blobs.items():
-            os.symlink(_link_to(blob), beside / name)
-        sync_folder(beside)
+        try:
+            for name, blob in blobs.items():
+                os.symlink(_link_to(blob), beside / name)
+            sync_folder(beside)
+        except OSError:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
         try:
             os.rename(beside, target)
         except OSError:

@@ -1,8 +1,9 @@
 """The table of models, in SQLite: write-ahead log, short transactions, several processes and threads at once.
 
 Knows rows and records, no files. Every call opens its own connection, so there is nothing to close and nothing that a
-fork or a second thread could share by mistake. A process killed at any moment leaves the state before or after a
-transaction, never between.
+fork or a second thread could share by mistake. Reading needs nothing to be written: where SQLite cannot open the files,
+as a disk is full or a folder may only be read, a copy in memory is read (`snapshot`). A process killed at any moment
+leaves the state before or after a transaction, never between.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
-from mlxr.core.errors import RegistryError
+from mlxr.core.errors import MlxrError, NoSpace, RegistryError, Unavailable
 from mlxr.registry.adapter_rows import AdapterRows
+from mlxr.registry.disk import REMEDY, explain_disk
 from mlxr.registry.migrations import MIGRATIONS
-from mlxr.registry.record import AdapterRecord, AdapterRef, ModelRecord
+from mlxr.registry.options import check_options
+from mlxr.registry.record import AdapterRecord, AdapterRef, ModelFile, ModelRecord
 from mlxr.registry.rows import put_files, read_files, to_ns, to_time
+from mlxr.registry.snapshot import open_snapshot
 
 BUSY_PAUSE_S = 0.01
 BUSY_TIMEOUT_S = 60.0
@@ -47,71 +52,121 @@ _COLUMNS = (
     "from_name",
     "adapter",
 )
+_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DISK_CODES = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+}
+T = TypeVar("T")
 _CONVERTED = {"path", "is_owned", "modified_ns", "last_used_ns", "capabilities", "parameters", "messages", "adapter"}
 _INSERT = f"INSERT INTO models ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + c for c in _COLUMNS)})"
 
 
 class Catalogue:
-    """The catalogue in the file `path`. Reading one that does not exist finds nothing and makes nothing."""
+    """The catalogue in the file `path`. Reading one that does not exist finds nothing and makes nothing.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    A process that holds it is waited for up to `wait_s`.
+    """
+
+    def __init__(self, path: Path, wait_s: float = BUSY_TIMEOUT_S) -> None:
+        self.path, self.wait_s = path, wait_s
         self.store = path.parent
 
     def list(self) -> tuple[ModelRecord, ...]:
         """All models by name."""
-        with self._open(must_exist=False) as db:
-            if db is None:
-                return ()
-            db.execute("BEGIN")
+
+        def read(db: sqlite3.Connection) -> tuple[ModelRecord, ...]:
             rows = db.execute("SELECT * FROM models ORDER BY name").fetchall()
             return tuple(self._read(db, row) for row in rows)
 
+        return self._look(read, ())
+
     def find(self, name: str) -> ModelRecord | None:
         """The model of that name, in any case."""
-        with self._open(must_exist=False) as db:
-            if db is None:
-                return None
-            db.execute("BEGIN")
+
+        def read(db: sqlite3.Connection) -> ModelRecord | None:
             row = db.execute("SELECT * FROM models WHERE name = ?", (name,)).fetchone()
             return None if row is None else self._read(db, row)
 
+        return self._look(read, None)
+
     def list_adapters(self) -> tuple[AdapterRecord, ...]:
         """All adapters by name."""
-        with self._open(must_exist=False) as db:
-            return () if db is None else AdapterRows(db, self.store).list()
+        return self._look(lambda db: AdapterRows(db, self.store).list(), ())
 
     def find_adapter(self, name: str) -> AdapterRecord | None:
         """The adapter of that name, in any case."""
-        with self._open(must_exist=False) as db:
-            return None if db is None else AdapterRows(db, self.store).find(name)
+        return self._look(lambda db: AdapterRows(db, self.store).find(name), None)
 
     @contextmanager
-    def change(self) -> Iterator[Transaction]:
-        """A transaction that keeps all other writers out until the block ends; an exception undoes it."""
-        with self._open(must_exist=True) as db:
-            assert db is not None
-            db.execute("BEGIN IMMEDIATE")
-            yield Transaction(self, db)
-            db.execute("COMMIT")
+    def change(self, wait_s: float | None = None) -> Iterator[Transaction]:
+        """A transaction that keeps all other writers out until the block ends; an exception undoes it.
 
-    @contextmanager
-    def _open(self, *, must_exist: bool) -> Iterator[sqlite3.Connection | None]:
-        if not must_exist and not self.path.exists():
-            yield None
-            return
+        Others are waited for as long as the catalogue says, or `wait_s`. Raises Unavailable or NoSpace.
+        """
         try:
             self.store.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as db:
-                db.row_factory = sqlite3.Row
-                db.execute("PRAGMA foreign_keys = ON")
-                db.execute("PRAGMA synchronous = FULL")  # removed rows must be on disk before their files go
-                self._migrate(db)
-                yield db
+        except OSError as error:
+            raise explain_disk(error, self.store) from error
+        try:
+            with closing(self._connect(self.wait_s if wait_s is None else wait_s)) as db:
+                db.execute("BEGIN IMMEDIATE")
+                yield Transaction(self, db)
+                db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise RegistryError(f"{self.path}: the catalogue of models cannot be used: {error}") from error
+            raise self._explain(error) from error
 
-    def _migrate(self, db: sqlite3.Connection) -> None:
+    def _look(self, read: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+        """What `read` finds, or `nothing` where there is no catalogue. Where nothing can be written a copy is read."""
+        try:
+            if not self.path.exists():
+                return nothing
+        except OSError as error:
+            raise Unavailable(f"{self.path}: the catalogue of models cannot be read: {error.strerror}") from error
+        try:
+            with closing(self._connect(self.wait_s)) as db:
+                db.execute("BEGIN")
+                return read(db)
+        except sqlite3.Error as error:
+            if _code(error) not in _DISK_CODES:
+                raise self._explain(error) from error
+            problem = error
+        try:
+            with closing(open_snapshot(self.path)) as db:
+                self._prepare(db)
+                return read(db)
+        except (sqlite3.Error, OSError) as error:
+            raise Unavailable(f"{self.path}: the catalogue of models cannot be read: {problem}") from error
+
+    def _connect(self, wait_s: float) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=wait_s, isolation_level=None)
+        try:
+            self._prepare(db, wait_s)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _prepare(self, db: sqlite3.Connection, wait_s: float = 0.0) -> None:
+        db.row_factory = sqlite3.Row
+        db.text_factory = lambda data: data.decode(errors="replace")
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA synchronous = FULL")  # removed rows must be on disk before their files go
+        self._migrate(db, wait_s)
+
+    def _explain(self, error: sqlite3.Error) -> RegistryError:
+        code = _code(error)
+        if code in _BUSY_CODES:
+            text = "the catalogue of models is held by another process; end that process, or try again"
+            return Unavailable(f"{self.path}: {text}")
+        if code in _DISK_CODES:
+            return NoSpace(f"{self.path}: the catalogue of models cannot be changed: {error}; {REMEDY}")
+        return Unavailable(f"{self.path}: the catalogue of models cannot be used: {error}")
+
+    def _migrate(self, db: sqlite3.Connection, wait_s: float) -> None:
         version = _read_version(db)
         if version == len(MIGRATIONS):
             return
@@ -120,7 +175,7 @@ class Catalogue:
                 f"{self.path}: the catalogue has version {version}, this mlxr knows up to {len(MIGRATIONS)}; "
                 "install a newer mlxr"
             )
-        _write_ahead(db)
+        _write_ahead(db, wait_s)
         db.execute("BEGIN IMMEDIATE")
         for number in range(_read_version(db), len(MIGRATIONS)):  # read again: another process may have been first
             MIGRATIONS[number](db)
@@ -128,17 +183,41 @@ class Catalogue:
         db.execute("COMMIT")
 
     def _read(self, db: sqlite3.Connection, row: sqlite3.Row) -> ModelRecord:
+        """The record of a row; of one that is damaged, what can be read, with its problem."""
+        files = read_files(db, "model", row["name"])
+        try:
+            return self._parse(row, files)
+        except (ValueError, TypeError, OverflowError, OSError, RecursionError, MlxrError) as error:
+            reason = " ".join(str(error).split())[:200]
+            return ModelRecord(
+                **{column: row[column] for column in _COLUMNS if column not in _CONVERTED},
+                path=self.path,
+                is_owned=bool(row["is_owned"]),
+                modified_at=to_time(0),
+                last_used_at=None,
+                capabilities=frozenset(),
+                files=files,
+                problem=f"its row in {self.path} is damaged ({reason}); remove the model and make it again",
+            )
+
+    def _parse(self, row: sqlite3.Row, files: tuple[ModelFile, ...]) -> ModelRecord:
+        parameters, messages = json.loads(row["parameters"]), json.loads(row["messages"])
+        check_options(parameters if isinstance(parameters, dict) else _complain("parameters"))
+        texts = [text for message in messages for text in (*message, *message.values())]
+        capabilities = json.loads(row["capabilities"])
+        if not all(isinstance(text, str) for text in (*texts, *capabilities)):
+            _complain("messages and capabilities")
         return ModelRecord(
             **{column: row[column] for column in _COLUMNS if column not in _CONVERTED},
             path=self.store / row["path"],  # an absolute path stays what it is
             is_owned=bool(row["is_owned"]),
             modified_at=to_time(row["modified_ns"]),
             last_used_at=None if row["last_used_ns"] is None else to_time(row["last_used_ns"]),
-            capabilities=frozenset(json.loads(row["capabilities"])),
-            parameters=json.loads(row["parameters"]),
-            messages=tuple(json.loads(row["messages"])),
-            adapter=None if row["adapter"] is None else AdapterRef(*json.loads(row["adapter"])),
-            files=read_files(db, "model", row["name"]),
+            capabilities=frozenset(capabilities),
+            parameters=parameters,
+            messages=tuple(messages),
+            adapter=None if row["adapter"] is None else AdapterRef(*map(str, json.loads(row["adapter"]))),
+            files=files,
         )
 
 
@@ -184,9 +263,19 @@ class Transaction:
         return {self._catalogue.store / row["path"] for row in rows}
 
 
-def _write_ahead(db: sqlite3.Connection) -> None:
+def _complain(what: str) -> NoReturn:
+    raise ValueError(f"{what} are not what they must be")
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """SQLite's primary code of an error."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _write_ahead(db: sqlite3.Connection, wait_s: float) -> None:
     """Let readers and a writer work side by side. SQLite itself does not wait here for others that do the same."""
-    end_s = time.monotonic() + BUSY_TIMEOUT_S
+    end_s = time.monotonic() + wait_s
     while True:
         try:
             db.execute("PRAGMA journal_mode = WAL")

@@ -12,51 +12,56 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from time import monotonic
 from typing import BinaryIO
 
 import httpx
 
 from mlxr.core.errors import HubError
+from mlxr.core.work_threads import Stop
 from mlxr.registry.blobs import Blobs
+from mlxr.registry.disk import writing
 from mlxr.registry.hub import RemoteFile
+from mlxr.registry.hub_client import HubClient, PullStopped
 
 CHUNK_BYTES = 1 << 18
 MAX_FRUITLESS_TRIES = 5  # in a row, without a new byte
 LOCK_POLL_S = 0.1
 MAX_DELAY_S = 10.0
+SLOW_S, SLOW_BYTES = 60.0, 1 << 14  # fewer bytes in that time are a hub that is stuck, whatever it still sends
 _RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)", re.ASCII)
-
-
-class PullStopped(HubError):
-    """Somebody stopped the pull; what has come so far is kept."""
-
-    def __init__(self) -> None:
-        super().__init__("the pull was stopped; pull again to go on from there")
 
 
 @dataclass(slots=True)
 class Downloader:
     """Fetches files through `folder` into `blobs`.
 
-    `stop` ends it between two pieces; `retry_delay_s` is the first of growing pauses.
+    The client's `stop` ends it; `retry_delay_s` is the first of growing pauses.
     """
 
     folder: Path
     blobs: Blobs
-    client: httpx.Client
-    stop: Event = field(default_factory=Event)
+    client: HubClient
     retry_delay_s: float = 1.0
+
+    @property
+    def stop(self) -> Stop:
+        """What tells it to stop."""
+        return self.client.stop
 
     def fetch(self, file: RemoteFile, report: Callable[[int], None]) -> str:
         """Bring a file, whole and checked, into the store; its SHA-256. `report` gets the bytes that are there.
 
         Raises HubError when the hub refuses, keeps failing, or sends something else than it listed.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"partial-{file.identity}"
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return self._fetch_to(path, file, report)
+
+    def _fetch_to(self, path: Path, file: RemoteFile, report: Callable[[int], None]) -> str:
         with _locked(path, self.stop) as output:
             if file.sha256 is not None and self.blobs.has(file.sha256):  # from before, or while we waited
                 path.unlink()
@@ -82,16 +87,16 @@ class Downloader:
         report(sums.size_bytes)
         fruitless, reason = 0, ""
         while sums.size_bytes < file.size_bytes:
-            before_bytes = sums.size_bytes
+            before_bytes, is_slow = sums.size_bytes, False
             try:
                 self._ask(file, output, sums, report)
                 reason = "the connection ended early"
             except (httpx.HTTPError, _TryAgain) as error:
-                reason = str(error) or type(error).__name__
+                reason, is_slow = str(error) or type(error).__name__, isinstance(error, _TooSlow)
             output.flush()
             if sums.size_bytes == file.size_bytes:
                 return
-            fruitless = 0 if sums.size_bytes > before_bytes else fruitless + 1
+            fruitless = fruitless + 1 if is_slow or sums.size_bytes == before_bytes else 0
             if fruitless >= MAX_FRUITLESS_TRIES:
                 raise HubError(
                     f"{file.path}: stuck at {sums.size_bytes} of {file.size_bytes} bytes: {reason}; what has come is "
@@ -105,16 +110,21 @@ class Downloader:
         headers = {"Accept-Encoding": "identity"}
         if sums.size_bytes:
             headers["Range"] = f"bytes={sums.size_bytes}-"
-        with self.client.stream("GET", file.url, headers=headers) as response:
+        with self.client.get(file.url, headers) as response:
             _check_status(file, response)
             if response.status_code == 206:
                 _check_range(response, sums.size_bytes)
             else:
                 _restart(output, sums)  # the whole file comes, or we are at the start anyway
                 _check_length(file, response)
+            since_s, since_bytes = monotonic(), sums.size_bytes
             for chunk in response.iter_raw():
                 if self.stop.is_set():
                     raise PullStopped
+                if monotonic() - since_s > SLOW_S:
+                    if sums.size_bytes - since_bytes < SLOW_BYTES:
+                        raise _TooSlow(f"only {sums.size_bytes - since_bytes} bytes came in {SLOW_S:g} s")
+                    since_s, since_bytes = monotonic(), sums.size_bytes
                 if sums.size_bytes + len(chunk) > file.size_bytes:
                     raise HubError(f"{file.path}: more came than the {file.size_bytes} bytes that the hub listed")
                 output.write(chunk)
@@ -124,6 +134,10 @@ class Downloader:
 
 class _TryAgain(Exception):
     """An answer that may be better next time."""
+
+
+class _TooSlow(_TryAgain):
+    """Bytes that come so seldom that the file would never be whole."""
 
 
 class _Sums:
@@ -185,7 +199,7 @@ def _check_length(file: RemoteFile, response: httpx.Response) -> None:
 
 
 @contextmanager
-def _locked(path: Path, stop: Event) -> Iterator[BinaryIO]:
+def _locked(path: Path, stop: Stop) -> Iterator[BinaryIO]:
     """The file, made if need be, while nobody else writes it; the lock ends with the process that has it."""
     while True:
         with path.open("a+b") as file:

@@ -1,21 +1,31 @@
 """What a hub of models has: from `hf.co/owner/repo[:file or quant]` to the files to fetch.
 
-Asks through `huggingface_hub`, which knows the hub's interface and the user's token. A repository's listing is not
-trusted: names are never used as paths, and every file must state its size and a checksum.
+The user's token and the addresses of files come from `huggingface_hub`. A repository's listing is not trusted: its size
+and the time for it are bounded, names are never used as paths, and every file must state its size and a checksum.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from time import monotonic
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import HubError, InvalidRequest, NotFound
 from mlxr.registry.names import ModelName
 
+if TYPE_CHECKING:
+    import httpx
+
+    from mlxr.registry.hub_client import HubClient
+
 LISTING_TIMEOUT_S = 30.0
 MAX_FILES = 20000
+MAX_LISTING_BYTES = 16 << 20
+MAX_LISTING_PARTS = 20 * MAX_FILES  # commas and brackets; a file has some seven
 # The first of these that a repository has is taken when none is asked for.
 QUANT_ORDER = tuple(
     "q4_k_m q4_k_s q4_0 q5_k_m q5_k_s q6_k q8_0 iq4_nl iq4_xs mxfp4 q3_k_m q3_k_l q3_k_s q2_k bf16 f16 f32".split()  # noqa: SIM905
@@ -88,39 +98,75 @@ def parse_reference(text: str) -> Reference:
     return reference
 
 
-def list_files(reference: Reference, endpoint: str) -> list[RemoteFile]:
+def list_files(reference: Reference, endpoint: str, client: HubClient) -> list[RemoteFile]:
     """All files of the repository's main branch, as of now. Raises NotFound or HubError."""
-    from huggingface_hub import HfApi, hf_hub_url
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub import constants, hf_hub_url
 
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"{reference.repo_id}: the variable HF_HUB_OFFLINE forbids it to ask {endpoint}")
+    listing = _read_listing(reference, endpoint, client)
+    siblings, revision = listing.get("siblings") or [], listing.get("sha")
+    if not isinstance(revision, str) or not revision or not isinstance(siblings, list) or len(siblings) > MAX_FILES:
+        count = len(siblings) if isinstance(siblings, list) else 0
+        raise HubError(f"{reference.repo_id}: the hub's listing has {count} files and revision {revision!r}")
+    files = []
+    for sibling in siblings:
+        name = sibling.get("rfilename") if isinstance(sibling, dict) else None
+        if not isinstance(name, str):
+            raise HubError(f"{reference.repo_id}: the hub's listing has a file without a name")
+        size, stored, oid = sibling.get("size"), sibling.get("lfs"), sibling.get("blobId")
+        files.append(
+            RemoteFile(
+                path=name,
+                url=hf_hub_url(reference.repo_id, name, revision=revision, endpoint=endpoint),
+                size_bytes=size if isinstance(size, int) else -1,
+                sha256=str(stored.get("sha256")) if isinstance(stored, dict) else None,
+                git_oid=oid if isinstance(oid, str) else None,
+            )
+        )
+    return files
+
+
+def _read_listing(reference: Reference, endpoint: str, client: HubClient) -> dict[str, object]:
+    """What the hub says of a repository, bounded in time and size as it comes from a stranger."""
+    import httpx
+
+    end_s = monotonic() + LISTING_TIMEOUT_S
+    data = bytearray()
     try:
-        info = HfApi(endpoint=endpoint).model_info(reference.repo_id, timeout=LISTING_TIMEOUT_S, files_metadata=True)
-    except GatedRepoError as error:
-        raise HubError(
-            f"{reference.repo_id}: the hub wants its terms accepted, and a token (`hf auth login`)"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise NotFound(f"{reference.repo_id}: {endpoint} has no such model, or it is private") from error
-    except OfflineModeIsEnabled as error:
-        raise HubError(f"{reference.repo_id}: the variable HF_HUB_OFFLINE forbids it to ask {endpoint}") from error
-    except _with_bases(HfHubHTTPError, ValueError, KeyError, TypeError) as error:
+        with client.get(f"{endpoint.rstrip('/')}/api/models/{reference.repo_id}?blobs=true") as response:
+            _check_listed(reference, endpoint, response)
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > MAX_LISTING_BYTES:
+                    raise ValueError(f"its listing has more than {MAX_LISTING_BYTES} bytes")
+                if monotonic() > end_s:
+                    raise TimeoutError(f"its listing did not come within {LISTING_TIMEOUT_S:g} s")
+        if sum(map(data.count, (b"[", b"{", b","))) > MAX_LISTING_PARTS:
+            raise ValueError(f"its listing has more than {MAX_LISTING_PARTS} values")
+        listing = json.loads(data)
+        if not isinstance(listing, dict):
+            raise ValueError("its listing is no object")
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
         raise HubError(
             f"{reference.repo_id}: {endpoint} cannot be asked: {_one_line(error)}; check the network (the variable "
             "HTTPS_PROXY names a proxy) and the setting hub_url"
         ) from error
-    siblings = info.siblings or []
-    if not info.sha or len(siblings) > MAX_FILES:
-        raise HubError(f"{reference.repo_id}: the hub's listing has {len(siblings)} files and revision {info.sha!r}")
-    return [
-        RemoteFile(
-            path=str(sibling.rfilename),
-            url=hf_hub_url(reference.repo_id, sibling.rfilename, revision=info.sha, endpoint=endpoint),
-            size_bytes=sibling.size if isinstance(sibling.size, int) else -1,
-            sha256=None if sibling.lfs is None else str(sibling.lfs.sha256),
-            git_oid=sibling.blob_id,
-        )
-        for sibling in siblings
-    ]
+    return listing
+
+
+def _check_listed(reference: Reference, endpoint: str, response: httpx.Response) -> None:
+    """Raise NotFound or HubError for an answer that is no listing."""
+    status, code = response.status_code, response.headers.get("X-Error-Code")
+    if status == 200:
+        return
+    if code == "GatedRepo":
+        raise HubError(f"{reference.repo_id}: the hub wants its terms accepted, and a token (`hf auth login`)")
+    bad_token = response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header"
+    if code == "RepoNotFound" or status == 404 or (status == 401 and not bad_token):
+        raise NotFound(f"{reference.repo_id}: {endpoint} has no such model, or it is private")
+    reason = "it refuses the token; `hf auth login` sets another" if bad_token else f"it answered {status}"
+    raise ValueError(reason)
 
 
 def choose_files(reference: Reference, files: Sequence[RemoteFile]) -> list[RemoteFile]:
@@ -179,15 +225,6 @@ def _check_parts(reference: Reference, files: Sequence[RemoteFile]) -> None:
     numbers = [int(split[2]) for split in splits if split is not None]
     if numbers != list(range(1, int(splits[0][3]) + 1)):
         raise HubError(f"{reference.repo_id}: of {int(splits[0][3])} parts the hub lists {numbers}")
-
-
-def _with_bases(error: type[Exception], *others: type[Exception]) -> tuple[type[Exception], ...]:
-    """`error` and its bases, without Exception itself, and `others`.
-
-    One base of the hub library's errors is the base of all errors of its HTTP client. That is `httpx` in version 1 of
-    the library and `httpx2` since version 2, so neither is named here.
-    """
-    return (*(base for base in error.__mro__ if issubclass(base, Exception) and base is not Exception), *others)
 
 
 def _one_line(error: Exception) -> str:

@@ -48,6 +48,8 @@ class FileCheck:
 
     def check(self, record: Record) -> Record:
         """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
+        if record.problem is not None:  # its row is damaged
+            return record
         try:
             if record.is_owned:
                 return replace(record, problem=self._bundles.find_problem(record.path, record.files))
@@ -55,7 +57,7 @@ class FileCheck:
             return replace(record, files=self.refresh(folder, record.files), problem=None)
         except OSError as error:
             return replace(record, problem=f"{error.filename}: {error.strerror or error}")
-        except MlxrError as error:
+        except (MlxrError, ValueError) as error:  # the latter of a path that none can be
             return replace(record, problem=str(error))
 
     def refresh(self, folder: Path, files: Sequence[ModelFile]) -> tuple[ModelFile, ...]:

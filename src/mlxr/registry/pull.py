@@ -10,16 +10,17 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Event
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlxr.core.errors import HubError, MlxrError, RegistryError
+from mlxr.core.work_threads import Stop
 from mlxr.registry.hub import Reference, RemoteFile, choose_files, list_files, parse_reference
 from mlxr.registry.record import ModelRecord
 from mlxr.registry.registry import Registry
 
-READ_TIMEOUT_S = 20.0
-CONNECT_TIMEOUT_S = 15.0
+if TYPE_CHECKING:
+    from mlxr.registry.hub_client import HubClient
+
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 
@@ -41,7 +42,7 @@ def pull(
     endpoint: str,
     name: str | None = None,
     report: Callable[[PullProgress], None] = lambda _: None,
-    stop: Event | None = None,
+    stop: Stop | None = None,
     retry_delay_s: float = 1.0,
     replaces: bool = False,
 ) -> ModelRecord:
@@ -51,13 +52,16 @@ def pull(
     is refused unless it `replaces` that model. `report` is called from this thread, for every piece. Raises
     InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot run; then nothing is kept.
     """
+    from mlxr.registry.hub_client import HubClient
+
     wanted = parse_reference(reference)
     replaces = replaces or name is None
     registry.check_free(name or str(wanted.name), replaces=replaces)
     report(PullProgress("listing"))
-    files = choose_files(wanted, list_files(wanted, endpoint))
-    names = _check_names(wanted, files)
-    digests = _fetch_all(registry, files, report, stop or Event(), retry_delay_s)
+    with HubClient(stop or Stop()) as client:
+        files = choose_files(wanted, list_files(wanted, endpoint, client))
+        names = _check_names(wanted, files)
+        digests = _fetch_all(registry, files, report, client, retry_delay_s)
     report(PullProgress("adding"))
     stored = dict(zip(names, digests, strict=True))
     try:
@@ -81,28 +85,22 @@ def _fetch_all(
     registry: Registry,
     files: Sequence[RemoteFile],
     report: Callable[[PullProgress], None],
-    stop: Event,
+    client: HubClient,
     retry_delay_s: float,
 ) -> list[str]:
     """Bring all files into the store; their SHA-256s, in order."""
-    import httpx
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
     from mlxr.registry.download import Downloader
 
     missing = [file for file in files if file.sha256 is None or not registry.blobs.has(file.sha256)]
     _check_space(registry, sum(file.size_bytes for file in missing))
-    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    headers = {name: str(value) for name, value in build_hf_headers(library_name="mlxr").items()}
-    with httpx.Client(headers=headers, timeout=timeout, follow_redirects=True) as client:
-        downloader = Downloader(registry.downloads, registry.blobs, client, stop, retry_delay_s)
-        digests = []
-        for file in files:
+    downloader = Downloader(registry.downloads, registry.blobs, client, retry_delay_s)
+    digests = []
+    for file in files:
 
-            def report_bytes(done_bytes: int, file: RemoteFile = file) -> None:
-                report(PullProgress("fetching", file.path, file.identity, done_bytes, file.size_bytes))
+        def report_bytes(done_bytes: int, file: RemoteFile = file) -> None:
+            report(PullProgress("fetching", file.path, file.identity, done_bytes, file.size_bytes))
 
-            digests.append(downloader.fetch(file, report_bytes))
+        digests.append(downloader.fetch(file, report_bytes))
     report(PullProgress("checking"))
     return digests
 

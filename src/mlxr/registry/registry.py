@@ -10,6 +10,8 @@ new one stands in the catalogue, and only what no model has any more goes.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import json
 import secrets
@@ -19,11 +21,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from mlxr.core.errors import InvalidRequest, MlxrError, NameTaken, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, MlxrError, NameTaken, NoSpace, NotFound, RegistryError, Unavailable
 from mlxr.registry.adapters import RegisteredAdapters
 from mlxr.registry.blobs import Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
-from mlxr.registry.catalogue import Catalogue
+from mlxr.registry.catalogue import BUSY_TIMEOUT_S, Catalogue
+from mlxr.registry.disk import writing
 from mlxr.registry.model_files import FileCheck, hash_files
 from mlxr.registry.names import ModelName
 from mlxr.registry.record import (
@@ -48,7 +51,7 @@ class Registry:
     """The models in `folder`. Made of nothing but the paths until something is written; safe to share and to fork.
 
     `inspect` tells what model files hold, `inspect_adapter` those of adapters. `builtin` are models that are always
-    there, by name.
+    there, by name. Another process that holds the catalogue is waited for up to `wait_s`.
     """
 
     def __init__(
@@ -58,17 +61,25 @@ class Registry:
         inspect: Inspect,
         inspect_adapter: InspectAdapter | None = None,
         builtin: Mapping[str, Path] = MappingProxyType({}),
+        wait_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self.folder = folder.expanduser().absolute()
         self.blobs = Blobs(self.folder / "blobs")
         self.downloads = self.folder / "downloads"
         self._bundles = Bundles(self.folder / "bundles", self.blobs)
-        self._catalogue = Catalogue(self.folder / CATALOGUE_NAME)
+        self._catalogue = Catalogue(self.folder / CATALOGUE_NAME, wait_s)
         self._inspect = inspect
         self._builtin = {str(ModelName.parse(name)): path for name, path in builtin.items()}
         self._files = FileCheck(self._bundles)
         self.adapters = RegisteredAdapters(self._catalogue, self.blobs, self._bundles, inspect_adapter, self._files)
         self._inspected: dict[tuple[Path, tuple[int, int]], ModelRecord] = {}
+
+    def wait_longer(self) -> Registry:
+        """The same registry for work that may wait for others, as it took long itself."""
+        other = copy.copy(self)
+        other._catalogue = Catalogue(self._catalogue.path, BUSY_TIMEOUT_S)
+        other.adapters = self.adapters.use(other._catalogue)
+        return other
 
     def list(self) -> tuple[ModelRecord, ...]:
         """All models by name, built-in ones last; `problem` is set for those whose files are gone or changed."""
@@ -160,14 +171,15 @@ class Registry:
 
     def make_blob(self, write: Callable[[Path], object]) -> str:
         """The digest of a new blob, which `write` writes as a file; nothing stays of one that fails."""
-        self.downloads.mkdir(parents=True, exist_ok=True)
         path = self.downloads / f"made-{secrets.token_hex(8)}"
-        try:
-            write(path)
-            (made,) = hash_files([path])
-            self.blobs.adopt(path, made.sha256)
-        finally:
-            path.unlink(missing_ok=True)
+        with writing(self.downloads):
+            self.downloads.mkdir(parents=True, exist_ok=True)
+            try:
+                write(path)
+                (made,) = hash_files([path])
+                self.blobs.adopt(path, made.sha256)
+            finally:
+                path.unlink(missing_ok=True)
         return made.sha256
 
     def derive(self, name: str, source: ModelRecord, changes: Changes, *, replaces: bool = False) -> ModelRecord:
@@ -329,7 +341,8 @@ class Registry:
         """The checked record, whose files are not read again where only their times were new."""
         checked = self._files.check(record)
         if checked.files != record.files:
-            with self._catalogue.change() as transaction:
+            # A note that spares time: nobody waits for a catalogue that is held or cannot be written.
+            with contextlib.suppress(Unavailable, NoSpace), self._catalogue.change(wait_s=0.0) as transaction:
                 if transaction.find(record.name) == record:
                     transaction.put(checked)
         return checked

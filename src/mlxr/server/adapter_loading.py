@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
 from mlxr.server.served import ServedModels
 from mlxr.server.streaming import until_disconnected
+from mlxr.server.work import look, start_make
 
 
 async def load_adapter(
@@ -30,13 +32,14 @@ async def load_adapter(
     """
     served: ServedModels = request.app.state.served
     try:
-        place = await asyncio.to_thread(_find_path, request, path)
-        record = await asyncio.to_thread(served.adapters.describe, name, place, base, replaces=replaces)
+        place = await look(request, _find_path, request, path)
+        describe = partial(served.adapters.describe, name, place, base, replaces=replaces)
+        record = await start_make(request, lambda _registry, _stop: describe())
     except (FormatError, ModelError) as error:
         raise ServerError(400, "model_unusable", str(error), "path") from error
     lease = await borrow(request, record.base, exact=True)
     await until_disconnected(request, lease.session.adapters.bring(record))
-    await asyncio.to_thread(served.adapters.give, record, replaces=replaces)
+    await look(request, partial(served.adapters.give, record, replaces=replaces))
     return record
 
 
@@ -47,7 +50,7 @@ async def forget_adapter(request: Request, name: str) -> AdapterRecord:
     """
     state = request.app.state
     try:
-        record: AdapterRecord = await asyncio.to_thread(state.served.adapters.take_back, name)
+        record: AdapterRecord = await look(request, state.served.adapters.take_back, name)
     except NotFound as error:
         raise ServerError(404, "not_found", str(error), "name") from error
     waits = [model.session.adapters.unload_and_wait(record.name) for model in state.pool.running()]

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError
 from mlxr.core.settings import Settings
+from mlxr.core.work_threads import WorkThreads
 from mlxr.registry import AdapterRecord
 from mlxr.registry.adapters import check_adapter_name
+from mlxr.service.remembered import FRESH_S, Remembered
 
 if TYPE_CHECKING:
     from mlxr.server.served import ServedModels
 
-FRESH_S = 1.0  # how long what the registry has is taken for granted
+LOOK_THREADS = 2
 
 
 class ServedAdapters:
@@ -35,6 +37,9 @@ class ServedAdapters:
         self._scales: dict[str, Mapping[str, float]] = {}  # name of a base in lower case to factors by adapter
         self._lock = threading.Lock()
         self._is_read = False
+        self._threads = WorkThreads("mlxr-adapter", LOOK_THREADS)
+        self.matches = Remembered(self.match, self._threads, time.monotonic)  # `match`, and
+        self.listed = Remembered(self.list_for, self._threads, time.monotonic)  # `list_for`, for routes that answer
 
     def read_settings(self) -> None:
         """Read the adapters of the settings, once. Raises SettingError for one that is wrong."""
@@ -65,12 +70,6 @@ class ServedAdapters:
             known = ", ".join(one.name for one in self.list()[:8]) or "none"
             raise NotFound(f"adapter {name[:80]!r} not found; there are: {known}")
         return record
-
-    def is_known(self, name: str) -> bool | None:
-        """Whether a request's model may be an adapter; None where that must be looked up on disk."""
-        if self._kept is None or time.monotonic() - self._kept[0] > FRESH_S or not self._is_read:
-            return None
-        return any(self._find(one) is not None for one in (name, name.rpartition(":")[2]))
 
     def match(self, name: str) -> tuple[str, AdapterRecord] | None:
         """The model and the adapter that `name` means; None where it means no adapter. Waits for the disk."""
@@ -114,12 +113,14 @@ class ServedAdapters:
         self._check_free(record.name, replaces)
         with self._lock:
             self._given[record.name.lower()] = record
+        self._forget()
 
     def take_back(self, name: str) -> AdapterRecord:
         """Let requests name an adapter no longer, if it was given; those of the registry stay. Raises NotFound."""
         record = self.get(name)
         with self._lock:
             self._given.pop(record.name.lower(), None)
+        self._forget()
         return record
 
     def read_scales(self, base: str) -> Mapping[str, float]:
@@ -130,10 +131,11 @@ class ServedAdapters:
         """Set these factors; 0 counts as not named."""
         self._scales[base.lower()] = {name: factor for name, factor in scales.items() if factor}
 
-    def choose(self, model: str, shares: Sequence[tuple[int, float]]) -> Sequence[tuple[AdapterRecord, float]]:
-        """The adapters of a model by their ids, in the order of these, with factors; what there is not is left out."""
+    def choose(
+        self, listed: Sequence[AdapterRecord], shares: Sequence[tuple[int, float]]
+    ) -> Sequence[tuple[AdapterRecord, float]]:
+        """Those of the `listed` adapters that have the ids, in their order, with factors; others are left out."""
         factors = dict(shares)
-        listed = self.list_for(model) if factors else ()
         return [(record, factors[index]) for index, record in enumerate(listed) if factors.get(index)]
 
     def _check_free(self, name: str, replaces: bool) -> None:
@@ -142,6 +144,14 @@ class ServedAdapters:
             raise InvalidRequest("name", f"a model has the name {name!r} already")
         if not replaces and self._find(name) is not None:
             raise InvalidRequest("name", f"the adapter {name!r} has been loaded already; unload it first")
+
+    def stop(self) -> None:
+        """Look for nothing more."""
+        self._threads.stop()
+
+    def _forget(self) -> None:
+        for remembered in (self.matches, self.listed):
+            remembered.forget()
 
     def _find(self, name: str) -> AdapterRecord | None:
         return self._given.get(name.lower()) or self._read_kept().get(name.lower())

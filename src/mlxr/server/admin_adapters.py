@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +11,7 @@ from mlxr.registry import AdapterRecord
 from mlxr.server.adapter_loading import forget_adapter, load_adapter
 from mlxr.server.admin_models import MAX_PATH_CHARACTERS
 from mlxr.server.routes import Router
+from mlxr.server.work import look
 
 if TYPE_CHECKING:
     from mlxr.service.adapters import AdapterUse
@@ -65,7 +65,7 @@ class AdapterReply(_Row):
 async def list_adapters(request: Request) -> AdapterList:
     """The adapters that requests may name, and what those in memory take."""
     state = request.app.state
-    records = await asyncio.to_thread(_list, request)
+    records = await look(request, _list, request)
     pool: ModelPool = state.pool
     loaded = [(model.short_name, model.session.adapters.measure()) for model in pool.running()]
     uses = [(name, use) for name, adapters in loaded for use in adapters.uses]

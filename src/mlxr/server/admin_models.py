@@ -5,9 +5,7 @@ A request may name a file only below the folders that the owner of the server li
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from threading import Event
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,10 +13,12 @@ from starlette.requests import Request
 
 from mlxr.core.errors import RequestFailed
 from mlxr.core.settings import Settings
+from mlxr.core.work_threads import Stop
 from mlxr.registry import ModelRecord, Registry
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import Router
 from mlxr.server.streaming import until_disconnected
+from mlxr.server.work import look, start_make
 from mlxr.service.memory_need import find_memory_need
 
 router = Router(prefix="/v1/admin")
@@ -69,7 +69,7 @@ class ImportReply(_Row):
 async def show_memory(request: Request, name: str) -> MemoryReply:
     """What a model takes in memory, before it is loaded or as it is."""
     state = request.app.state
-    record: ModelRecord = await asyncio.to_thread(state.served.find_base, name)
+    record: ModelRecord = await look(request, state.served.find_base, name)
     need = await find_memory_need(state.pool, record, state.settings)
     return MemoryReply(
         model=record.short_name,
@@ -86,13 +86,10 @@ async def show_memory(request: Request, name: str) -> MemoryReply:
 @router.post("/models/import")
 async def import_model(request: Request, body: ImportBody) -> ImportReply:
     """Give a model file or folder a name. It stays where it is, and is read once; if the client goes, it gets none."""
-    state, stop = request.app.state, Event()
-    path = await asyncio.to_thread(find_importable, state.settings, body.path)
-    work = asyncio.to_thread(_import_file, state.registry, path, body, stop)
-    try:
-        record = await until_disconnected(request, work)
-    finally:
-        stop.set()
+    state = request.app.state
+    path = await look(request, find_importable, state.settings, body.path)
+    task = start_make(request, lambda registry, stop: _import_file(registry, path, body, stop))
+    record = await until_disconnected(request, task)
     state.pool.refresh()
     return ImportReply(name=record.short_name, size_bytes=record.size_bytes)
 
@@ -121,7 +118,7 @@ def find_importable(settings: Settings, text: str) -> Path:
     return found
 
 
-def _import_file(registry: Registry, path: Path, body: ImportBody, stop: Event) -> ModelRecord:
+def _import_file(registry: Registry, path: Path, body: ImportBody, stop: Stop) -> ModelRecord:
     def check(_done_bytes: int, _total_bytes: int) -> None:
         if stop.is_set():
             raise RequestFailed("cancelled", "the client is gone")

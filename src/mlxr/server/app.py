@@ -1,7 +1,7 @@
 """The web application: all dialects around one pool of models.
 
 `create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find `pool`, `registry`,
-`served`, `settings`, `metrics`, `activity`, `lifecycle` and `live` in `request.app.state`.
+`served`, `work`, `settings`, `metrics`, `activity`, `lifecycle` and `live` in `request.app.state`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from mlxr.server.origins import Origins
 from mlxr.server.page_files import Page
 from mlxr.server.routes import RouteRow, build_route
 from mlxr.server.security import Keys
+from mlxr.server.work import ServerWork
 
 if TYPE_CHECKING:
     from mlxr.server.served import ServedModels
@@ -48,6 +49,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     metrics, activity = Metrics(settings.metric_names), Activity()
     lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], served.registry.sweep)
 
+    work = ServerWork(served.registry)
     live = Hub(pool, settings.live_watchers, lambda: lifecycle.is_draining)
 
     @asynccontextmanager
@@ -58,11 +60,13 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
         finally:
             await live.stop()
             await lifecycle.stop()
+            work.stop()
+            served.adapters.stop()
 
     rows = [row for dialect in DIALECTS for row in dialect.router.rows]
     app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
     state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
-    state |= {"responses": ResponseStore(settings.responses_bytes), "page": Page.read(settings)}
+    state |= {"work": work, "responses": ResponseStore(settings.responses_bytes), "page": Page.read(settings)}
     state |= {"dialects": [dialect.name for dialect in DIALECTS]}
     state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle, "live": live}
     for name, value in state.items():

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from mlxr.core.errors import (
     AdaptersBusy,
+    Busy,
     ContextFull,
     DoesNotFit,
     EngineStopped,
@@ -25,6 +26,7 @@ from mlxr.core.errors import (
     MlxrError,
     ModelError,
     NameTaken,
+    NoSpace,
     NoTemplateWorker,
     NotFound,
     OutOfPages,
@@ -32,6 +34,7 @@ from mlxr.core.errors import (
     RequestFailed,
     TemplateError,
     TokenizerError,
+    Unavailable,
 )
 from mlxr.core.types import FinishReason
 
@@ -44,7 +47,7 @@ class ServerError(Exception):
     message.
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, name_taken,
-    unauthorized, forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
+    unauthorized, forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, no_space, deadline,
     cancelled, not_supported, internal.
     """
 
@@ -86,6 +89,9 @@ class ClientGone(Exception):
 _OWN_ERRORS: tuple[tuple[type[MlxrError], int, str, str | None], ...] = (
     (QueueFull, 429, "queue_full", None),
     (AdaptersBusy, 429, "queue_full", "adapter"),
+    (Busy, 429, "queue_full", None),
+    (NoSpace, 507, "no_space", None),
+    (Unavailable, 503, "unavailable", None),
     (OutOfPages, 400, "invalid_request", "max_tokens"),
     (NotFound, 404, "not_found", "model"),
     (TemplateError, 400, "invalid_request", "messages"),

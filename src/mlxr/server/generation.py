@@ -7,7 +7,6 @@ dialect and no rendering.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from mlxr.server.logs import log_prompt
 from mlxr.server.metrics import RequestMetrics
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
+from mlxr.server.work import look
 from mlxr.service.identity import current_identity
 from mlxr.service.requests import ChatRequest, TextRequest
 
@@ -75,17 +75,16 @@ async def _acquire(
     lora: Sequence[tuple[int, float]] | None,
 ) -> ModelLease:
     adapters = request.app.state.served.adapters
-    found = None
-    if model is not None and adapters.is_known(model) is not False:
-        found = await asyncio.to_thread(adapters.match, model)
+    found = None if model is None else await adapters.matches.find(model)
     lease = await _acquire_model(request, model if found is None else found[0], keep_alive_s, exact)
     try:
         shares = [] if found is None else [(found[1], 1.0)]
         scales = adapters.read_scales(lease.record.short_name)
         if lora is not None:
-            shares = await asyncio.to_thread(adapters.choose, lease.record.short_name, lora)
+            listed = await adapters.listed.find(lease.record.short_name) if lora else ()
+            shares = adapters.choose(listed, lora)
         elif not shares and scales:
-            listed = await asyncio.to_thread(adapters.list_for, lease.record.short_name)
+            listed = await adapters.listed.find(lease.record.short_name)
             shares = [(record, scales[record.name]) for record in listed if record.name in scales]
         if shares:
             lease.adapter = await lease.session.adapters.bring_sum(shares)
@@ -106,7 +105,7 @@ async def _acquire_model(request: Request, model: str | None, keep_alive_s: floa
     try:
         lease: ModelLease = await state.pool.acquire(model, keep_alive_s=keep_alive_s)
     except (NotFound, InvalidRequest):
-        other = None if exact else await asyncio.to_thread(state.served.find_stand_in)
+        other = None if exact else await look(request, state.served.find_stand_in)
         if other is None or model is None:
             raise
         lease = await state.pool.acquire(other, keep_alive_s=keep_alive_s)

@@ -38,8 +38,9 @@ from mlxr.server.streaming import dump_json
 logger = logging.getLogger(__name__)
 BLOBS = "/api/blobs/"  # bodies here are files, of any size
 GONE_STATUS = 499  # what the log says where nobody was left to be answered
-# Codes of errors that the log need not explain: the server did what the request, its setting or its owner wanted.
-NO_FAULTS = {"not_supported", "stopping", "deadline", "cancelled"}
+# Codes of errors that the log need not explain: the server did what the request, its setting or its owner wanted, or
+# what is wrong stands in the reason.
+NO_FAULTS = {"not_supported", "stopping", "deadline", "cancelled", "unavailable", "no_space"}
 PREFLIGHT_REFUSED = ServerError(
     400, "forbidden", "a browser asked for a page of an origin that is not allowed; add it to the setting cors_origins"
 )

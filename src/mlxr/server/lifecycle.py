@@ -79,6 +79,8 @@ class Lifecycle:
             self.loaded.set()
         try:
             await asyncio.to_thread(self._sweep)
+        except (MlxrError, OSError) as error:  # such as a folder that may only be read
+            logger.warning("leftovers in the registry cannot be removed: %s", error)
         except Exception:
             logger.exception("leftovers in the registry cannot be removed")
 

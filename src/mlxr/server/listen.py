@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
+from mlxr.core.work_threads import QuickExecutor, WorkThreads
 from mlxr.server.activity import Activity
 from mlxr.server.app import create_app
 from mlxr.server.connections import make_protocol
@@ -29,13 +30,15 @@ from mlxr.service.catalogue import open_registry
 from mlxr.service.model_pool import ModelPool
 
 BACKLOG = 2048
+CATALOGUE_WAIT_S = 2.0  # for which a request waits while another process holds the catalogue
+QUICK_THREADS = 8  # for `asyncio.to_thread`; what may take long has others, see `work`
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them and no request is lost
 LAST_EVENTS_S = 5  # for what is left to be sent once the answers have been ended
 
 
 def build_app(settings: Settings) -> Starlette:
     """The application over the registry and the pool of the settings."""
-    served = ServedModels(open_registry(settings), settings)
+    served = ServedModels(open_registry(settings, CATALOGUE_WAIT_S), settings)
     return create_app(ModelPool(settings, served), served, settings)
 
 
@@ -118,6 +121,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and tell when the models are there."""
+        quick = WorkThreads("mlxr-quick", QUICK_THREADS)
+        asyncio.get_running_loop().set_default_executor(QuickExecutor(quick))
         await super().startup(sockets)
         self._telling = asyncio.create_task(self._tell())
 

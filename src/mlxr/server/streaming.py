@@ -55,7 +55,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def until_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnected(request: Request, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
     """The result of `work`, which is cancelled when the client goes before; then raises ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(wait_for_disconnect(request.receive))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from mlxr.server.live import Hub, Watcher
 from mlxr.server.live_events import LiveEvents, PageDetails, parts_of, write_limits, write_page
 from mlxr.server.routes import Router
 from mlxr.server.streaming import SSE, EventStream, sse
+from mlxr.server.work import look
 
 if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelPool, RunningModel
@@ -52,7 +52,7 @@ async def watch(request: Request) -> Response:
     """
     name = request.query_params.get("model")
     if name is not None:
-        record = await asyncio.to_thread(request.app.state.served.find, name)
+        record = await look(request, request.app.state.served.find, name)
         name = record.name
     hub: Hub = request.app.state.live
     watcher, row = hub.enter(name), in_flight(request)
@@ -98,7 +98,7 @@ async def _find_model(request: Request) -> RunningModel:
     pool: ModelPool = request.app.state.pool
     name, running = request.query_params.get("model"), pool.running()
     if name is not None:
-        record = await asyncio.to_thread(request.app.state.served.find, name)
+        record = await look(request, request.app.state.served.find, name)
         running = [model for model in running if model.name == record.name]
     if not running:
         raise ServerError(404, "not_found", f"{'no model' if name is None else name[:100]} is loaded", "model")

@@ -13,17 +13,21 @@ from mlxr.core.sampling import read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.loading import ASSETS, NAMED_MODELS, find_model, list_files, name_quantization, open_source
 from mlxr.registry import ModelFacts, Registry
+from mlxr.registry.catalogue import BUSY_TIMEOUT_S
 from mlxr.registry.record import AdapterFacts
 from mlxr.service.capabilities import find_capabilities
 
 MAX_LICENSE_CHARACTERS = 1 << 16
 
 
-def open_registry(settings: Settings) -> Registry:
-    """The registry in the folder of the settings, with the models that come with mlxr."""
+def open_registry(settings: Settings, wait_s: float = BUSY_TIMEOUT_S) -> Registry:
+    """The registry in the folder of the settings, with the models that come with mlxr.
+
+    Another process that holds its catalogue is waited for up to `wait_s`.
+    """
     builtin = {name: ASSETS / file_name for name, file_name in NAMED_MODELS.items()}
     folder = find_models_folder(settings)
-    return Registry(folder, inspect=inspect_model, inspect_adapter=inspect_adapter, builtin=builtin)
+    return Registry(folder, inspect=inspect_model, inspect_adapter=inspect_adapter, builtin=builtin, wait_s=wait_s)
 
 
 def find_models_folder(settings: Settings) -> Path:

@@ -84,6 +84,8 @@ class KeptLimits:
             temporary.write_text(json.dumps(kept, indent=1))
             temporary.replace(self.path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             logger.warning("what the probe measured cannot be kept in %s: %s", self.path, error.strerror or error)
 
     def _read(self) -> dict[str, object]:

@@ -12,27 +12,28 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, SettingError
+from mlxr.core.errors import Busy, DoesNotFit, EngineStopped, ModelError, SettingError, Unavailable
 from mlxr.core.memory import return_free_memory
 from mlxr.core.settings import Settings
+from mlxr.core.work_threads import WorkThreads
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import Adapter
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_size import measure_weights as measure_weights
 from mlxr.service.opening import find_own_adapter, open_record
+from mlxr.service.remembered import GRACE_S, Remembered
 from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
 MEMORY_PERCENT = 80  # of the memory that is free at the start, where the settings do not say what models may take
 MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve next to nobody
-FRESH_S = 1.0  # how long the catalogue's answer for a name is taken for granted
+LOOK_THREADS = 4  # that ask the catalogue for names
 
 
 class Catalogue(Protocol):
@@ -157,9 +158,10 @@ class ModelPool:
                 f"{MEMORY_PERCENT} % of free memory where it is not set"
             )
         self._entries: dict[str, _Entry] = {}
-        self._found: dict[str, tuple[float, ModelRecord]] = {}
+        self._looks, self._notes = WorkThreads("mlxr-look", LOOK_THREADS), WorkThreads("mlxr-note", 1)
+        self._found = Remembered[ModelRecord](registry.find, self._looks, clock)
         self._room = asyncio.Lock()  # one load at a time, first come first served
-        self._loader = ThreadPoolExecutor(1, "mlxr-load")
+        self._loader = WorkThreads("mlxr-load", 1)
         self._closing: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
@@ -210,7 +212,7 @@ class ModelPool:
 
     def refresh(self) -> None:
         """Ask the catalogue again for every name; called after it was changed."""
-        self._found.clear()
+        self._found.forget()
 
     async def unload(self, name: str) -> None:
         """Let a model go as soon as nobody uses it, and wait until it is gone; nothing happens if it is not loaded."""
@@ -225,7 +227,8 @@ class ModelPool:
         template_workers.cut_short()  # nobody waits any more for what they do
         await asyncio.gather(*(self._close(entry, drain_s) for entry in list(self._entries.values())))
         await asyncio.gather(*self._closing)
-        self._loader.shutdown(wait=False)
+        for threads in (self._loader, self._looks, self._notes):
+            threads.stop()
 
     def release(self, entry: _Entry) -> None:
         """One use less; called by leases."""
@@ -235,14 +238,14 @@ class ModelPool:
             self._rest(entry)
 
     async def _find(self, name: str) -> ModelRecord:
-        """The catalogue's record, asked for again after a moment."""
-        found = self._found.get(name)
-        if found is None or self._clock() - found[0] > FRESH_S:
-            record = await asyncio.to_thread(self._registry.find, name)
-            if len(self._found) > 1000:  # names come from strangers
-                self._found.clear()
-            found = self._found[name] = (self._clock(), record)
-        return found[1]
+        """The catalogue's record; where that cannot be asked, the one of a loaded model of that name."""
+        try:
+            return await self._found.find(name)
+        except (Unavailable, Busy):
+            for entry in self._entries.values():
+                if entry.session is not None and name.lower() in (entry.name.lower(), entry.record.short_name.lower()):
+                    return entry.record
+            raise
 
     async def _enter(self, record: ModelRecord) -> _Entry:
         """The entry of a model that is there to stay, with one more lease."""
@@ -274,16 +277,15 @@ class ModelPool:
                 room_bytes = await self._make_room(entry)
                 if self._is_stopping:
                     raise EngineStopped
-                session = await asyncio.get_running_loop().run_in_executor(
-                    self._loader, self._open_session, entry.record, self._settings, room_bytes
-                )
+                session = await self._loader.run(self._open_session, entry.record, self._settings, room_bytes)
         except BaseException:
             self._forget(entry)
             raise
         entry.session, entry.size_bytes = session, session.size_bytes
         logger.info("%s is loaded and takes %d MiB", entry.name, entry.size_bytes >> 20)
-        with contextlib.suppress(Exception):  # a note that matters less than the answer
-            await asyncio.to_thread(self._registry.touch, entry.name)
+        note = asyncio.wrap_future(self._notes.submit(self._registry.touch, entry.name))
+        note.add_done_callback(lambda note: note.cancelled() or note.exception())  # it matters less than the answer,
+        await asyncio.wait({note}, timeout=GRACE_S)  # which does not wait for it long
         if not entry.leases:  # whoever asked has gone away meanwhile
             self._rest(entry)
         return session
@@ -359,8 +361,8 @@ class ModelPool:
         entry.loading = None
         await session.stop(drain_s)
         del session
-        with contextlib.suppress(RuntimeError):  # the pool is being stopped
-            await asyncio.get_running_loop().run_in_executor(self._loader, return_free_memory)
+        with contextlib.suppress(EngineStopped):  # the pool is being stopped
+            await self._loader.run(return_free_memory)
         self._forget(entry)
         logger.info("%s is unloaded", entry.name)
 

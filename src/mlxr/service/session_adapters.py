@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
+from mlxr.core.work_threads import WorkThreads
 from mlxr.loading import Adapter, add_adapters
 from mlxr.registry import AdapterRecord
 from mlxr.service.adapters import Adapters
@@ -14,15 +14,13 @@ from mlxr.service.adapters import Adapters
 class SessionAdapters(Adapters):
     """`Adapters` whose files are those of records. The methods that are awaited belong on one loop."""
 
-    _reader: ThreadPoolExecutor | None = None
+    _reader: WorkThreads | None = None
 
     async def bring(self, record: AdapterRecord) -> Adapter:
         """The adapter of a record, read first if need be; one is read at a time. Raises as `Adapters.provide` does."""
         found = self.peek(record.name, record.digest)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(
-                self._require_reader(), self.provide, record.name, record.path, record.digest
-            )
+            found = await self._require_reader().run(self.provide, record.name, record.path, record.digest)
         return found
 
     async def bring_sum(self, shares: Sequence[tuple[AdapterRecord, float]]) -> Adapter | None:
@@ -43,9 +41,9 @@ class SessionAdapters(Adapters):
     def stop(self) -> None:
         """End the thread that reads; what waits for it is not read."""
         if self._reader is not None:
-            self._reader.shutdown(wait=False, cancel_futures=True)
+            self._reader.stop()
 
-    def _require_reader(self) -> ThreadPoolExecutor:
+    def _require_reader(self) -> WorkThreads:
         if self._reader is None:
-            self._reader = ThreadPoolExecutor(1, "mlxr-adapters")
+            self._reader = WorkThreads("mlxr-adapters", 1)
         return self._reader

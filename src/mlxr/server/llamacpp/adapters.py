@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from pydantic import Field, RootModel
@@ -14,6 +13,7 @@ from mlxr.server.llamacpp.errors import ERRORS
 from mlxr.server.openai.fields import AdapterShare
 from mlxr.server.routes import Router
 from mlxr.server.served import ServedModels
+from mlxr.server.work import look
 
 MAX_SHARES = 64
 router = Router()
@@ -26,7 +26,7 @@ class AdapterShares(RootModel[Annotated[list[AdapterShare], Field(max_length=MAX
 @router.get("/lora-adapters", responses=ERRORS)
 async def list_adapters(request: Request) -> Response:
     """The adapters of the model `?model=` (absent: the default one). An id is a place in this list."""
-    base, records = await asyncio.to_thread(_list, request)
+    base, records = await look(request, _list, request)
     scales = request.app.state.served.adapters.read_scales(base)
     return JSONResponse(
         [
@@ -45,7 +45,7 @@ async def list_adapters(request: Request) -> Response:
 @router.post("/lora-adapters", responses=ERRORS)
 async def set_adapters(request: Request, body: AdapterShares) -> Response:
     """Set which adapters requests to the model `?model=` have that name none."""
-    base, records = await asyncio.to_thread(_list, request)
+    base, records = await look(request, _list, request)
     factors = {share.id: share.scale for share in body.root}
     scales = {record.name: factors.get(index, 0.0) for index, record in enumerate(records)}
     request.app.state.served.adapters.set_scales(base, scales)

@@ -22,6 +22,7 @@ from mlxr.server.llamacpp.errors import ERRORS
 from mlxr.server.llamacpp.fields import CompletionFields, describe_settings
 from mlxr.server.openai.models import describe_model
 from mlxr.server.routes import Router
+from mlxr.server.work import look
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.opening import find_device
 
@@ -69,7 +70,7 @@ async def list_slots(request: Request) -> Response:
 @router.get("/models", responses=ERRORS)
 async def list_models(request: Request) -> Response:
     """The models that requests can name: OpenAI's list with llama.cpp's facts about each."""
-    records = await asyncio.to_thread(request.app.state.registry.list)
+    records = await look(request, request.app.state.registry.list)
     loaded = {model.name for model in request.app.state.pool.running()}
     data = [
         {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator
 
@@ -11,8 +10,9 @@ from starlette.responses import Response
 
 from mlxr.registry import Registry
 from mlxr.server.errors import ClientGone, ServerError
-from mlxr.server.ollama.route import ERRORS, with_registry
+from mlxr.server.ollama.route import ERRORS
 from mlxr.server.routes import Router
+from mlxr.server.work import look, work_of
 
 WRITE_BYTES = 1 << 20
 router = Router()
@@ -21,7 +21,7 @@ router = Router()
 @router.head("/api/blobs/{digest}")
 async def has_blob(request: Request, digest: str) -> Response:
     """200 if the blob is here, 404 if it is not."""
-    is_here = await with_registry(request, lambda registry: registry.blobs.has(digest))
+    is_here = await look(request, request.app.state.registry.blobs.has, digest)
     return Response(status_code=200 if is_here else 404)
 
 
@@ -29,15 +29,16 @@ async def has_blob(request: Request, digest: str) -> Response:
 async def store_blob(request: Request, digest: str) -> Response:
     """Store the body, whose digest must be that of the path."""
     registry: Registry = request.app.state.registry
-    incoming = await asyncio.to_thread(registry.blobs.receive, digest)
+    threads = work_of(request).uploads
+    incoming = await threads.run(registry.blobs.receive, digest)
     with incoming:
         _check_room(registry, request.headers.get("content-length", ""))
         try:
             async for chunk in _gather(request.stream()):
-                await asyncio.to_thread(incoming.write, chunk)
+                await threads.run(incoming.write, chunk)
         except ClientDisconnect as error:
             raise ClientGone from error
-        await asyncio.to_thread(incoming.commit)
+        await threads.run(incoming.commit)
     return Response(status_code=201)
 
 

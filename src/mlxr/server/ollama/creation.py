@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import Annotated
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest, NameTaken, RequestFailed
+from mlxr.core.work_threads import Stop
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.blobs import parse_digest
 from mlxr.registry.modelfile import ROLES
@@ -21,10 +21,11 @@ from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
 from mlxr.server.ollama.lines import Lines
 from mlxr.server.ollama.options import Options, note_options
-from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
+from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.served import ServedModels
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
+from mlxr.server.work import change, look, start_make
 from mlxr.service.creation import create_model
 
 logger = logging.getLogger(__name__)
@@ -106,8 +107,10 @@ async def create(request: Request, body: CreateBody) -> Response:
     name, changes = body.wanted, body.changes
 
     served: ServedModels = request.app.state.served
+    lines = Lines()
 
-    def make(registry: Registry, progress: Progress | None = None) -> ModelRecord:
+    def make(registry: Registry, stop: Stop) -> ModelRecord:
+        progress = _report_quantizing(lines, body.quantize or "", stop)
         served.refuse_file_name(name, "model")
         source = served.find(body.source) if body.source is not None else body.files or {}
         return create_model(
@@ -126,10 +129,6 @@ async def create(request: Request, body: CreateBody) -> Response:
         yield ndjson({"status": "parsing model"})
         if replaced is not None:
             yield ndjson({"status": f"replacing the model {replaced}"})
-        lines = Lines()
-        task = asyncio.ensure_future(
-            with_registry(request, lambda registry: make(registry, _report_quantizing(lines, body.quantize or "")))
-        )
         async for frame in lines.follow(task):
             yield frame
         record = task.result()
@@ -140,10 +139,11 @@ async def create(request: Request, body: CreateBody) -> Response:
 
     replaced = None
     if body.replace is not False:
-        replaced = await with_registry(request, lambda registry: _find_taken(registry, name))
+        replaced = await look(request, _find_taken, request.app.state.registry, name)
+    task = start_make(request, make)
     if body.stream is not False:
         return EventStream(request, write_frames(), media_type=NDJSON, on_error=error_frame)
-    await with_registry(request, make)
+    await until_disconnected(request, task)
     request.app.state.pool.refresh()
     return reply_json(StatusReply(status="success", replaced=replaced))
 
@@ -158,11 +158,11 @@ def _find_taken(registry: Registry, name: str) -> str | None:
     return None
 
 
-def _report_quantizing(lines: Lines, type_name: str) -> Progress:
-    """Return what a thread that quantises calls with bytes written and in all; it raises when nobody reads on."""
+def _report_quantizing(lines: Lines, type_name: str, stop: Stop) -> Progress:
+    """Return what a thread that quantises calls with bytes written and in all; it raises when it shall stop."""
 
     def report(done_bytes: int, total_bytes: int) -> None:
-        if lines.is_closed:
+        if stop.is_set():
             raise RequestFailed("cancelled", "the client is gone")
         line: JsonObject = {"status": f"quantizing model to {type_name}", "total": total_bytes, "completed": done_bytes}
         lines.report(line, is_piece=done_bytes < total_bytes)
@@ -179,7 +179,7 @@ async def copy(request: Request, body: CopyBody) -> Response:
         served.refuse_file_name(body.destination, "destination")
         return registry.copy(served.find(body.source), body.destination, replaces=body.replace is True)
 
-    await with_registry(request, make)
+    await change(request, make)
     request.app.state.pool.refresh()
     return Response()
 
@@ -193,7 +193,7 @@ async def delete(request: Request, body: NamedRequest) -> Response:
         state.served.refuse_file_name(body.wanted, "model")
         return registry.remove(body.wanted)
 
-    pool, record = state.pool, await with_registry(request, remove)
+    pool, record = state.pool, await change(request, remove)
     for running in pool.running():
         if running.name.lower() == record.name.lower():
             await until_disconnected(request, pool.unload(running.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from time import monotonic
 
@@ -20,14 +21,14 @@ class Lines:
         self._news = asyncio.Event()
         self._lines: list[JsonObject] = []
         self._reported_s = 0.0
-        self.is_closed = False  # nobody reads any more
 
     def report(self, line: JsonObject, *, is_piece: bool) -> None:
         """Add a line, from any one thread. Of lines about pieces of one thing, most are left out."""
         if is_piece and monotonic() - self._reported_s < REPORT_S:
             return
         self._reported_s = monotonic()
-        self._loop.call_soon_threadsafe(self._add, line)
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            self._loop.call_soon_threadsafe(self._add, line)
 
     async def follow(self, task: asyncio.Task[object]) -> AsyncGenerator[bytes, None]:
         """Frames until the task has ended; raises what it raised. A reader that goes away cancels it."""
@@ -40,7 +41,6 @@ class Lines:
                     yield self._take()
             await task
         finally:
-            self.is_closed = True
             task.cancel()
             await asyncio.wait({task})
         if self._lines:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -16,6 +16,7 @@ from mlxr.server.ollama.options import Options, note_options
 from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time
 from mlxr.server.page_files import INDEX, find_page_file, wants_page
 from mlxr.server.routes import Router, reply_json
+from mlxr.server.work import look
 from mlxr.service.catalogue import read_metadata
 from mlxr.service.model_pool import RunningModel
 
@@ -132,7 +133,7 @@ async def version(_: Request) -> Version:
 @router.get("/api/tags", response_model=Tags, responses=ERRORS)
 async def tags(request: Request) -> Response:
     """The models that are here and can be used."""
-    records = await asyncio.to_thread(request.app.state.served.list)
+    records = await look(request, request.app.state.served.list)
     return reply_json(Tags(models=[_describe_listed(record) for record in records if record.problem is None]))
 
 
@@ -147,12 +148,12 @@ async def show(request: Request, body: ShowBody) -> Response:
     """All about one model; `system`, `template` and `options` are shown as if they were the model's."""
     note_options(request, body.options)
     record = await find_model(request, body.wanted)
-    metadata, tensors = await asyncio.to_thread(read_metadata, record.path, with_arrays=bool(body.verbose))
+    metadata, tensors = await look(request, partial(read_metadata, record.path, with_arrays=bool(body.verbose)))
     options = {**record.parameters, **check_options(body.options or {})}
     return reply_json(
         ShowReply(
             license=record.license or None,
-            modelfile=await asyncio.to_thread(_write_modelfile, request, record),
+            modelfile=await look(request, _write_modelfile, request, record),
             parameters="\n".join(list_parameters(options)),
             template=body.template or record.template or record.own_template,
             system=body.system or record.system,

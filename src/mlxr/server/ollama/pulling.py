@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from threading import Event
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import NotFound
+from mlxr.core.work_threads import Stop
+from mlxr.registry import Registry
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.server.errors import ServerError
@@ -18,6 +19,7 @@ from mlxr.server.ollama.lines import Lines
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, find_model
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
+from mlxr.server.work import start_pull
 
 _STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
 router = Router()
@@ -42,9 +44,10 @@ class PullReply(ReplyModel):
 async def pull(request: Request, body: PullBody) -> Response:
     """Pull a model. When the client goes away it stops; pulled again, it goes on from there."""
     pulling = Pulling(request, body.wanted)
+    task = await pulling.start()
     if body.stream is not False:
-        return EventStream(request, pulling.write_frames(), media_type=NDJSON, on_error=error_frame)
-    await until_disconnected(request, pulling.run())
+        return EventStream(request, pulling.write_frames(task), media_type=NDJSON, on_error=error_frame)
+    await until_disconnected(request, task)
     return reply_json(PullReply(status="success"))
 
 
@@ -59,30 +62,24 @@ class Pulling:
 
     def __init__(self, request: Request, name: str) -> None:
         self._request, self._name = request, name
-        self._stop = Event()
         self._lines = Lines()
 
-    async def run(self) -> None:
-        """Pull; returns when the model is there. When this is cancelled, the thread ends at the next bytes it gets."""
-        state = self._request.app.state
+    async def start(self) -> asyncio.Task[None]:
+        """Begin to pull; the task ends when the model is there. Cancelled, it stops at once. Raises Busy."""
         if await self._is_here():
-            return
-        try:
-            await asyncio.to_thread(
-                pull_model,
-                state.registry,
-                self._name,
-                endpoint=state.settings.hub_url,
-                report=self._report,
-                stop=self._stop,
-            )
-        finally:
-            self._stop.set()
-        state.pool.refresh()
+            return asyncio.create_task(asyncio.sleep(0))
+        state = self._request.app.state
 
-    async def write_frames(self) -> AsyncGenerator[bytes, None]:
+        def work(registry: Registry, stop: Stop) -> None:
+            pull_model(registry, self._name, endpoint=state.settings.hub_url, report=self._report, stop=stop)
+
+        task = start_pull(self._request, work)
+        task.add_done_callback(lambda _: state.pool.refresh())
+        return task
+
+    async def write_frames(self, task: asyncio.Task[None]) -> AsyncGenerator[bytes, None]:
         """Lines of progress, and the last one: success."""
-        async for frame in self._lines.follow(asyncio.ensure_future(self.run())):
+        async for frame in self._lines.follow(task):
             yield frame
         yield ndjson({"status": "success"})
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.registry import ModelRecord, Registry
+from mlxr.registry import ModelRecord
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
 from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import ndjson
+from mlxr.server.work import look
 
 if TYPE_CHECKING:
     from mlxr.server.served import ServedModels
-
-T = TypeVar("T")
 
 
 class ErrorReply(ReplyModel):
@@ -71,12 +68,7 @@ def now() -> str:
     return format_time(datetime.now(UTC))
 
 
-async def with_registry(request: Request, work: Callable[[Registry], T]) -> T:
-    """What `work` makes of the registry, on another thread, as it waits for the disk."""
-    return await asyncio.to_thread(work, request.app.state.registry)
-
-
 async def find_model(request: Request, name: str) -> ModelRecord:
     """The record of a model, or of the one that an adapter is for; raises NotFound."""
     served: ServedModels = request.app.state.served
-    return await asyncio.to_thread(served.find_base, name)
+    return await look(request, served.find_base, name)

@@ -6,7 +6,6 @@ so each entry is both.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from datetime import UTC, datetime
 from typing import Literal
@@ -20,6 +19,7 @@ from mlxr.server.json_models import ReplyModel
 from mlxr.server.openai.route import ERRORS
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.served import ServedModels
+from mlxr.server.work import look
 
 router = Router()
 
@@ -54,7 +54,7 @@ class ModelList(ReplyModel):
 @router.get("/v1/models", response_model=ModelList, responses=ERRORS)
 async def list_models(request: Request) -> Response:
     """The models that requests can name, then their aliases."""
-    models = await asyncio.to_thread(_describe_all, request.app.state.served)
+    models = await look(request, _describe_all, request.app.state.served)
     ids = [model.id for model in models]
     return reply_json(ModelList(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None))
 
@@ -62,7 +62,7 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
 async def get_model(request: Request, model: str) -> Response:
     """One model by name or alias, or an adapter."""
-    return reply_json(await asyncio.to_thread(_find, request.app.state.served, model))
+    return reply_json(await look(request, _find, request.app.state.served, model))
 
 
 def _find(served: ServedModels, name: str) -> ModelReply:
