@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from mlxr.core.errors import DeviceError, InvalidRequest, NotFound
+from mlxr.core.errors import Busy, DeviceError, InvalidRequest, NotFound, Unavailable
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight, in_flight
@@ -75,7 +75,12 @@ async def _acquire(
     lora: Sequence[tuple[int, float]] | None,
 ) -> ModelLease:
     adapters = request.app.state.served.adapters
-    found = None if model is None else await adapters.matches.find(model)
+    try:
+        found = None if model is None else await adapters.matches.find(model)
+    except (Unavailable, Busy):
+        if model is None or request.app.state.pool.find_loaded(model) is None:
+            raise
+        found = None
     lease = await _acquire_model(request, model if found is None else found[0], keep_alive_s, exact)
     try:
         shares = [] if found is None else [(found[1], 1.0)]

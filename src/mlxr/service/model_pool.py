@@ -197,6 +197,13 @@ class ModelPool:
             if (session := entry.session) is not None and not entry.is_leaving
         ]
 
+    def find_loaded(self, name: str) -> ModelRecord | None:
+        """The record of a loaded model of that name, which takes no look into the catalogue."""
+        wanted = name.lower()
+        return next(
+            (model.record for model in self.running() if wanted in (model.name.lower(), model.short_name.lower())), None
+        )
+
     def find_room(self, record: ModelRecord) -> Room:
         """The memory for a model and its cache if it were loaded now; raises DoesNotFit."""
         others = [other for other in self._list_others(record.name) if not other.is_leaving]
@@ -242,10 +249,10 @@ class ModelPool:
         try:
             return await self._found.find(name)
         except (Unavailable, Busy):
-            for entry in self._entries.values():
-                if entry.session is not None and name.lower() in (entry.name.lower(), entry.record.short_name.lower()):
-                    return entry.record
-            raise
+            record = self.find_loaded(name)
+            if record is None:
+                raise
+            return record
 
     async def _enter(self, record: ModelRecord) -> _Entry:
         """The entry of a model that is there to stay, with one more lease."""
