@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 CLIENTS := .venv-clients
-TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/page
 DEMAND ?=
 THOROUGH ?=
-TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore tests/clients
+TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests/page
+TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore
+EVERYDAY_CLIENTS := $(addprefix tests/clients/test_,adapters.py anthropic.py ollama.py)
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 PROMPT ?= What does os.path.join do?
 BENCH ?= --quick
@@ -20,7 +22,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lint format bench page check-page test-page test-gpu test-real test-peers test-wheel clean
+.PHONY: help run test quick lint format bench page check-page test-page test-gpu test-real test-peers test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -28,10 +30,14 @@ help: ## list the targets
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run "$(PROMPT)"
 
-test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine (THOROUGH=--thorough: random ones at full length)
+test: $(VENV)/.dev $(CLIENTS)/.installed ## the tests of every day, in five minutes (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)
 	@$(TEST_PAGE) $(DEMAND)
-	@$(TEST_CLIENTS)
+	@$(TEST_CLIENTS) $(if $(THOROUGH),tests/clients,$(EVERYDAY_CLIENTS))
+
+quick: $(VENV)/.dev ## lint, the tests of what is changed and some of the others, in a minute
+	@$(BIN)/ruff check -q $(CHECKED)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --quick
 
 lint: $(VENV)/.dev ## ruff, ruff format, mypy --strict, clang-format
 	@$(BIN)/ruff check $(CHECKED)
@@ -53,18 +59,18 @@ check-page: web/node_modules/.installed ## lint, types and unit tests of web/ (n
 	@npm --prefix web run --silent test
 
 test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there
-	@$(TEST_PAGE) --demand-browser
+	@$(TEST_PAGE) --thorough --demand-browser
 
 bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed it, and the machine (BENCH=... for other cases)
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --thorough $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
 
 test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
 	@$(BIN)/python -m pytest -rs tests/real_models
-	@$(TEST_CLIENTS) -rs --real
+	@$(TEST_CLIENTS) -rs --real tests/clients
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while; MLXR_REAL_MODELS as for test-real)
 	@$(PEERS)/bin/python -m pytest -rs tests/peers
@@ -85,9 +91,11 @@ $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python:
 	@touch $@
 
 $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
-	@echo "building mlxr in $* (about a minute) ..."
+	@echo "building mlxr in $* (two or three minutes on two cores) ..."
 	@$*/$(PIP_INSTALL) $(BUILD_TOOLS)
-	@$*/$(PIP_INSTALL) --no-build-isolation -e .
+	@$*/bin/python -c '$(NEEDS)' >$*/needs.txt
+	@$*/$(PIP_INSTALL) -r $*/needs.txt & needs=$$!; $*/$(PIP_INSTALL) --no-build-isolation --no-deps -e . \
+		|| { kill $$needs; exit 1; }; wait $$needs  # pip downloads while the compiler works
 	@$*/bin/python -m compileall -q src/mlxr  # as pip does with what it copies; otherwise the first start does, if it may
 	@if [ "$*" = "$(PEERS)" ]; then echo "installing the peers (llama.cpp is compiled: some minutes) ..." && \
 		$*/bin/python -c '$(EXTRA)' dev >$*/extra.txt && $*/bin/python -c '$(EXTRA)' peers >>$*/extra.txt && $*/$(PIP_INSTALL) -r $*/extra.txt; fi

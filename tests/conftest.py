@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import amounts
+import everyday
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -19,6 +20,9 @@ settings.load_profile("mlxr")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="random histories, fuzzers and kills at full length")
+    parser.addoption(
+        "--quick", action="store_true", help="tests of changed packages, and one case of the quickest others"
+    )
     parser.addoption("--cluster", type=int, metavar="N", help="let a cluster of N replicas answer tests of the server")
     parser.addoption("--gpus", type=int, metavar="N", help="fail where this machine shows fewer GPUs than these")
     parser.addoption("--schedules", type=int, metavar="N", help="random schedules of each family of models")
@@ -28,3 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_server(reason): what a cluster does not do, or each replica does by itself")
     amounts.is_thorough = config.getoption("--thorough")
     amounts.family_schedules = config.getoption("--schedules")
+    everyday.mark(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--thorough") or any("::" in argument for argument in config.args):
+        return  # who names a test gets it
+    chosen = everyday.choose(items, is_quick=config.getoption("--quick"), changed=everyday.list_changed())
+    left_out = set(map(id, items)) - set(map(id, chosen))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+    items[:] = chosen

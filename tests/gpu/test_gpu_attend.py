@@ -66,6 +66,7 @@ MIXED = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", TILES)
 def test_tiles_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 2**40)
@@ -115,6 +116,7 @@ def takes_tiles(ctx: Context) -> bool:
     return ctx.device in DEVICES
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", DECODE)
 def test_single_tokens_read_their_pages(gpu: Context, name: str) -> None:
     scene = DECODE[name]
@@ -151,6 +153,7 @@ def test_capped_scores_of_long_prompts_are_made_a_few_queries_at_a_time(
         assert relative_error(play(gpu, MIXED[name]), play(REFERENCE, MIXED[name])) < allowed
 
 
+@pytest.mark.smoke
 def test_slots_and_pages_outside_the_pools_are_refused(gpu: Context) -> None:
     with pytest.raises(ValueError, match="slots"):
         play(gpu, _Broken(4, 2, 64, 16, (20,), (1,), what="slots"))

@@ -40,6 +40,7 @@ def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.cubin", "other", "used.cubin"]
 
 
+@pytest.mark.smoke
 def test_code_is_compiled_once_for_a_folder(tmp_path: Path) -> None:
     first, second = FakeCompiler(), FakeCompiler()
     for compiler in (first, second):
@@ -88,6 +89,7 @@ def test_mlx_is_given_the_code(tmp_path: Path) -> None:
     assert given["ensure_row_contiguous"]
 
 
+@pytest.mark.smoke
 def test_what_does_not_compile_is_told(tmp_path: Path) -> None:
     class Refusing(FakeCompiler):
         def compile(self, source: str) -> bytes:

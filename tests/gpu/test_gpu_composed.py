@@ -36,6 +36,7 @@ def composed() -> Context:
         pytest.skip(str(error))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", SCENES)
 def test_heads_and_attention(composed: Context, name: str) -> None:
     assert relative_error(play(composed, SCENES[name]), play(REFERENCE, SCENES[name])) < EXACT

@@ -178,6 +178,7 @@ def test_validation_finds_gpu_kernels_only(demo: Demo, capsys: pytest.CaptureFix
     assert report["cache"]["gqa_saved_bytes"] > 0
 
 
+@pytest.mark.smoke
 def test_decoding_copies_no_keys_and_values(demo: Demo) -> None:
     if demo.loaded.ctx.gpu.launcher is None:
         pytest.skip("MLX's own attention wants its keys in one place")

@@ -92,6 +92,7 @@ def test_answers_are_those_without_drafts(
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_draft_model_guesses_on_a_context_of_its_own(
     gpu: Context, monkeypatch: pytest.MonkeyPatch, *, is_same: bool

@@ -55,6 +55,7 @@ def list_rows(temperature: float) -> list[SampleRow]:
     ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_rules_are_those_of_the_reference(gpu: Context, temperature: float, kind: str) -> None:
@@ -118,6 +119,7 @@ def list_ways(engine: Engine) -> set[str]:
     return {type(step).__name__ for pool in pools for step in pool.graphs.values()}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("case", "type_name", "way"),
     [

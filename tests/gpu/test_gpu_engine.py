@@ -68,6 +68,7 @@ def test_texts_are_embedded_by_mlx_operations() -> None:
     check_serving(Context("mlx-cpu"), 5e-6)
 
 
+@pytest.mark.smoke
 def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
     """Of two layers one has a window; what it lets go of is not read, and answers are those of the reference."""
     answers = []
@@ -102,6 +103,7 @@ def test_masked_rows_are_drawn_on_the_host(gpu: Context) -> None:
     assert [row.implementation for row in gpu.ledger.snapshot().dispatches] == ["cpu"]
 
 
+@pytest.mark.smoke
 def test_q8_pages_are_refused_by_name(gpu: Context) -> None:
     with pytest.raises(DeviceError, match=f"device '{gpu.device}' keeps no q8 pages; kv_type must be one of bf16"):
         Arena(gpu, 1, 2, 1, 16, 64, "q8")

@@ -59,6 +59,7 @@ def run(
     return relative_error(result, expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
 @pytest.mark.parametrize("tokens", [1, 2, 8, 13])
 def test_every_number_of_rows(gpu: Context, type_name: str, tokens: int) -> None:

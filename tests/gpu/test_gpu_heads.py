@@ -33,6 +33,7 @@ SCENES = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", SCENES)
 def test_heads_are_those_of_the_reference_and_no_others(gpu: Context, name: str) -> None:
     allowed = 6e-3 if gpu.gpu.narrow else EXACT  # MLX attends to the prompt

@@ -49,6 +49,7 @@ def spy(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return ran
 
 
+@pytest.mark.smoke
 def test_recorded_steps_count_each_launch_each_time(emulated: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     model = build_hf(emulated, config, seed, "q8_0")
@@ -118,6 +119,7 @@ def test_mlx_operations_on_a_cpu_are_not_called_gpu() -> None:
     assert {row.operator for row in rows} == operators
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("kernel", "constants", "name"),
     [

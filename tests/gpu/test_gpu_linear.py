@@ -31,6 +31,7 @@ def allow_few(ctx: Context) -> float:
     return NARROW if ctx.gpu.has_tiles else EXACT
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_few_rows(gpu: Context, type_name: str, tokens: int) -> None:
@@ -42,6 +43,7 @@ def test_every_number_of_rows(gpu: Context, tokens: int) -> None:
     assert run(gpu, [make_tensor("q4_k", 21, 512)], tokens) < allow_few(gpu)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_many_rows(gpu: Context, type_name: str) -> None:
     tokens, allowed = (MAX_TILED + 3, NARROW) if gpu.gpu.has_tiles else (MAX_ROWS + 3, EXACT)
@@ -82,6 +84,7 @@ def test_many_outputs_take_two_rows_at_a_time(gpu: Context) -> None:
     assert run(gpu, [make_tensor("q4_0", 16385, 32)], 1) < allow_few(gpu)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", [*QUANTISED, "f16", "bf16"])
 def test_embedding_rows(gpu: Context, type_name: str) -> None:
     table = make_tensor(type_name, 11, 512)
@@ -89,6 +92,7 @@ def test_embedding_rows(gpu: Context, type_name: str) -> None:
     assert relative_error(embed(gpu, ids, table), embed(REFERENCE, ids, table)) < EXACT
 
 
+@pytest.mark.smoke
 def test_type_without_kernel_is_refused(gpu: Context) -> None:
     tensor = TensorSource("w", "i8", (2, 32), np.zeros(64, np.uint8))
     with pytest.raises(DeviceError, match="type i8, which has no GPU kernel"):

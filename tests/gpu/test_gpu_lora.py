@@ -50,6 +50,7 @@ def run(ctx: Context, tokens: int, rank: int, *, is_short: bool) -> np.ndarray:
     return np.asarray(add_lora(ctx, placed, linear(ctx, placed, weight), weight, adapters))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("is_short", [False, True])
 @pytest.mark.parametrize(("tokens", "rank"), [(1, 1), (3, 16), (19, 9), (40, 256)])
 def test_updates_are_those_of_the_reference(gpu: Context, tokens: int, rank: int, is_short: bool) -> None:

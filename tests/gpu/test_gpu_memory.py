@@ -59,6 +59,7 @@ def locate(ctx: Context, pool: Any) -> int:
     return int(np.asarray(array).ctypes.data)
 
 
+@pytest.mark.smoke
 def test_decode_copies_no_pool(gpu: Context) -> None:
     pool_bytes, taken_bytes, copied_bytes = watch_decode(gpu)
     assert copied_bytes == 0
@@ -120,6 +121,7 @@ class FakeContext:
         return self._free_bytes
 
 
+@pytest.mark.smoke
 def test_the_arena_is_bounded_by_where_it_lies() -> None:
     assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), None) == 2**50  # no host has as much
     assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), 2**40) == 2**40

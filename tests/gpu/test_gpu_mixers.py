@@ -40,6 +40,7 @@ def play(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], batch: RaggedBatc
     return np.asarray(result), np.array(states)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", MIXERS)
 def test_mixer(gpu: Context, name: str) -> None:
     check_mixer(gpu, MIXERS[name])
@@ -59,6 +60,7 @@ def check_mixer(ctx: Context, mixer: Mixer) -> None:
         assert relative_error(other, np.asarray(result)) > 1e-3
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", MIXERS)
 def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
     mixer, whole = MIXERS[name], make_batch([41], [-1], [0])

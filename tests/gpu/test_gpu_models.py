@@ -65,6 +65,7 @@ def run(ctx: Context, case: str, type_name: str, kv_type: str, *, is_typical: bo
     return float(np.sqrt(np.median(squares) if is_typical else np.mean(squares)) / golden.std())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_equal_goldens(gpu: Context, case: str) -> None:
     """In 16 bits weights of experts are rounded, where other weights in f32 are left to the library.
@@ -88,6 +89,7 @@ def test_mlx_operations_equal_goldens(case: str) -> None:
     assert run(Context("mlx-cpu"), case, "f32", "f32") < 5e-6
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("target", ["metal", "cuda", "emulated"])
 def test_every_kernel_can_be_printed(target: str) -> None:
     sources = list_kernel_sources(target)

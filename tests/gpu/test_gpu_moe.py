@@ -42,6 +42,7 @@ def make_vectors(rule: RoutingRule, experts: int) -> tuple[Any, Any]:
     return None if rule.scoring == "sparsemixer" else random_floats(2, experts), random_floats(3, experts)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("experts", [8, 40, 256, 300])
@@ -126,11 +127,13 @@ def either(gpu: Context, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     return gpu
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", [*QUANTISED, "f16", "bf16", "f32"])
 def test_mixtures_of_every_type(either: Context, type_name: str) -> None:
     assert compare(either, 5, 2, 4, type_name, (256, 256)) < allow(either)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "bf16"])
 def test_one_token(either: Context, type_name: str) -> None:
     assert compare(either, 1, 2, 4, type_name, (256, 768)) < allow(either)

@@ -20,6 +20,7 @@ def streaming(sanitized: Context, monkeypatch: pytest.MonkeyPatch) -> Context:
     return sanitized
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("type_name", "shape"), choose_each(STREAMED, [(512, 768), (768, 512)]), ids=str)
 def test_one_token_is_streamed(
     streaming: Context, type_name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch

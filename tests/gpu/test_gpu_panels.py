@@ -60,6 +60,7 @@ def record(gpu: Context, x: Any, weight: Any, gate: int, kind: Any, plan: PanelP
     return wide.astype(np.float32).reshape(out.shape)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("tokens", [40, 64, 128])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_gate(gpu: Context, tokens: int, blocks: int) -> None:

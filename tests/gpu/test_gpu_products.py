@@ -20,6 +20,7 @@ from mlxr.kernels.rms_norm.scales import Scales
 EXACT = 1e-5  # summed in f32 in another order
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("times_s", "expected"),
     [

@@ -75,6 +75,7 @@ def test_a_processor_has_nothing_to_rehearse() -> None:
     assert engine.rehearsal.run() == 0
 
 
+@pytest.mark.smoke
 def test_the_setting_decides(caplog: pytest.LogCaptureFixture) -> None:
     _, engine, emulator = open_model(CASES[0])
     for word in ("auto", "off"):

@@ -44,6 +44,7 @@ def norm_with_bias(ctx: Context, x: Any, weight: Floats, residual: Any) -> tuple
 NORMS = (norm_plainly, norm_without_weight, norm_centred, norm_with_bias)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("columns", [16, 100, 2048, 6000])
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
@@ -123,6 +124,7 @@ def test_sum_of_a_product_goes_into_the_layer_norm(gpu: Context) -> None:
     assert relative_error(results[1], expected[1]) < allowed
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [True, False])
 def test_activation(gpu: Context, kind: Activation, gated: bool) -> None:
@@ -151,6 +153,7 @@ def test_activation_goes_into_the_product_before_it(
     assert relative_error(result, expected) < (2 * NARROW if gpu.gpu.has_tiles else 2 * EXACT)
 
 
+@pytest.mark.smoke
 def test_greedy_tokens_come_with_their_logprobs(gpu: Context) -> None:
     logits = random_floats(5, 4, 1000)
     logits[1, [17, 400]] = 9  # the lower id wins

@@ -71,6 +71,7 @@ def test_attention_stays_within_its_arrays(sanitized: Context, scene: Scene) -> 
     assert relative_error(play(sanitized, scene), play(REFERENCE, scene)) < allowed
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -90,6 +90,7 @@ def check_norm(case: Case, norm: Any = rms_norm) -> None:
     assert relative_error(settle(normed), expected[0]) < allowed
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("columns", [64, 100, 2080])
 @pytest.mark.parametrize("rows", [1, 2, 7, 32, 100])
 def test_the_norm_takes_it_in(gpu: Context, rows: int, columns: int) -> None:

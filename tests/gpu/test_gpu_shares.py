@@ -56,6 +56,7 @@ def test_products_of_shares_of_the_inputs_add_up(type_name: str, count: int) -> 
     np.testing.assert_allclose(added, whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("features", "count", "shares"), [
     (14336, 2, [7168, 7168]), (11008, 2, [5376, 5632]), (11008, 4, [2560, 2816, 2816, 2816]),
     (128256, 2, [64000, 64256]), (300, 2, [160, 140]), (5, 3, [1, 2, 2]),

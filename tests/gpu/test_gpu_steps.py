@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from mlxr.kernels.gpu.step_memory import CHUNK_BYTES, StepMemory
 
 
@@ -18,6 +20,7 @@ class Maker:
         return len(self.sizes) << 40
 
 
+@pytest.mark.smoke
 def test_pieces_of_a_step_lie_apart() -> None:
     memory = StepMemory(Maker().allocate)
     take = memory.open()

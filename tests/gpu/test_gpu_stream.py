@@ -78,6 +78,7 @@ def run(
     return relative_error(result, expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", STREAMED)
 def test_every_type(gpu: Context, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 48, 1024)]) < CLOSE

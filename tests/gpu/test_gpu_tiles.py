@@ -59,6 +59,7 @@ def run(
     return relative_error(result, expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_every_type(gpu: Context, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 37, 768)], 5) < NARROW

@@ -60,6 +60,7 @@ def run(
     return relative_error(result.sum(axis=0) if plan.shares > 1 else result, expected)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_every_type(gpu: Context, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 48, 768)], 13) < NARROW

@@ -46,6 +46,7 @@ def multiply(
     return made, wanted.astype(np.float32)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("narrow", [False, True])
 def test_any_number_of_rows(gpu: Context, tokens: int, narrow: bool) -> None:

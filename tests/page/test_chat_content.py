@@ -73,6 +73,7 @@ TOOL = {
 }
 
 
+@pytest.mark.smoke
 def test_hostile_markdown_runs_nothing_and_fetches_nothing(visit: Visit) -> None:
     page = visit.page
     answer_with(page, {"content": HOSTILE})
@@ -93,6 +94,7 @@ def test_hostile_markdown_runs_nothing_and_fetches_nothing(visit: Visit) -> None
     assert not visit.foreign_requests
 
 
+@pytest.mark.smoke
 def test_markdown_is_drawn_with_tables_colours_and_maths(page: Page) -> None:
     answer_with(page, {"content": MARKDOWN})
     answer = ask(page, "Show me")
@@ -160,6 +162,7 @@ def test_chosen_files_can_be_removed_again(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
 
 
+@pytest.mark.smoke
 def test_an_answer_keeps_to_its_schema(page: Page) -> None:
     schema = {"type": "object", "properties": {"word": {"enum": ["yes", "no"]}}, "required": ["word"]}
     set_up(page, JSON_schema_of_the_answer='{"type":')
@@ -302,6 +305,7 @@ def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
     expect(preset.get_by_role("option", name="Brief")).to_have_count(0)
 
 
+@pytest.mark.smoke
 def test_every_setting_reaches_the_server(page: Page) -> None:
     set_up(page, Temperature="0", Top_p="0.9", Top_k="40", Min_p="0.02", Seed="7", Longest_answer="24")
     set_up(page, Repetition_penalty="1.1", Presence_penalty="0.1", Frequency_penalty="0.2")

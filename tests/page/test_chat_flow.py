@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from browsing import Visit
 from chatting import (
     QUESTION,
@@ -24,6 +25,7 @@ from playwright.sync_api import Page, expect
 from conftest import MakePageServer, OpenTab
 
 
+@pytest.mark.smoke
 def test_the_first_visit_asks_and_answers_with_one_click(page: Page) -> None:
     page.get_by_role("button", name=QUESTION).click()
     answer = wait_for_answer(page)
@@ -46,6 +48,7 @@ def test_an_answer_comes_bit_by_bit(page: Page) -> None:
         expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+@pytest.mark.smoke
 def test_stopping_ends_the_request_and_returns_its_pages(page: Page, server: PageServer) -> None:
     with endless_answers(page):
         send(page, QUESTION)
@@ -76,6 +79,7 @@ def test_another_answer_becomes_a_version(page: Page) -> None:
     assert text_of(answers(page).last) == first
 
 
+@pytest.mark.smoke
 def test_an_edited_question_makes_a_branch(page: Page) -> None:
     ask(page)
     ask(page, "What does len do?")
@@ -152,6 +156,7 @@ def test_the_same_seed_gives_the_same_answer(page: Page) -> None:
     assert len(seeds - {"7"}) == 2
 
 
+@pytest.mark.smoke
 def test_a_reload_in_the_middle_keeps_what_had_come(page: Page, server: PageServer) -> None:
     with endless_answers(page):
         send(page, QUESTION)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 from chatting import (
     QUESTION,
     answers,
@@ -63,6 +64,7 @@ def make_file(path: Path, conversations: int, messages: int) -> Path:
     return path
 
 
+@pytest.mark.smoke
 def test_conversations_are_searched_renamed_and_deleted(page: Page) -> None:
     ask(page)
     start_chat(page)
@@ -159,6 +161,7 @@ def test_what_was_typed_survives_a_reload(page: Page) -> None:
     expect(composer(page)).to_have_value("Half a question")
 
 
+@pytest.mark.smoke
 def test_two_tabs_lose_no_message(tab: OpenTab, server: PageServer) -> None:
     one = tab(server).page
     ask(one)

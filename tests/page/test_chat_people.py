@@ -15,6 +15,7 @@ from test_chat_content import MARKDOWN, TOOL
 from conftest import OpenTab
 
 
+@pytest.mark.smoke
 def test_a_phone_has_room_for_everything(server: PageServer, tab: OpenTab) -> None:
     page = tab(server, width=360, height=640, has_touch=True).page
     composer(page).fill("What does os.path.join do?")

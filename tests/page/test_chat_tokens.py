@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from chatting import QUESTION, answers, ask, set_up, text_of, wait_for_answer
 from playwright.sync_api import Locator, Page, expect
 
@@ -20,6 +21,7 @@ def ask_for_tokens(page: Page) -> Locator:
     return ask(page)
 
 
+@pytest.mark.smoke
 def test_probabilities_are_asked_for_only_when_they_are_shown(page: Page) -> None:
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page)

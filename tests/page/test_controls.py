@@ -100,6 +100,7 @@ def find_unused(controls: set[Control]) -> list[Control]:
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_control_has_a_name_and_is_used_by_a_flow(view: str, page: Page) -> None:
     send(page, QUESTION)

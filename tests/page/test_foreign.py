@@ -77,6 +77,7 @@ def list_models(server: PageServer, path: str) -> list[str]:
         return [model["name"] for model in client.get(path).json()["models"]]
 
 
+@pytest.mark.smoke
 def test_a_page_of_another_site_changes_nothing(server: PageServer, foreign_page: Page) -> None:
     before = list_models(server, "/api/tags")
     results = foreign_page.evaluate(ATTACKS, server.url)
@@ -103,6 +104,7 @@ def test_our_page_cannot_be_framed(server: PageServer, foreign_page: Page) -> No
     assert all("mlxr" not in (frame.title() or "") for frame in foreign_page.frames[1:])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "code",
     [

@@ -43,6 +43,7 @@ def models(visit: Visit, server: PageServer) -> Page:
     return visit.page
 
 
+@pytest.mark.smoke
 def test_the_list_says_what_the_models_are(models: Page) -> None:
     expect(row_of(models, "demo")).to_contain_text("llama · 19.9M · Q8_0 · 2,048 tokens of context")
     expect(row_of(models, "demo")).to_contain_text("20 MiB")
@@ -59,6 +60,7 @@ def test_a_model_is_loaded_and_unloaded(models: Page, server: PageServer) -> Non
     assert "demo-draft:latest" not in loaded(server)
 
 
+@pytest.mark.smoke
 def test_a_model_is_copied_and_the_copy_deleted(models: Page, server: PageServer) -> None:
     row_of(models, "demo").get_by_role("button", name="More for demo").click()
     models.get_by_role("menuitem", name="Copy").click()

@@ -14,6 +14,7 @@ from conftest import MakePageServer, OpenTab
 VIEWS = ["Chat", "Compare", "Models", "Engine", "Settings"]
 
 
+@pytest.mark.smoke
 def test_the_page_opens_and_everything_comes_from_the_server(visit: Visit, server: PageServer) -> None:
     expect(visit.page.get_by_role("navigation", name="Views")).to_be_visible()
     visit.page.wait_for_load_state("networkidle")
@@ -59,6 +60,7 @@ def test_a_server_that_goes_away_and_comes_back(make_server: MakePageServer, tab
     expect(lost).to_be_hidden()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_stands_in_the_way_of_anybody(
     scheme: str, server: PageServer, tab: OpenTab, find_violations: Callable[[Page], list[str]]
