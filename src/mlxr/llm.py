@@ -32,6 +32,7 @@ from mlxr.service.prompt import Message, Prompt
 from mlxr.service.requests import ChatRequest
 from mlxr.service.session import Session, Stream
 from mlxr.service.stats import SessionStats, collect_stats
+from mlxr.service.thought_budget import Thinking
 
 __all__ = ["LLM", "Completion"]
 
@@ -83,7 +84,7 @@ class LLM:
         warm_up(engine, loaded.ctx.device, settings, 1, progress)
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
-            build_session(loaded, engine, system, self._adapters, chosen),
+            build_session(loaded, engine, system, self._adapters, chosen, Thinking.read(settings)),
         )
 
     def generate(

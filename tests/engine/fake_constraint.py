@@ -36,6 +36,11 @@ class FakeConstraint:
         self.certain: int | None = None  # the last place from which it can be closed
         self.fills = 0
 
+    needs_end = True
+
+    def count_free(self) -> int:
+        return 0
+
     def fill_mask(self, mask: Mask) -> None:
         assert not mask.any()
         self.fills += 1

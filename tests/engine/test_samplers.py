@@ -70,6 +70,11 @@ def test_a_grammar_that_only_leaves_the_end_goes_before_min_tokens() -> None:
         def __init__(self, *token_ids: int) -> None:
             self.token_ids = token_ids
 
+        needs_end = True
+
+        def count_free(self) -> int:
+            return 0
+
         def fill_mask(self, mask: Any) -> None:
             for token_id in self.token_ids:
                 mask[token_id // 32] |= np.uint32(1 << token_id % 32)

@@ -320,7 +320,9 @@ def test_mistral_gets_ids_of_nine_letters() -> None:
         ("always </think>", True, "always </think>"),
         ("always </think>", False, None),
         ("plain", True, None),
-        ("{{ enable_thinking }}</think>", "high", None),
+        ("{{ enable_thinking }}</think>", "high", "True</think>"),
+        ("{{ enable_thinking }}</think>", "hugely", None),
+        ("plain", "high", None),
     ],
 )
 def test_thinking_is_switched_as_the_template_knows(

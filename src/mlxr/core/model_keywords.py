@@ -66,6 +66,12 @@ class ModelKeywords(TypedDict, total=False):
     draft_tokens: int | None
     """Most tokens guessed at a time for one answer."""
 
+    thinking_budget_tokens: int | None
+    """Most tokens that a model thinks before it is made to answer, if a request does not say; default: any number."""
+
+    thinking_message: str | None
+    """What a thought ends with, on a line of its own, when its budget is used up."""
+
     warm_up: str | None
     """Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on NVIDIA's those of all
     steps, on Apple's those of one answer; on: those of all steps, on an emulated one, too."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from mlxr.core.setting import setting
 
 DRAFT_WORDS = ("auto", "ngram", "mtp", "off")  # values of `draft` that are no model
+THINKING_MESSAGE = "That is as long as I may think. I answer with what I have found so far."
 DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 
 
@@ -98,6 +99,18 @@ class ModelSettings:
         "EAGLE-3 head: by that as well; auto: where it can pay; off.",
     )
     draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
+    thinking_budget_tokens: int | None = setting(
+        "int",
+        None,
+        "Most tokens that a model thinks before it is made to answer, if a request does not say; default: any number.",
+        minimum=0,
+        maximum=2**31 - 1,
+    )
+    thinking_message: str = setting(
+        "text",
+        THINKING_MESSAGE,
+        "What a thought ends with, on a line of its own, when its budget is used up.",
+    )
     warm_up: str = setting(
         "choice",
         "auto",

@@ -27,7 +27,7 @@ class Parameter:
     """A row. `stands_for` maps numbers that clients send to what they mean here, such as a `top_k` of -1 to 0.
 
     Numbers lie from `low` to `high`, above `low` if `open_low`; of texts there are at most `high`. `names` holds the
-    dialects that do not use `name`.
+    dialects that do not use `name`; `spellings` are further names that all of them understand.
     """
 
     name: str = ""
@@ -39,6 +39,7 @@ class Parameter:
     open_low: bool = False
     stands_for: Mapping[float, Any] = field(default_factory=lambda: NOTHING)
     names: Mapping[Dialect, str] = field(default_factory=lambda: NOTHING)
+    spellings: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -47,7 +48,8 @@ class Parameter:
 
     def list_names(self, *dialects: Dialect) -> list[str]:
         """Return the names of it in these dialects, the preferred name last; `name` itself is understood everywhere."""
-        return list(dict.fromkeys([self.name, *(self.names.get(dialect, self.name) for dialect in dialects)]))
+        chosen = dict.fromkeys([self.name, *(self.names.get(dialect, self.name) for dialect in dialects)])
+        return [*self.spellings, *chosen]
 
     def check(self, value: Any, name: str | None = None) -> Any:
         """The value as SamplingParams keeps it; raises InvalidRequest with `name`, by default the row's own."""
@@ -97,6 +99,7 @@ def parameter(
     open_low: bool = False,
     stands_for: Mapping[float, Any] = NOTHING,
     names: Mapping[Dialect, str] = NOTHING,
+    spellings: tuple[str, ...] = (),
 ) -> Any:
     """The declaration of a row, as the default of a dataclass field; `text` is its help."""
     row = Parameter(
@@ -108,5 +111,6 @@ def parameter(
         open_low=open_low,
         stands_for=stands_for,
         names=names,
+        spellings=spellings,
     )
     return field(default=default, metadata={"parameter": row})

@@ -11,7 +11,7 @@ from mlxr.core.types import PARAMETERS
 
 ALL_TOKENS = -1  # of `max_tokens`: until the context is full
 BY_SPELLING: Mapping[str, Parameter] = {
-    name: row for row in PARAMETERS for name in (row.name, *row.names.values())
+    name: row for row in PARAMETERS for name in (row.name, *row.names.values(), *row.spellings)
 }  # every name that any dialect has for a parameter
 
 GGUF_PREFIX = "general.sampling."

@@ -66,6 +66,14 @@ class SamplingParams:
         "End tokens and stop texts do not count before this many tokens.",
         names={"hub": "min_new_tokens"},
     )
+    thinking_budget: int | None = parameter(
+        "int",
+        None,
+        -1,
+        MAX_INT,
+        "Most tokens that the model thinks before it is made to answer; 0: none, where that can be; -1: any number.",
+        spellings=("thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens", "reasoning_budget"),
+    )
     temperature: float = parameter(
         "float",
         0.0,

@@ -1,10 +1,10 @@
 """Which tokens may come next in an answer: what a grammar must offer to the engine, and its state in one answer.
 
 The engine asks for a mask before every token, applies it within its one sampling call, and tells which token was
-chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. How many tokens may
-come changes no mask. An answer that reaches its last token without an end has its newest tokens taken back, and others
-put in their place that end it; so a constraint says in time which tokens nobody may be shown yet. Knows no grammar and
-no text.
+chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. Tokens that may be
+any need none. How many tokens may come changes no mask of a grammar. An answer that reaches its last token without an
+end has its newest tokens taken back, and others put in their place that end it; so a constraint says in time which
+tokens nobody may be shown yet. Knows no grammar and no text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Mask = npt.NDArray[np.uint32]
+FREE_TOKENS = 2**31  # more than an answer has
 
 
 class TokenConstraint(Protocol):
@@ -23,6 +24,18 @@ class TokenConstraint(Protocol):
 
     One thread at a time calls its methods.
     """
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether an end token must end the answer, as it does under a grammar."""
+        ...
+
+    def count_free(self) -> int:
+        """How many of the next tokens may be any, so that they need no mask; FREE_TOKENS: nothing is bounded any more.
+
+        Asked before a mask is; a word from outside the answer counts from then on.
+        """
+        ...
 
     def fill_mask(self, mask: Mask) -> None:
         """Set bit i % 32 of mask[i // 32] for every token i that may come next, end tokens included.
@@ -62,17 +75,27 @@ class TokenConstraint(Protocol):
 class MaskSource:
     """The constraint of one answer with its mask of the next token, (ceil(vocab_size / 32),) uint32.
 
-    The answer may have `most_tokens`; None: any number. Its `held_tokens` newest ones may be taken back. When the
-    constraint fails the mask is empty and `error` says why.
+    The answer may have `most_tokens`; None: any number. Its `held_tokens` newest ones may be taken back. The next
+    `free_tokens` may be any; if there are some, the mask says nothing. When the constraint fails the mask is empty and
+    `error` says why.
     """
 
-    __slots__ = ("_constraint", "_has_begun", "_is_filled", "_tokens_left", "error", "held_tokens", "mask")
+    __slots__ = (
+        "_constraint",
+        "_has_begun",
+        "_is_filled",
+        "_tokens_left",
+        "error",
+        "free_tokens",
+        "held_tokens",
+        "mask",
+    )
 
     def __init__(self, constraint: TokenConstraint, vocab_size: int, most_tokens: int | None = None) -> None:
         self._constraint, self._tokens_left = constraint, most_tokens
         self.mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
         self.error: str | None = None
-        self.held_tokens = 0
+        self.free_tokens = self.held_tokens = 0
         self._is_filled = self._has_begun = False
 
     def fill(self) -> None:
@@ -82,7 +105,9 @@ class MaskSource:
         self.mask.fill(0)
         try:
             self._begin()
-            self._constraint.fill_mask(self.mask)
+            self.free_tokens = self._constraint.count_free()
+            if not self.free_tokens:
+                self._constraint.fill_mask(self.mask)
         except Exception as error:  # whatever it was, it concerns this answer alone
             self._fail(error)
         self._is_filled = True
@@ -118,7 +143,7 @@ class MaskSource:
         self._has_begun = True
 
     def _fail(self, error: Exception) -> None:
-        self.held_tokens = 0
+        self.free_tokens = self.held_tokens = 0
         self.mask.fill(0)
         self.error = f"the constraint failed: {type(error).__name__}: {error}"
         self._is_filled = True

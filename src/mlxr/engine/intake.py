@@ -71,7 +71,7 @@ class Intake:
         self._limits.check_tokens("prompt", token_ids)
         self._limits.check_params(params)
         self._limits.check_urgency(priority, deadline_s)
-        if constraint is not None and params.ignore_eos:
+        if constraint is not None and constraint.needs_end and params.ignore_eos:
             raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
         end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
         self._answers.check_room()

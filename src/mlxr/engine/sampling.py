@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import Mask, MaskSource
+from mlxr.engine.constraint import FREE_TOKENS, Mask, MaskSource
 from mlxr.engine.history import TokenHistory
 from mlxr.engine.repetition import Repetition
 from mlxr.kernels.sample import SampleRow, takes_likeliest
 
 Doubles = npt.NDArray[np.float64]
 _UNIFORMS = 64  # made at a time
+_STEP_TOKENS = 64  # of one answer are drawn in a step at most, drafts included
 _NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
@@ -96,8 +97,16 @@ class Sampler:
     @property
     def knows_ahead(self) -> bool:
         """Whether the choice of a token depends on its place and its logits alone, not on the tokens before it."""
-        follows = self._history or self._repetition or self.masks or self._stop_ids or self.params.mirostat
+        follows = self._history or self._repetition or self._is_bound or self._stop_ids or self.params.mirostat
         return not follows
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether the constraint, if any, may have a word in the tokens of the next step."""
+        if self.masks is None:
+            return False
+        self.masks.fill()
+        return self.masks.free_tokens < _STEP_TOKENS
 
     def row(self, ahead: int = 0) -> SampleRow:
         """What the operator needs for the next token; asking twice gives the same.
@@ -128,7 +137,11 @@ class Sampler:
         row.top_logprobs = params.logprobs or 0
         if self.masks is not None:
             self.masks.fill()
-            row.mask = self._drop_stops(self.masks.mask) if self._stop_ids else self.masks.mask
+            mask = self.masks.mask
+            if self.masks.free_tokens:
+                row.mask = self._drop_stops(np.full_like(mask, 0xFFFFFFFF)) if self._stop_ids else None
+            else:
+                row.mask = self._drop_stops(mask) if self._stop_ids else mask
         return row
 
     def _drop_stops(self, mask: Mask) -> Mask:
@@ -164,3 +177,6 @@ class Sampler:
             self._set_bias({})
         if self.masks is not None and goes_on:
             self.masks.accept(token_id)
+            if self.masks.free_tokens >= FREE_TOKENS:  # no longer than for one token more than needed
+                self.masks = None
+                self._set_bias(dict.fromkeys(self._stop_ids, -math.inf))

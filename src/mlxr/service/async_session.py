@@ -32,6 +32,7 @@ from mlxr.service.prompt import Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.session_adapters import SessionAdapters
 from mlxr.service.stats import OperatorCount, SessionStats, collect_dispatches, collect_stats
+from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 # Preparing longer requests takes long enough to be felt by others on the loop.
@@ -90,6 +91,7 @@ class AsyncSession:
             host=loaded.ctx,
             adapters=self.adapters,
             adapter=own,
+            thinking=Thinking.read(settings),
         )
         self._preparation.warm_up()
 

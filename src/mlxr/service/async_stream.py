@@ -21,12 +21,15 @@ logger = logging.getLogger(__name__)
 class AsyncStream:
     """The events of the answers to one request, as an asynchronous iterator that ends after the last Finish.
 
+    `thought_end` ends their thoughts; it is None where there are none.
+
     Closing it early, or letting go of it, cancels what still grows. Belongs to the loop it was started on.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         self.prompt_ids = prepared.token_ids
         self.relaxed = prepared.relaxed
+        self.thought_end = prepared.thought_end
         self._answers = prepared.answers
         self._events: deque[Event] = deque()
         self._unfetched = len(self._answers)  # Finish events that nobody has taken

@@ -22,7 +22,7 @@ from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
 from mlxr.service.json_text import write_json
 from mlxr.service.messages import check_messages, list_repeated_calls
 from mlxr.service.output import WRAPPERS, OutputParser
-from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
+from mlxr.service.reasoning import BUDGET, EFFORT, EFFORTS, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
 from mlxr.service.schema import Enforceable
 from mlxr.service.schema_document import SchemaError
@@ -73,7 +73,8 @@ class _Parts(NamedTuple):
 class Chat:
     """Conversations with one model. Safe to use from several threads.
 
-    A text that the template makes and `size_bound` does not allow is refused before it is tokenised.
+    A text that the template makes and `size_bound` does not allow is refused before it is tokenised. `budget_tokens` is
+    the most that the model thinks for requests that do not say; None: any number.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Chat:
         *,
         system: str | None = None,
         size_bound: SizeBound | None = None,
+        budget_tokens: int | None = None,
     ) -> None:
         self._tokenizer, self._template, self._system, self._size_bound = tokenizer, template, system, size_bound
+        self._budget_tokens = budget_tokens
         self._guard = SpecialGuard(tokenizer)
         self.tags: Tags | None = find_tags(template.source)
 
@@ -191,15 +194,31 @@ class Chat:
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model, for callers who cannot know what it has.
 
-        A level becomes one that the model knows, and "on" where there are none. "Off" becomes the lowest level, or None
-        where there are none either and reasoning cannot be switched off.
+        A level becomes one that the model knows. Where it knows none, it stays if it stands for a budget, and is "on"
+        otherwise. "Off" becomes the lowest level, or None where there are none either and reasoning cannot be switched
+        off.
         """
         levels = () if self.tags is None or EFFORT not in self._variables else self.tags.levels
         if isinstance(think, str):
-            return find_level(think, levels) if levels else think if EFFORT in self._variables else True
+            if levels:
+                return find_level(think, levels)
+            return think if EFFORT in self._variables or think in EFFORTS else True
         if think is not False or self._switches or (self.tags is None and EFFORT not in self._variables):
             return think
         return levels[0] if levels else None
+
+    def find_budget(self, request: ChatRequest) -> int | None:
+        """The most tokens that the model may think; None: any number.
+
+        What the request or its model says counts more than an effort, for which there is a table where the model itself
+        knows no efforts, and that more than the setting.
+        """
+        given = request.params.thinking_budget
+        if given is None and isinstance(request.think, str) and EFFORT not in self._variables:
+            given = EFFORTS.get(request.think)
+        if given is None:
+            return self._budget_tokens
+        return None if given < 0 else given
 
     @cached_property
     def _format(self) -> ToolFormat:
@@ -251,7 +270,10 @@ class Chat:
         tools = [Tool(*tool) for tool in parts.tools]
         messages = mark_end(parts.messages) if request.ending == "continued" else list(map(dict, parts.messages))
         shown = [describe_tool(tool) for tool in tools] if self._format.shows_tools and tools else None
-        extra = {**parts.values, **self._switch(request.think)}
+        extra = {**parts.values, **self._switch(self._choose_think(request))}
+        budget_tokens = self.find_budget(request)
+        if BUDGET in self._variables and BUDGET not in extra and budget_tokens is not None:
+            extra[BUDGET] = budget_tokens
         if shown is not None and TOOLS_VARIABLE in self._variables:
             extra[TOOLS_VARIABLE] = [tool["function"] for tool in shown]
         order = self._turn_order if shown is None else self._turn_order_with_tools
@@ -271,12 +293,20 @@ class Chat:
             messages.insert(0, {"role": "system", "content": system})
         return self._format.prepare_messages(merge_systems(messages), tools)
 
+    def _choose_think(self, request: ChatRequest) -> bool | str | None:
+        """What the request says of reasoning; a budget of nothing switches it off, as far as the template can."""
+        if self.find_budget(request) == 0 and request.think is not False:
+            return self.fit_think(False)
+        return request.think
+
     def _switch(self, think: bool | str | None) -> dict[str, object]:
         """The template's variables that stand for what the request says of reasoning."""
         if think is None:
             return {}
         switches, has_effort = self._switches, EFFORT in self._variables
         if isinstance(think, str):
+            if not has_effort and think in EFFORTS and (self.tags is not None or switches):
+                return dict.fromkeys(switches, True)  # the effort stands for a budget
             if not has_effort:
                 raise InvalidRequest("think", f"{think!r}: this model knows no levels of reasoning; say true or false")
             if self.tags is not None and self.tags.levels and think not in self.tags.levels:

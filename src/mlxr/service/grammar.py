@@ -92,6 +92,12 @@ class GrammarConstraint:
     def __init__(self, compiled: _Compiled, matcher: Matcher, accepted: list[int], closer: Closer) -> None:
         self._compiled, self._matcher, self._accepted, self._closer = compiled, matcher, accepted, closer
 
+    needs_end = True
+
+    def count_free(self) -> int:
+        """No token is free: the grammar is asked for each."""
+        return 0
+
     def fill_mask(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError."""
         if not self._matcher.write_mask(mask):

@@ -33,6 +33,7 @@ from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
 from mlxr.service.ranks import RankGroup, start_group
 from mlxr.service.session import Session
+from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import chat_template_from_source
 
 logger = logging.getLogger(__name__)
@@ -312,10 +313,12 @@ def build_session(
     system: str | None = None,
     adapters: Adapters | None = None,
     adapter: str | None = None,
+    thinking: Thinking = Thinking(),  # noqa: B008 - a constant
 ) -> Session:
     """A session for texts and conversations with a loaded model; `system` is for conversations that have none.
 
-    Requests may name one of the `adapters`; those that name none have `adapter`, if it is given.
+    Requests may name one of the `adapters`; those that name none have `adapter`, if it is given. `thinking` are the
+    settings for thoughts.
     """
     return Session(
         engine,
@@ -327,4 +330,5 @@ def build_session(
         host=loaded.ctx,
         adapters=adapters,
         adapter=adapter,
+        thinking=thinking,
     )

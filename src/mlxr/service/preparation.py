@@ -22,9 +22,17 @@ from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
 from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
+from mlxr.service.reasoning import Tags
 from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.size_bound import SizeBound
+from mlxr.service.thought_budget import (
+    Thinking,
+    ThoughtBudget,
+    ThoughtEnd,
+    ThoughtTokens,
+    collect_thought_tokens,
+)
 from mlxr.service.window import fit_window
 from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, refuse_chat
 
@@ -38,7 +46,7 @@ class Prepared:
     """One request, ready for the engine; `answers` are fed with the engine's events, each by its index.
 
     `relaxed` are keywords of schemas in it that are not held while the answers grow. `boundary_tokens` are where its
-    messages end.
+    messages end. `thought_end` ends the thoughts of its answers while they grow; None where there can be none.
     """
 
     token_ids: list[int]
@@ -52,6 +60,7 @@ class Prepared:
     relaxed: tuple[str, ...] = ()
     scores_prompt: bool = False
     adapter: Adapter | None = None
+    thought_end: ThoughtEnd | None = None
 
 
 class Preparation:
@@ -60,6 +69,7 @@ class Preparation:
     A prompt that cannot fit in `context_tokens` is refused before it is tokenised. `system` is the system message of
     conversations that have none; `host` the context of the model, see
     `GrammarCompiler`; `adapters` are those that requests may name, `adapter` the name of that which all others have.
+    `thinking` are the settings for thoughts of requests that do not say.
     """
 
     def __init__(
@@ -74,16 +84,23 @@ class Preparation:
         host: NativeHost | None = None,
         adapters: Adapters | None = None,
         adapter: str | None = None,
+        thinking: Thinking = Thinking(),  # noqa: B008 - a constant
     ) -> None:
         self.tokenizer = tokenizer
         self._size_bound = bound = SizeBound(tokenizer, context_tokens)
         self._vocab_size = vocab_size
         self._model_name = model_name
-        self._chat = None if template is None else Chat(tokenizer, template, system=system, size_bound=bound)
+        self._thinking = thinking
+        self._chat = None
+        if template is not None:
+            self._chat = Chat(
+                tokenizer, template, system=system, size_bound=bound, budget_tokens=thinking.budget_tokens
+            )
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
         self._host = host
         self._adapters, self._adapter = adapters, adapter
+        self._thoughts: tuple[str, ThoughtTokens] | None = None
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model; see `Chat.fit_think`."""
@@ -150,6 +167,8 @@ class Preparation:
             if request.grammar is not None:
                 constraint = self._compile(Rules(request.grammar, request.grammar.field))
                 prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
+            else:
+                prepared = self._bound_text(prepared)
         return replace(
             prepared,
             priority=request.priority,
@@ -205,11 +224,48 @@ class Preparation:
         rules = chat.write_rules(request)
         turn = chat.encode(request)
         inner = None if rules is None else self._compile_if(rules, request)
-        constraint = None if inner is None else self._gate(inner, request, turn)
-        answer_format = chat.make_format(request, turn, is_enforced=constraint is not None)
+        gated = None if inner is None else self._gate(inner, request, turn)
+        answer_format = chat.make_format(request, turn, is_enforced=gated is not None)
         prepared = self.prepare_tokens(*_fit(turn.token_ids, request), answer_format)
         relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
-        return replace(prepared, constraint=constraint, relaxed=relaxed)
+        constraint, end = self._bound_chat(gated, request, turn)
+        return replace(prepared, constraint=constraint, relaxed=relaxed, thought_end=end)
+
+    def _bound_chat(
+        self, inner: TokenConstraint | None, request: ChatRequest, turn: Turn
+    ) -> tuple[TokenConstraint | None, ThoughtEnd | None]:
+        """What `inner` allows within the budget of the thought, and what ends that thought; alone if none can come."""
+        chat = self._require_chat(request)
+        budget_tokens = chat.find_budget(request)
+        is_silent = request.think is False and (inner is not None or budget_tokens is None)
+        if chat.tags is None or turn.has_thought or is_silent:
+            return inner, None
+        message = self._thinking.message if request.thinking_message is None else request.thinking_message
+        tokens, end = self._read_thoughts(chat.tags, message), ThoughtEnd()
+        return ThoughtBudget(tokens, budget_tokens, end, inner, is_thinking=turn.is_thinking), end
+
+    def _bound_text(self, prepared: Prepared) -> Prepared:
+        """A text to continue, with the budget of its thought, which the prompt has begun or the answer opens."""
+        tags = None if self._chat is None else self._chat.tags
+        given = prepared.params.thinking_budget
+        budget_tokens = self._thinking.budget_tokens if given is None else given
+        if tags is None or budget_tokens is None or budget_tokens < 0:
+            return prepared
+        text = self.tokenizer.decode(prepared.token_ids, skip_special=False)
+        is_thinking = text.rfind(tags.open) > text.rfind(tags.close)
+        if not is_thinking and text.rstrip().endswith(tags.close):
+            return prepared
+        tokens, end = self._read_thoughts(tags, self._thinking.message), ThoughtEnd()
+        constraint = ThoughtBudget(tokens, budget_tokens, end, is_thinking=is_thinking)
+        return replace(prepared, constraint=constraint, thought_end=end)
+
+    def _read_thoughts(self, tags: Tags, message: str) -> ThoughtTokens:
+        """Tags and message as tokens; those of the last message are kept."""
+        kept = self._thoughts
+        if kept is None or kept[0] != message:
+            kept = message, collect_thought_tokens(self.tokenizer, tags, message, self._vocab_size)
+            self._thoughts = kept
+        return kept[1]
 
     def _compile_if(self, rules: Rules, request: ChatRequest) -> GrammarConstraint | None:
         """The compiled rules; None where they are optional and cannot be enforced."""

@@ -5,14 +5,20 @@ Knows tags, not tokens. The result does not depend on how the text was cut into 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import MappingProxyType
 
 # Template variables that switch reasoning on and off, and the one that sets how much there is of it.
 SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
-EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")  # all that dialects know, ascending
+BUDGET = "thinking_budget"  # the variable of templates of models that were trained to keep to a budget
+# All efforts that dialects know, ascending, with the most tokens of thought that each means to a model that knows no
+# efforts itself; -1: any number.
+EFFORTS: Mapping[str, int] = MappingProxyType(
+    {"minimal": 512, "low": 1024, "medium": 8192, "high": 24576, "xhigh": -1, "max": -1}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ def find_level(effort: str, levels: Sequence[str]) -> str:
     """The one of `levels` that is nearest to `effort`; an effort without a name in `EFFORTS` stays as it is."""
     if effort in levels or effort not in EFFORTS:
         return effort
-    return min(levels, key=lambda level: abs(EFFORTS.index(level) - EFFORTS.index(effort)))
+    names = list(EFFORTS)
+    return min(levels, key=lambda level: abs(names.index(level) - names.index(effort)))
 
 
 def hold_back(text: str, tag: str) -> int:

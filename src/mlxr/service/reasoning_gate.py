@@ -52,13 +52,13 @@ def collect_gate_tokens(tokenizer: Tokenizer, tags: Tags, vocab_size: int) -> Ga
         tokenizer,
         (tags.close + tags.follow).encode(),
         np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32),
-        _list_open_ids(tokenizer, tags),
+        list_open_ids(tokenizer, tags),
         frozenset(index for index in spaces if not tokenizer.token_bytes(index).strip()),
         bool(tags.follow),
     )
 
 
-def _list_open_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, ...]:
+def list_open_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, ...]:
     """The opening tag, if it is one token or begins with a control token; else no model is known to write it."""
     token_id = tokenizer.token_id(tags.open)
     if token_id is not None or not tags.follow:
@@ -77,6 +77,12 @@ class ReasoningGate:
         self._fresh: TokenConstraint | None = None  # `inner` as it was before these, should they open a thought
         self._is_split = False  # the grammar does not allow them: nothing but the rest of the tag may come
         self._tail = b""
+
+    needs_end = True
+
+    def count_free(self) -> int:
+        """No token is free: even a thought may not end the answer."""
+        return 0
 
     def fill_mask(self, mask: Mask) -> None:
         """Write which tokens may come next: all but the end while the model thinks, then what the grammar allows."""

@@ -26,6 +26,7 @@ from mlxr.service.completion import Completion, fold_events
 from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.prompt import Message, Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.thought_budget import Thinking, ThoughtEnd
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Session:
         host: NativeHost | None = None,
         adapters: Adapters | None = None,
         adapter: str | None = None,
+        thinking: Thinking = Thinking(),  # noqa: B008 - a constant
     ) -> None:
         self._engine = engine
         self._preparation = Preparation(
@@ -83,6 +85,7 @@ class Session:
             host=host,
             adapters=adapters,
             adapter=adapter,
+            thinking=thinking,
         )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
@@ -133,7 +136,7 @@ class Session:
                 adapter=prepared.adapter,
             )
             self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
-        return Stream(self, sequence_id, len(prepared.answers))
+        return Stream(self, sequence_id, len(prepared.answers), prepared.thought_end)
 
     def generate(
         self,
@@ -257,8 +260,9 @@ class Stream:
     Closing it early cancels what still grows.
     """
 
-    def __init__(self, session: Session, sequence_id: int, answers: int) -> None:
+    def __init__(self, session: Session, sequence_id: int, answers: int, thought_end: ThoughtEnd | None = None) -> None:
         self._session = session
+        self._thought_end = thought_end
         self._sequence_id = sequence_id
         self._growing = answers
 
@@ -278,6 +282,14 @@ class Stream:
         May be called from a signal handler.
         """
         self._session.cancel_soon(self._sequence_id)
+
+    def end_thinking(self) -> None:
+        """Close the thought that the model is in, and let it answer; nothing happens where it does not think.
+
+        May be called from any thread.
+        """
+        if self._thought_end is not None:
+            self._thought_end.end()
 
     def close(self) -> None:
         """Stop the answer, if it still grows, and forget it."""
