@@ -6,6 +6,7 @@ A thin face over the service; everything it does, the command line does through 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
@@ -69,23 +70,29 @@ class LLM:
         model, named = split_adapter(model, settings)
         adapter = adapter or named
         record = find_record(model, settings)
-        if record is None:
-            loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
-        else:
-            loaded = open_record(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
-        self._adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
-        own = None if record is None else find_own_adapter(record, settings)
-        if adapter is not None:
-            chosen: str | None = self._adapters.load(find_adapter_path(adapter, settings))
-        else:
-            chosen = None if own is None else self._adapters.load(own.path, loaded.name)
-        system = None if record is None else record.system
-        engine = build_engine(loaded, settings)
-        warm_up(engine, loaded.ctx.device, settings, 1, progress)
-        self._opened: tuple[LoadedModel, Session] | None = (
-            loaded,
-            build_session(loaded, engine, system, self._adapters, chosen, Thinking.read(settings)),
-        )
+        with ExitStack() as undo:
+            if record is None:
+                loaded = open_model(
+                    model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True
+                )
+            else:
+                loaded = open_record(
+                    record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True
+                )
+            undo.callback(loaded.close)
+            self._adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
+            own = None if record is None else find_own_adapter(record, settings)
+            if adapter is not None:
+                chosen: str | None = self._adapters.load(find_adapter_path(adapter, settings))
+            else:
+                chosen = None if own is None else self._adapters.load(own.path, loaded.name)
+            system = None if record is None else record.system
+            engine = build_engine(loaded, settings)
+            undo.callback(engine.close)
+            warm_up(engine, loaded.ctx.device, settings, 1, progress)
+            session = build_session(loaded, engine, system, self._adapters, chosen, Thinking.read(settings))
+            undo.pop_all()
+        self._opened: tuple[LoadedModel, Session] | None = (loaded, session)
 
     def generate(
         self,

@@ -196,10 +196,10 @@ def load(
     path = find_model(path_or_name)
     ctx = ctx or Context(choose_device(device), threads, isa)
     parts = open_model_files(path)
-    parts = replace(parts, config=parts.config.limit_context(context_tokens))
-    if parts.chat_template is not None:
-        parts.chat_template.prepare()
     try:
+        parts = replace(parts, config=parts.config.limit_context(context_tokens))
+        if parts.chat_template is not None:
+            parts.chat_template.prepare()
         if needs_chat_template and parts.chat_template is None:
             raise refuse_chat(str(path_or_name))
         with name_in_errors(path):

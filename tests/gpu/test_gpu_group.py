@@ -163,7 +163,7 @@ def test_the_server_loads_it_again(device: str) -> None:
         pool = ModelPool(settings, Shelf())
         async with await pool.acquire("demo") as session:
             first = session.session
-        end_other(first._loaded)
+        end_other(first.loaded)
         while first.failure is None:
             await asyncio.sleep(0.01)
         async with await pool.acquire("demo") as session:

@@ -26,7 +26,7 @@ class PagerHistory(RuleBasedStateMachine):
 
     @rule(pages=st.integers(0, 10))
     def allocate(self, pages: int) -> None:
-        free = self.pager.free_pages
+        free = self.pager.spare_pages
         if pages > free:
             with pytest.raises(OutOfPages, match=f"{pages} cache pages .* has {free}"):
                 self.pager.allocate(pages)
@@ -49,6 +49,16 @@ class PagerHistory(RuleBasedStateMachine):
         self.pager.release(self.holders[index][keep:])
         self.holders[index] = self.holders[index][:keep]
 
+    @rule(pages=st.integers(0, 24))
+    def limit(self, pages: int) -> None:
+        self.pager.limit_pages = pages
+
+    @rule()
+    def give_back_memory(self) -> None:
+        given = self.pager.give_back()
+        assert given == sorted(given)
+        assert self.pager.written_pages == self.pager.used_pages
+
     @precondition(lambda self: self.pager.free_pages)
     @rule(data=st.data())
     def misuse_free_page(self, data: st.DataObject) -> None:
@@ -65,6 +75,7 @@ class PagerHistory(RuleBasedStateMachine):
             self.pager.check(self.holders)
             assert self.pager.used_pages == len({page for pages in self.holders for page in pages})
             assert self.pager.used_pages + self.pager.free_pages == self.pager.pages
+            assert self.pager.used_pages <= self.pager.written_pages <= self.pager.pages
 
     def teardown(self) -> None:
         if hasattr(self, "pager"):
@@ -158,7 +169,7 @@ TestPageTableHistory.settings = RANDOM_HISTORIES
 
 
 def lose_page(pager: Pager) -> None:
-    pager._free.pop()
+    pager._fresh.pop()
 
 
 def free_held_page(pager: Pager) -> None:
@@ -166,7 +177,7 @@ def free_held_page(pager: Pager) -> None:
 
 
 def free_twice(pager: Pager) -> None:
-    pager._free.append(pager._free[0])
+    pager._free.append(pager._fresh[0])
 
 
 def miscount(pager: Pager) -> None:
@@ -263,3 +274,18 @@ def test_commit_needs_room() -> None:
     table.prepare(4)
     with pytest.raises(ValueError, match="5 tokens after 0 do not fit in 1 pages"):
         table.commit(5)
+
+
+def test_written_pages_go_out_first_and_within_the_limit() -> None:
+    pager = Pager(8, page_size=4)
+    pager.limit_pages = 3
+    first = pager.allocate(2)
+    pager.release(first)
+    assert (pager.written_pages, pager.spare_pages, pager.free_pages) == (2, 3, 8)
+    assert sorted(pager.allocate(3)) == [0, 1, 2]
+    with pytest.raises(OutOfPages, match=r"1 cache pages .* has 0"):
+        pager.allocate(1)
+    pager.release([1])
+    assert pager.give_back() == [1]
+    assert (pager.written_pages, pager.spare_pages) == (2, 1)
+    assert pager.allocate(1) == [1]

@@ -31,9 +31,15 @@ def test_what_a_model_would_take_is_what_it_takes(settings: dict[str, object], m
         assert client.post("/api/generate", json={"model": "demo-draft"}).status_code == 200
         after = ask_memory(client, "demo-draft")
         assert after["is_loaded"]
-        assert after["cache_bytes"] == before["cache_bytes"]
+        assert [after[name] for name in ("cache_bytes", "cache_max_bytes")] == [
+            before[name] for name in ("cache_bytes", "cache_max_bytes")
+        ]
+        assert 0 == before["cache_in_use_bytes"] <= after["cache_in_use_bytes"] <= after["cache_max_bytes"]  # type: ignore[operator]
         taken = next(row for row in client.get("/api/ps").json()["models"] if row["name"] == "demo-draft:latest")
-        assert taken["size"] == after["weights_bytes"] + after["cache_bytes"]  # type: ignore[operator]
+        assert taken["size"] == after["weights_bytes"] + after["cache_in_use_bytes"]  # type: ignore[operator]
+        assert [taken[name] for name in ("weights_bytes", "cache_in_use_bytes", "cache_max_bytes")] == [
+            after[name] for name in ("weights_bytes", "cache_in_use_bytes", "cache_max_bytes")
+        ]
 
 
 def test_why_a_model_does_not_fit(make_server: MakeServer) -> None:

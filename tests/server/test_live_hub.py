@@ -24,7 +24,7 @@ class CountingSession:
     """An engine whose only news is that it makes a step before each reading."""
 
     def __init__(self) -> None:
-        self.steps, self.readings, self.stops = 0, 0, 0
+        self.base, self.steps, self.readings, self.stops = self, 0, 0, 0
         self.is_recording = False
         self.wait: Callable[[], Awaitable[None]] | None = None
         self.error: Exception | None = None

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from cuts import fold_stream
 
-from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, NotFound, SettingError
+from mlxr.core.errors import DoesNotFit, EngineStopped, MlxrError, ModelError, NotFound, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.stats import CacheMemory
 from mlxr.loading import ASSETS
-from mlxr.registry.record import ModelRecord
+from mlxr.registry.record import AdapterRef, ModelRecord
 from mlxr.service.completion import fold_events
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool
 from mlxr.service.requests import ChatRequest, TextRequest
@@ -72,6 +73,7 @@ class Sessions:
         self.opened: list[str] = []
         self.stopped: list[str] = []
         self.rooms: list[int] = []
+        self.limits: dict[str, int] = {}
         self.may_open = threading.Event()
         self.may_open.set()
         self.error: Exception | None = None
@@ -92,8 +94,21 @@ class Sessions:
             await asyncio.sleep(0)
             self.stopped.append(record.short_name)
 
+        async def limit_cache(nbytes: int) -> None:
+            self.limits[record.short_name] = nbytes
+
+        size_bytes = record.size_bytes + self.cache_bytes
+        memory = CacheMemory(in_use_bytes=self.cache_bytes, held_bytes=0, max_bytes=memory_bytes)
         return SimpleNamespace(
-            size_bytes=record.size_bytes + self.cache_bytes, context_tokens=2048, stop=stop, failure=None
+            size_bytes=size_bytes,
+            least_bytes=size_bytes,
+            weight_bytes=record.size_bytes,
+            context_tokens=2048,
+            measure_cache=lambda: memory,
+            limit_cache=limit_cache,
+            leave=lambda: None,
+            stop=stop,
+            failure=None,
         )
 
 
@@ -430,7 +445,78 @@ def test_the_cache_of_a_model_keeps_within_the_budget() -> None:
         pool = open_demos(arena_bytes=None, models_memory_bytes=200 * MIB)
         async with await pool.acquire():
             [model] = pool.running()
-            assert 60 * MIB < model.size_bytes <= 200 * MIB
+            memory = model.session.measure_cache()
+            assert 60 * MIB < model.session.weight_bytes + memory.max_bytes <= 200 * MIB
+            assert model.size_bytes == model.session.weight_bytes + memory.in_use_bytes < 60 * MIB
+        await pool.stop()
+
+    asyncio.run(test())
+
+
+def test_caches_divide_what_weights_leave_and_no_more() -> None:
+    async def test(pool: ModelPool, sessions: Sessions, _: Shelf) -> None:
+        await use(pool, "a")
+        assert sessions.limits == {"a": 900 * MIB}
+        await use(pool, "b")
+        assert sessions.limits == {"a": 400 * MIB, "b": 400 * MIB}
+        await pool.unload("a")
+        await settle()
+        assert sessions.limits["b"] == 900 * MIB
+
+    run(test, models_memory_bytes=1000 * MIB)
+
+
+def test_names_of_one_file_share_its_weights() -> None:
+    async def test() -> None:
+        pool = open_demos(arena_bytes=None, models_memory_bytes=300 * MIB)
+        chat = ChatRequest([{"role": "user", "content": "import"}], SamplingParams(max_tokens=8, temperature=0))
+        async with await pool.acquire("demo") as own, await pool.acquire("pirate") as other:
+            assert own.session.base is other.session.base
+            assert "pirate:" not in own.session.render_chat(chat)
+            assert other.session.render_chat(chat).startswith("<|im_start|>system\nArr<|im_end|>")
+            alone = own.session.size_bytes
+            assert [(model.name, model.size_bytes, model.shared_with) for model in pool.running()] == [
+                ("demo:latest", alone, ("pirate:latest",)),
+                ("pirate:latest", alone, ("demo:latest",)),
+            ]
+            texts = []
+            for lease in (own, other):
+                async with await lease.session.start(chat) as stream:
+                    texts.append((await fold_stream(stream)).text)
+            assert texts[0] != texts[1]
+        await pool.unload("demo")
+        assert [(model.name, model.shared_with) for model in pool.running()] == [("pirate:latest", ())]
+        async with await pool.acquire("pirate") as lease, await lease.session.start(chat) as stream:
+            assert (await fold_stream(stream)).text == texts[1]
+            base = lease.session.base
+        async with await pool.acquire("demo") as lease:
+            assert lease.session.base is base
+            assert "pirate:" not in lease.session.render_chat(chat)
+        await pool.unload("pirate")
+        await pool.unload("demo")
+        assert pool.running() == []
+        async with await pool.acquire("demo") as lease:
+            assert lease.session.base is not base
+        await pool.stop()
+
+    asyncio.run(test())
+
+
+def test_a_name_whose_adapter_is_gone_leaves_the_others_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = ASSETS / "demo.gguf"
+        size_bytes = path.stat().st_size
+        broken = make_record("broken", size_bytes, path=path, adapter=AdapterRef("gone", "0" * 64))
+        shelf = Shelf(make_record("demo", size_bytes, path=path), broken)
+        pool = ModelPool(Settings(arena_bytes=16 * MIB, models_folder=str(tmp_path)), shelf)
+        async with await pool.acquire("demo"):
+            with pytest.raises(MlxrError, match="gone"):
+                await pool.acquire("broken")
+            assert names(pool) == ["demo"]
+        await pool.unload("demo")
+        with pytest.raises(MlxrError, match="gone"):
+            await pool.acquire("broken")
+        assert await use(pool, "demo") == "demo:latest"
         await pool.stop()
 
     asyncio.run(test())

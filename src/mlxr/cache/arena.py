@@ -2,13 +2,15 @@
 
 An `Arena` has the pools of one group of layers, a `StateArena` those of all recurrent layers, where a page is the slot
 of one state; `ModelArena` brings those of all groups together, layer by layer. Which page belongs to whom is the
-pager's matter. Operators read and write the pools in place through slots and page tables. The operating system gives
-the memory when a page is first written, so unused pages cost address space only.
+pager's matter. Operators read and write the pools in place through slots and page tables. On the host the operating
+system gives the memory when a page is first written, so unused pages cost address space only, and pages that are free
+can be given back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from mlxr.cache.page_table import PageCopy
@@ -16,7 +18,16 @@ from mlxr.cache.shapes import CacheGroups, CacheShape, GroupShape, StatesShape
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
-from mlxr.kernels.pools import STATE_BYTES, allocate_states, copy_page, is_on_host, read_page, write_page
+from mlxr.kernels.pools import (
+    STATE_BYTES,
+    allocate_states,
+    copy_page,
+    discard_pages,
+    is_on_host,
+    measure_written,
+    read_page,
+    write_page,
+)
 from mlxr.kernels.tensor import ByteArray, PoolArray, pool_type
 
 
@@ -48,6 +59,16 @@ class PoolSet:
         """Layers that have pools here."""
         raise NotImplementedError
 
+    def measure(self, pages: int) -> int:
+        """Bytes of memory that the pools take when `pages` of their pages have been written."""
+        return sum(measure_written(pool, pages * (pool.nbytes // self.pages)) for pool in self._pools)
+
+    def discard(self, pages: Sequence[int]) -> None:
+        """Give the memory of `pages` (ascending) back to the system, where it is the host's; they hold nothing then."""
+        for start, stop in _find_runs(pages):
+            for pool in self._pools:
+                discard_pages(pool, start, stop)
+
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
         """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""
         for copy in copies:
@@ -74,6 +95,13 @@ class PoolSet:
         for pool in self._pools:
             yield pool, start
             start += pool.nbytes // self.pages
+
+
+def _find_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first page and the one behind the last of each run of neighbours."""
+    for _, run in groupby(enumerate(pages), lambda pair: pair[1] - pair[0]):
+        numbers = [page for _, page in run]
+        yield numbers[0], numbers[-1] + 1
 
 
 class Arena(PoolSet):

@@ -69,8 +69,28 @@ class CacheGroup:
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had: free ones, and cached ones, all of which can be given up."""
-        return self.pager.free_pages + self.pager.cached_pages
+        """Pages that can be had: free ones within the limit, and cached ones, all of which can be given up."""
+        return self.pager.spare_pages + self.pager.cached_pages
+
+    @property
+    def written_bytes(self) -> int:
+        """Memory that the pages take now."""
+        return self.arena.measure(self.pager.written_pages)
+
+    def limit(self, pages: int, writer: GivesUp | None) -> None:
+        """Let at most `pages` pages take memory from now on.
+
+        What is more is given back to the system, cached pages first; held ones stay until they are let go of.
+        """
+        pager = self.pager
+        pager.limit_pages = pages
+        excess_pages = pager.written_pages - pages
+        if excess_pages <= 0:
+            return
+        written_free = pager.free_pages - (pager.pages - pager.written_pages)
+        for _ in range(min(pager.cached_pages, excess_pages - written_free)):
+            self._give_up(EvictionCause.SHRINK, writer)
+        self.arena.discard(pager.give_back())
 
     def first_needed(self, boundary: int) -> int:
         """The first page that must be there to go on after `boundary` pages; the others up to there must be, too."""
@@ -211,19 +231,23 @@ class CacheGroup:
 
     def evict(self, wanted_pages: int, cause: EvictionCause, writer: GivesUp | None) -> None:
         """Give up cached pages until `wanted_pages` are free; there must be enough."""
-        while self.pager.free_pages < wanted_pages:
-            entry = self._queue.pop()
-            if entry is None:
-                raise AssertionError(f"{self.pager.cached_pages} pages are cached and none of them may go")
-            if writer is not None and not entry.trails:
-                writer.evict(self.number, entry.key, entry.page, entry.depth)
-            self.index.remove(entry)
-            self.pager.drop(entry.page)
-            self.evictions[cause] += 1
-            if self.given_up is not None and len(self.given_up) < MAX_GIVEN_UP:
-                self.given_up.append(entry.page)
-            if entry.parent is not None:
-                self.requeue(entry.parent)
+        while self.pager.spare_pages < wanted_pages:
+            self._give_up(cause, writer)
+
+    def _give_up(self, cause: EvictionCause, writer: GivesUp | None) -> None:
+        """Give up the cached page that is next."""
+        entry = self._queue.pop()
+        if entry is None:
+            raise AssertionError(f"{self.pager.cached_pages} pages are cached and none of them may go")
+        if writer is not None and not entry.trails:
+            writer.evict(self.number, entry.key, entry.page, entry.depth)
+        self.index.remove(entry)
+        self.pager.drop(entry.page)
+        self.evictions[cause] += 1
+        if self.given_up is not None and len(self.given_up) < MAX_GIVEN_UP:
+            self.given_up.append(entry.page)
+        if entry.parent is not None:
+            self.requeue(entry.parent)
 
     def stats(self) -> GroupStats:
         """The group's numbers at this moment."""

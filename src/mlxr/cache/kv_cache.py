@@ -195,6 +195,26 @@ class KVCache:
         if self._writer is not None:
             self._writer.offer(stored, time.time_ns(), released=True)
 
+    @property
+    def written_bytes(self) -> int:
+        """Memory that the pages of all groups take now. May be asked for from any thread."""
+        return sum(group.written_bytes for group in self.groups)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pages that tables hold. May be asked for from any thread."""
+        return sum(group.pager.used_pages * group.arena.page_bytes for group in self.groups)
+
+    def limit(self, nbytes: int, least_pages: Sequence[int]) -> None:
+        """Let the pages take at most `nbytes` of memory, as far as each group may have its `least_pages`.
+
+        What is written beyond that goes back to the system, except for what tables hold.
+        """
+        share = nbytes / sum(group.arena.nbytes for group in self.groups)
+        for group, least in zip(self.groups, least_pages, strict=True):
+            pages = min(group.arena.pages, max(least, int(group.arena.pages * share)))
+            group.limit(pages, self._writer)
+
     def forget_peak(self) -> None:
         """Let the most pages ever held be those that are held now."""
         for group in self.groups:

@@ -4,6 +4,9 @@ Integers only: a page is a number from 0 to pages - 1. What lies in a page, whic
 is in bytes are not known here. Pages go out by `allocate` with one holder, gain holders by `retain`, lose them by
 `release`, and are free again when the last one lets go; unless somebody asked to `keep` what lies in the page: then it
 stays cached, without holders, until it is retained again or dropped. So a page is free, held or cached.
+
+A page is written from the time when it first goes out until it is given back to the system. Pages that were written
+before go out first, so the arena takes no more memory than was needed at one time.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from mlxr.core.live import Holder
 class Pager:
     """Free list and reference counts of `pages` pages with `page_size` token positions each.
 
-    While somebody watches, `touched` collects the pages whose holders may have changed; otherwise it is None.
+    At most `limit_pages` are written at one time; where more are already, none besides. While somebody watches,
+    `touched` collects the pages whose holders may have changed; otherwise it is None.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
@@ -26,22 +30,34 @@ class Pager:
             raise ValueError(f"a pager needs at least one page of one token, got {pages} pages of {page_size}")
         self.pages = pages
         self.page_size = page_size
+        self.limit_pages = pages
         self.peak_pages = 0
         self.cached_pages = 0
         self.touched: set[int] | None = None
         self._counts = [0] * pages
         self._kept = [False] * pages
-        self._free = list(range(pages - 1, -1, -1))  # a stack: the page freed last is reused first, while it is warm
+        self._free: list[int] = []  # a stack of written pages: the one freed last is reused first, while it is warm
+        self._fresh = list(range(pages - 1, -1, -1))  # pages that are not written, the lowest last
 
     @property
     def free_pages(self) -> int:
         """Pages without a holder and without contents that are kept."""
-        return len(self._free)
+        return len(self._free) + len(self._fresh)
+
+    @property
+    def spare_pages(self) -> int:
+        """Free pages that may go out within the limit."""
+        return len(self._free) + max(0, min(len(self._fresh), self.limit_pages - self.written_pages))
+
+    @property
+    def written_pages(self) -> int:
+        """Pages that take memory: held, cached, or free and written before."""
+        return self.pages - len(self._fresh)
 
     @property
     def used_pages(self) -> int:
         """Pages with at least one holder."""
-        return self.pages - len(self._free) - self.cached_pages
+        return self.pages - self.free_pages - self.cached_pages
 
     @property
     def shared_pages(self) -> int:
@@ -83,9 +99,9 @@ class Pager:
         """Take `pages` free pages, each with one holder. All or none: raises OutOfPages when fewer are free."""
         if pages < 0:
             raise ValueError(f"cannot allocate {pages} pages")
-        if pages > len(self._free):
-            raise OutOfPages(pages, len(self._free), self.page_size)
-        taken = [self._free.pop() for _ in range(pages)]
+        if pages > self.spare_pages:
+            raise OutOfPages(pages, self.spare_pages, self.page_size)
+        taken = [(self._free or self._fresh).pop() for _ in range(pages)]
         for page in taken:
             self._counts[page] = 1
         self._note(taken)
@@ -136,6 +152,12 @@ class Pager:
             self._free.append(page)
         self._note([page])
 
+    def give_back(self) -> list[int]:
+        """Count the free pages as not written any more; returns those that were, ascending."""
+        pages, self._free = sorted(self._free), []
+        self._fresh = sorted([*self._fresh, *pages], reverse=True)
+        return pages
+
     def _note(self, pages: Iterable[int]) -> None:
         if self.touched is not None:
             self.touched.update(pages)
@@ -152,7 +174,7 @@ class Pager:
 
         With `holders` (the page lists of everybody who holds pages), every count must equal what they hold.
         """
-        free = Counter(self._free)
+        free = Counter([*self._free, *self._fresh])
         held = None if holders is None else Counter(page for pages in holders for page in pages)
         for page, count in enumerate(self._counts):
             if free[page] != (count == 0 and not self._kept[page]):
@@ -166,6 +188,8 @@ class Pager:
         cached_pages = sum(kept and count == 0 for kept, count in zip(self._kept, self._counts, strict=True))
         if cached_pages != self.cached_pages:
             raise AssertionError(f"{cached_pages} pages are cached, the books say {self.cached_pages}")
+        if self._fresh != sorted(self._fresh, reverse=True):
+            raise AssertionError("pages that are not written are out of order")
         if not self.used_pages <= self.peak_pages <= self.pages:
             raise AssertionError(f"peak of {self.peak_pages} pages with {self.used_pages} of {self.pages} used")
 

@@ -12,6 +12,7 @@ class EvictionCause(StrEnum):
 
     GROW = "grow"  # a sequence needed a page to write into
     RESTORE = "restore"  # pages came back from the store, or from another process
+    SHRINK = "shrink"  # other models needed the memory
 
 
 class StoreDrop(StrEnum):

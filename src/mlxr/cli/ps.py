@@ -20,11 +20,20 @@ def ps(url: ServerUrl = None, json: Json = False) -> None:
     elif not models:
         print_note("no model is loaded")
     else:
-        print_table(("NAME", "ID", " SIZE", " CONTEXT", "UNTIL"), [_row(model) for model in models])
+        print_table(("NAME", "ID", " SIZE", " CACHE", " CONTEXT", "UNTIL"), [_row(model) for model in models])
 
 
 def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
     left_s = (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
     until = "for ever" if left_s > 10 * 365 * 86400 else f"{left_s / 60:.0f} minutes from now"
     size = format_bytes(int(model["size"]))
-    return make_printable(model["name"]), str(model["digest"])[:12], size, str(model["context_length"]), until
+    name, digest = make_printable(model["name"]), str(model["digest"])[:12]
+    return name, digest, size, _tell_cache(model), str(model["context_length"]), until
+
+
+def _tell_cache(model: Mapping[str, Any]) -> str:
+    """What the cache takes, and at most; other servers do not say. Of names that share one, that it is shared."""
+    if "cache_max_bytes" not in model:
+        return "-"
+    cache = f"{format_bytes(model['cache_in_use_bytes'])} of {format_bytes(model['cache_max_bytes'])}"
+    return f"{cache}, shared" if model["shared_with"] else cache

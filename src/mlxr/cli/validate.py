@@ -171,9 +171,10 @@ def format_full_use(use: FullUse) -> str:
 
 
 def format_memory(memory: MemoryUse) -> str:
-    """Weights, arena, and what of it is taken."""
+    """Weights, the cache at most and in memory, and what is in it."""
     return (
-        f"weights {format_bytes(memory.weight_bytes)}, arena {format_bytes(memory.arena_bytes)}: "
+        f"weights {format_bytes(memory.weight_bytes)}, cache up to {format_bytes(memory.arena_bytes)}, in use "
+        f"{format_bytes(memory.in_use_bytes)}: "
         f"{format_bytes(memory.used_bytes)} used, {format_bytes(memory.shared_bytes)} shared, "
         f"{format_bytes(memory.cached_bytes)} cached, {format_bytes(memory.disk_bytes)} on disk"
     )

@@ -1,11 +1,15 @@
-"""Memory that was freed goes back to the system, as far as the C library can be told to."""
+"""Memory that is not used goes back to the system, as far as the system and the C library can be told to."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from functools import cache
+from pathlib import Path
 
 _ARENA_MAX = -8  # M_ARENA_MAX of malloc.h, glibc
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_HUGE_BYTES = 2 << 20
 
 
 def share_heap() -> None:
@@ -28,6 +32,28 @@ def return_free_memory() -> None:
     trim = _find("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+@cache
+def read_unit_bytes() -> int:
+    """How much memory the system gives at a time to large anonymous memory that asked for huge pages."""
+    try:
+        has_huge = "[never]" not in _HUGE_PAGES.read_text()
+    except OSError:
+        has_huge = False
+    return _HUGE_BYTES if has_huge else mmap.PAGESIZE
+
+
+def discard(address: int, nbytes: int) -> None:
+    """Give the whole pages within `nbytes` bytes from `address` on back to the system; they read as zeros then.
+
+    The memory must be anonymous and nobody may use it meanwhile. Nothing happens on systems other than Linux.
+    """
+    advise = _find("madvise") if hasattr(mmap, "MADV_DONTNEED") and _HUGE_PAGES.parent.parent.is_dir() else None
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if advise is not None and last > first:
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 @cache

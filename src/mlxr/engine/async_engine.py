@@ -166,6 +166,10 @@ class AsyncEngine:
         """One page of a group of the cache in full, None if there is no such page."""
         return await self._call(lambda engine: engine.live.describe_page(group, page))
 
+    async def limit_cache(self, nbytes: int) -> None:
+        """See `Engine.limit_cache`, between two steps."""
+        await self._call(lambda engine: engine.limit_cache(nbytes))
+
     async def check(self) -> None:
         """Run `Engine.check` between two steps."""
         await self._call(lambda engine: engine.check())
@@ -178,6 +182,10 @@ class AsyncEngine:
         ended = self._worker.stop(drain_s)
         await asyncio.shield(asyncio.wrap_future(ended))
         self._worker.join()  # the thread has nothing left to do
+
+    def close(self) -> None:
+        """`stop` at once, for who has no loop; waits for the thread."""
+        self._worker.stop_and_join()
 
     async def __aenter__(self) -> AsyncEngine:
         return self

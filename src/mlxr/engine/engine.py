@@ -38,7 +38,7 @@ from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
-from mlxr.engine.stats import EngineReport, EngineStats, Work
+from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Work
 from mlxr.kernels.context import Context
 from mlxr.models.adapter import Adapter
 
@@ -125,6 +125,9 @@ class Engine:
             drafts=self._planner,
         )
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
+        self._least_pages = [
+            group.arena.shape.count_peak(self.context_tokens, step_tokens, self.plan.page_size) for group in groups
+        ]
         self._limits = Limits(
             self._config.vocab_size,
             self.context_tokens,
@@ -310,10 +313,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the engine's numbers at this moment."""
+        memory = self.measure_cache()
         return EngineStats(
             kv_cache=self.plan.kv_cache,
             page_size=self._cache.page_size,
-            arena_bytes=self._arena.nbytes + (0 if self._planner is None else self._planner.arena_bytes),
+            arena_bytes=memory.max_bytes,
+            cache_in_use_bytes=memory.in_use_bytes,
             heads=self._config.heads,
             waiting_sequences=len(self._scheduler.waiting),
             running_sequences=len(self._scheduler.running),
@@ -321,6 +326,26 @@ class Engine:
             cache=self._cache.stats(),
             **asdict(self._work),
         )
+
+    def measure_cache(self) -> CacheMemory:
+        """The memory of the cache, with the draft model's. May be asked for from any thread."""
+        draft = None if self._planner is None else self._planner.cache
+        caches = [self._cache] if draft is None else [self._cache, draft]
+        return CacheMemory(
+            in_use_bytes=sum(cache.written_bytes for cache in caches),
+            held_bytes=sum(cache.held_bytes for cache in caches),
+            max_bytes=self._arena.nbytes + (0 if self._planner is None else self._planner.arena_bytes),
+        )
+
+    def limit_cache(self, nbytes: int) -> None:
+        """Let the cache take at most `nbytes` from now on, at least what one sequence of a whole context needs.
+
+        Cached pages beyond that are given up and their memory goes back; those that requests hold stay. On a GPU, whose
+        arena is memory from the start, nothing happens.
+        """
+        if self._arena.arenas[0].is_on_host:
+            beside_bytes = 0 if self._planner is None else self._planner.arena_bytes
+            self._cache.limit(max(0, nbytes - beside_bytes), self._least_pages)
 
     def read_report(self, *, whole: bool = False) -> EngineReport:
         """Tell what there is to do, and which pages came and went since the last report; if `whole`, all pages."""

@@ -45,6 +45,7 @@ class Memory(Protocol):
         """Bytes left in its own memory; None where there is none or it does not tell."""
 
 
+MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve next to nobody
 KV_CACHES = ("auto", "paged", "simple")
 
 

@@ -54,6 +54,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Bytes of a cache: `in_use_bytes` of memory it takes now, of which requests hold pages of `held_bytes`.
+
+    It takes memory as it is used, and `max_bytes` at most.
+    """
+
+    in_use_bytes: int
+    held_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What decides where a further request is best computed.
 
@@ -72,6 +84,7 @@ class EngineReport:
 class EngineStats:
     """Counters since the engine was made, and the state of its cache now.
 
+    Of the `arena_bytes` that the cache may take, `cache_in_use_bytes` are memory now.
     A page is used (some request holds it; shared when several do), cached or free; `cache` has the pages of each group
     of layers, of which those here are the sums. `heads` are the model's query heads.
     `preemptions` counts the times a running answer had to give its pages back, `recomputed_tokens` what was computed
@@ -83,6 +96,7 @@ class EngineStats:
     kv_cache: str
     page_size: int
     arena_bytes: int
+    cache_in_use_bytes: int
     heads: int
     waiting_sequences: int
     running_sequences: int

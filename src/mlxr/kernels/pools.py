@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlxr.core.memory import discard, read_unit_bytes
 from mlxr.kernels.tensor import FLOAT32, ByteArray, PoolArray
 
 if TYPE_CHECKING:
@@ -35,6 +36,21 @@ def allocate_states(ctx: Context, slots: int, floats: int) -> PoolArray:
 def is_on_host(pool: PoolArray) -> bool:
     """Whether the pool is in host memory, which any thread may read."""
     return isinstance(pool, np.ndarray)
+
+
+def measure_written(pool: PoolArray, nbytes: int) -> int:
+    """Bytes of memory that a pool takes when `nbytes` of it have been written: on a GPU all of it, always."""
+    if not isinstance(pool, np.ndarray):
+        return int(pool.nbytes)
+    unit = read_unit_bytes()
+    return min(int(pool.nbytes), -(-nbytes // unit) * unit)
+
+
+def discard_pages(pool: PoolArray, start: int, stop: int) -> None:
+    """Give the memory of pages `start` to `stop` - 1 back to the system; what they held is gone. Nothing on a GPU."""
+    if isinstance(pool, np.ndarray):
+        part = pool[start:stop]
+        discard(part.ctypes.data, part.nbytes)
 
 
 def copy_page(pool: PoolArray, source: int, target: int) -> None:

@@ -56,13 +56,22 @@ def open_source(path_or_name: str | Path) -> SourceModel:
 
 
 def _open_source(path: Path) -> SourceModel:
-    if not path.is_dir():
-        file = open_gguf(path)
-        config = config_from_gguf(file.metadata, file.tensors)
-        check_tensors(config, arrange_tensors(config, file.tensors))
-        head_config = describe_draft_layer(config, file.tensors)
-        return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file, head_config)
-    folder = open_safetensors(path)
+    file: GGUFFile | SafetensorsFolder = open_safetensors(path) if path.is_dir() else open_gguf(path)
+    try:
+        return _describe_file(file) if isinstance(file, GGUFFile) else _describe_folder(path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _describe_file(file: GGUFFile) -> SourceModel:
+    config = config_from_gguf(file.metadata, file.tensors)
+    check_tensors(config, arrange_tensors(config, file.tensors))
+    head_config = describe_draft_layer(config, file.tensors)
+    return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file, head_config)
+
+
+def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
     config = config_from_hf(folder.config)
     named = read_tensors(folder, config)
     tensors = arrange_tensors(config, named)

@@ -34,12 +34,20 @@ class _Row(BaseModel):
 
 
 class ModelRow(_Row):
-    """A loaded model; `expires_at` is empty for one that stays."""
+    """A loaded model; `expires_at` is empty for one that stays.
+
+    `size_bytes` are weights and cache as they are in memory now. The cache takes memory as it is used, at most
+    `cache_max_bytes`. What a model has together with those in `shared_with` is in memory once.
+    """
 
     name: str
     architecture: str
     quantization: str
     size_bytes: int
+    weights_bytes: int
+    cache_in_use_bytes: int
+    cache_max_bytes: int
+    shared_with: list[str]
     context_tokens: int
     expires_at: str | None
 
@@ -200,11 +208,16 @@ async def collect_stats(pool: ModelPool) -> list[tuple[str, SessionStats]]:
 
 
 def _describe_model(model: RunningModel) -> ModelRow:
+    cache, weights_bytes = model.session.measure_cache(), model.session.weight_bytes
     return ModelRow(
         name=model.name,
         architecture=model.record.architecture,
         quantization=model.record.quantization,
-        size_bytes=model.size_bytes,
+        size_bytes=weights_bytes + cache.in_use_bytes,
+        weights_bytes=weights_bytes,
+        cache_in_use_bytes=cache.in_use_bytes,
+        cache_max_bytes=cache.max_bytes,
+        shared_with=list(model.shared_with),
         context_tokens=model.context_tokens,
         expires_at=None if model.expires_at is None else str(model.expires_at),
     )

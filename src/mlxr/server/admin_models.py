@@ -33,14 +33,18 @@ class _Row(BaseModel):
 class MemoryReply(_Row):
     """What a model takes, or would take if it were loaded now.
 
-    `free_bytes` is what all models may take less what pinned ones do and what is in use. `unloads` names the models
-    that would make room; `reason` says why it does not fit, and what to do about it.
+    `cache_bytes` are kept for its cache whatever other models want. It takes memory as it is used, now
+    `cache_in_use_bytes`, and up to `cache_max_bytes` where there is room. `free_bytes` is what all models may take less
+    what pinned ones do and what is in use. `unloads` names the models that would make room; `reason` says why it does
+    not fit, and what to do about it.
     """
 
     model: str
     is_loaded: bool
     weights_bytes: int
     cache_bytes: int
+    cache_in_use_bytes: int
+    cache_max_bytes: int
     free_bytes: int
     fits: bool
     unloads: list[str]
@@ -76,6 +80,8 @@ async def show_memory(request: Request, name: str) -> MemoryReply:
         is_loaded=need.is_loaded,
         weights_bytes=need.weight_bytes,
         cache_bytes=need.cache_bytes,
+        cache_in_use_bytes=need.cache_in_use_bytes,
+        cache_max_bytes=need.cache_max_bytes,
         free_bytes=need.free_bytes,
         fits=need.reason is None,
         unloads=list(need.leaving),

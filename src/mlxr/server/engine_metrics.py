@@ -29,7 +29,9 @@ class Moment:
         yield from _process_metrics()
         yield self._gauge("pages", "Pages of the KV cache", "state", _pages)
         yield self._gauge("states", "States of recurrent layers, each of one sequence", "state", _states)
-        yield self._gauge("cache_bytes", "Bytes of weights, arena and store", "kind", _bytes)
+        yield self._gauge(
+            "cache_bytes", "Bytes of weights, of the cache at most and in use, and of the store", "kind", _bytes
+        )
         yield self._gauge("sequences", "Answers that grow or wait", "state", _sequences)
         yield self._counter("engine", "What the engine has done", "what", _work)
         yield self._counter("prefix_tokens", "Tokens of prompts that were looked for in the cache", "where", _prefix)
@@ -88,6 +90,7 @@ def _bytes(stats: SessionStats) -> Iterator[tuple[str, float]]:
     memory = stats.memory
     yield "weights", memory.weight_bytes
     yield "arena", memory.arena_bytes
+    yield "in_use", memory.in_use_bytes
     yield "used", memory.used_bytes
     yield "cached", memory.cached_bytes
     yield "store", memory.disk_bytes

@@ -248,14 +248,14 @@ class Hub:
         idle = []
         for watcher in self._watchers:
             model = _find_model(watcher, running)
-            session = None if model is None else model.session
+            session = None if model is None else model.session.base
             watcher.is_new = watcher.is_new or session is not watcher.session
             watcher.session = session
             if model is None:
                 watcher.is_new = watcher.is_new or models != self._models
                 idle.append(watcher)
             else:
-                watched.setdefault(model.session, (model, []))[1].append(watcher)
+                watched.setdefault(model.session.base, (model, []))[1].append(watcher)
         self._models = models
         if any(watcher.wants_snapshot for watcher in idle):
             _send_snapshot(Snapshot(time=time.time(), models=models), idle)
@@ -295,7 +295,7 @@ def _find_model(watcher: Watcher, running: list[RunningModel]) -> RunningModel |
     """What a watcher should see: the model that it names; else the one that it sees already, or the one used last."""
     if watcher.name is not None:
         return next((model for model in running if model.name == watcher.name), None)
-    seen = next((model for model in running if model.session is watcher.session), None)
+    seen = next((model for model in running if model.session.base is watcher.session), None)
     return seen or (running[0] if running else None)
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
 from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.live import LiveReading
+from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.stats import EngineReport
@@ -52,11 +56,14 @@ class PageNames:
 class AsyncSession:
     """Texts and conversations with one loaded model, which it owns from now on.
 
-    Making one takes the arena's memory and starts the engine's thread; that may be done on any thread. All else
-    belongs on an event loop. `template` replaces the model's own chat template; `system` is the system message of
-    conversations that have none. `memory_bytes` is the most that the cache may take where the settings leave that
-    open; `size_bytes` is what weights and cache take. `adapter` is for requests that name none. `room_tokens` is the
-    most that one prompt and its answer can have together, `drafts` whether answers get drafts.
+    Making one maps the arena and starts the engine's thread; that may be done on any thread. All else belongs on an
+    event loop. `template` replaces the model's own chat template; `system` is the system message of conversations that
+    have none. `memory_bytes` is the most that the cache may take where the settings leave that open. `adapter` is for
+    requests that name none. `room_tokens` is the most that one prompt and its answer can have together, `drafts`
+    whether answers get drafts. A session that fails to open leaves nothing behind, `loaded` included.
+
+    Several names of one model share what is loaded: `share` makes a session for a further one, whose `base` is the
+    first. Stopping any of them stops all.
     """
 
     def __init__(
@@ -69,46 +76,112 @@ class AsyncSession:
         memory_bytes: int | None = None,
         adapter: AdapterRecord | None = None,
     ) -> None:
-        self._loaded = loaded
-        self.adapters = SessionAdapters(loaded.load_adapter, settings.adapter_bytes)
-        own = None if adapter is None else self.adapters.load(adapter.path, loaded.name)
-        engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
-        self.context_tokens, self.room_tokens, self.drafts = engine.context_tokens, engine.room_tokens, engine.drafts
-        self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
+        self.loaded = loaded
+        self.base, self._thinking = self, Thinking.read(settings)
         self._measuring: asyncio.Task[MachineLimits] | None = None
-        self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
-        self._start_keys, self.page_size = engine.start_keys, engine.plan.page_size
-        self._engine = AsyncEngine(engine)
-        self._engine.call(lambda: warm_up(engine, loaded.ctx.device, settings, progress=report_warm_up))
-        self._threads = PreparingThreads()
-        self._preparation = Preparation(
-            loaded.tokenizer,
-            template or loaded.chat_template,
-            vocab_size=loaded.config.vocab_size,
-            context_tokens=engine.context_tokens,
-            model_name=loaded.name,
+        with ExitStack() as undo:
+            undo.callback(loaded.close)
+            self.adapters = SessionAdapters(loaded.load_adapter, settings.adapter_bytes)
+            undo.callback(self.adapters.stop)
+            self._own_adapter = self._load_own(adapter, loaded.name)
+            engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
+            self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
+            self.drafts = engine.drafts
+            self.measure_cache, self._keeps_arena = engine.measure_cache, settings.arena_bytes is not None
+            self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
+            self._start_keys, self.page_size = engine.start_keys, engine.plan.page_size
+            self._engine = AsyncEngine(engine)
+            undo.callback(self._engine.close)
+            self._engine.call(lambda: warm_up(engine, loaded.ctx.device, settings, progress=report_warm_up))
+            self._threads = PreparingThreads()
+            undo.callback(self._threads.stop)
+            self._preparation = self._prepare_for(loaded.name, template or loaded.chat_template, system)
+            undo.pop_all()
+
+    def share(
+        self, name: str, template: ChatTemplate | None, system: str | None, adapter: AdapterRecord | None
+    ) -> AsyncSession:
+        """The session of a further name of this model, with a template, a system message and an adapter of its own.
+
+        Everything else is shared. May be called on any thread; raises what reading the adapter does.
+        """
+        other = copy(self)
+        other._own_adapter = self._load_own(adapter, name)
+        try:
+            other._preparation = other._prepare_for(name, template, system)
+        except BaseException:
+            other.leave()
+            raise
+        return other
+
+    def _load_own(self, adapter: AdapterRecord | None, name: str) -> str | None:
+        return None if adapter is None else self.adapters.load(adapter.path, name)
+
+    def _prepare_for(self, name: str, template: ChatTemplate | None, system: str | None) -> Preparation:
+        preparation = Preparation(
+            self.loaded.tokenizer,
+            template,
+            vocab_size=self.loaded.config.vocab_size,
+            context_tokens=self.context_tokens,
+            model_name=name,
             system=system,
-            host=loaded.ctx,
+            host=self.loaded.ctx,
             adapters=self.adapters,
-            adapter=own,
-            thinking=Thinking.read(settings),
+            adapter=self._own_adapter,
+            thinking=self._thinking,
         )
-        self._preparation.warm_up()
+        preparation.warm_up()
+        return preparation
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, with those of a draft model."""
+        return self.loaded.weight_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that weights and cache take now."""
+        return self.weight_bytes + self.measure_cache().in_use_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Memory that the model needs whatever others want: weights, and of the cache what requests hold, a floor at
+        least. All of the cache where the settings state its size, or where it is memory of a GPU.
+        """
+        cache = self.measure_cache()
+        if self._keeps_arena or not self.is_on_host:
+            return self.weight_bytes + cache.max_bytes
+        return self.weight_bytes + max(min(cache.max_bytes, MIN_ARENA_BYTES), cache.held_bytes)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the model runs in the host's memory, not in a GPU's."""
+        return self.loaded.ctx.device in HOST_DEVICES
+
+    async def limit_cache(self, nbytes: int) -> None:
+        """Let the cache take at most `nbytes` from now on where its size is open; see `Engine.limit_cache`."""
+        if not self._keeps_arena:
+            await self._engine.limit_cache(nbytes)
+
+    def leave(self) -> None:
+        """Let go of what is this name's alone; the model runs on for the others that share it."""
+        if self._own_adapter is not None:
+            self.adapters.release(self._own_adapter, lambda: None)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the loaded model."""
-        return self._loaded.tokenizer
+        return self.loaded.tokenizer
 
     @property
     def config(self) -> ModelConfig:
         """The configuration of the loaded model."""
-        return self._loaded.config
+        return self.loaded.config
 
     @property
     def failure(self) -> str | None:
         """Why the model can answer nothing more, None as long as it can."""
-        return None if self._loaded.group is None else self._loaded.group.failure
+        return None if self.loaded.group is None else self.loaded.group.failure
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -140,7 +213,7 @@ class AsyncSession:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without control tokens."""
-        return self._loaded.tokenizer.decode(token_ids)
+        return self.loaded.tokenizer.decode(token_ids)
 
     async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
         """Do `work(*arguments)` on one of this model's own threads and return what it returns.
@@ -234,13 +307,13 @@ class AsyncSession:
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
         engine = await self._engine.stats()
-        routing = await self._engine.run_between_steps(self._loaded.model.read_routing)
-        stats = collect_stats(self._loaded, engine, routing)
+        routing = await self._engine.run_between_steps(self.loaded.model.read_routing)
+        stats = collect_stats(self.loaded, engine, routing)
         return replace(stats, adapters=self.adapters.measure())
 
     def describe(self, name: str) -> WatchedModel:
         """The model, called `name`, and where it runs."""
-        loaded = self._loaded
+        loaded = self.loaded
         return WatchedModel(
             name=name,
             architecture=loaded.config.architecture,
@@ -257,7 +330,7 @@ class AsyncSession:
 
         The first reading begins the record; it ends with `stop_live`, or when nobody has read for ten seconds.
         """
-        return await self._engine.read_live(self._loaded.model.work, full=full)
+        return await self._engine.read_live(self.loaded.model.work, full=full)
 
     async def stop_live(self) -> None:
         """Record no longer what the engine does."""
@@ -269,7 +342,7 @@ class AsyncSession:
 
     async def find_limits(self) -> MachineLimits | None:
         """What this machine can do, if it was ever measured."""
-        return await asyncio.to_thread(self._kept_limits.find, self._loaded)
+        return await asyncio.to_thread(self._kept_limits.find, self.loaded)
 
     async def measure_limits(self) -> MachineLimits:
         """Measure what this machine can do, and keep it; who asks meanwhile gets the same. Answers pause for a second.
@@ -281,17 +354,17 @@ class AsyncSession:
         return await asyncio.shield(self._measuring)
 
     async def _measure_limits(self) -> MachineLimits:
-        limits = await self._engine.run_between_steps(lambda: measure_limits(self._loaded))
-        await asyncio.to_thread(self._kept_limits.keep, self._loaded, limits)
+        limits = await self._engine.run_between_steps(lambda: measure_limits(self.loaded))
+        await asyncio.to_thread(self._kept_limits.keep, self.loaded, limits)
         return limits
 
     def explain_missing_limits(self) -> str:
         """Why `find_limits` finds nothing, and what helps."""
-        return explain_missing(self._loaded)
+        return explain_missing(self.loaded)
 
     def count_kernels(self) -> tuple[OperatorCount, ...]:
         """How often each kernel ran since the model was loaded."""
-        return collect_dispatches(self._loaded)
+        return collect_dispatches(self.loaded)
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those under way end for at most `drain_s` seconds, cancel the rest, free the model.
@@ -301,7 +374,7 @@ class AsyncSession:
         await self._engine.stop(drain_s)
         self._threads.stop()
         self.adapters.stop()
-        self._loaded.close()
+        self.loaded.close()
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:

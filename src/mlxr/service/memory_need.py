@@ -22,12 +22,16 @@ from mlxr.service.opening import find_draft_config
 class MemoryNeed:
     """Bytes of weights and cache, and `free_bytes` that models may take besides those that stay loaded.
 
+    `cache_bytes` are kept for the cache in any case; `cache_in_use_bytes` it takes now, and `cache_max_bytes` at most.
+    A model counts as loaded also where its files are, under another name.
     `leaving` names the models that would be unloaded for it; `reason` says why it does not fit, None if it does.
     """
 
     is_loaded: bool
     weight_bytes: int
     cache_bytes: int
+    cache_in_use_bytes: int
+    cache_max_bytes: int
     free_bytes: int
     leaving: tuple[str, ...] = ()
     reason: str | None = None
@@ -35,21 +39,23 @@ class MemoryNeed:
 
 async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Settings) -> MemoryNeed:
     """The need of a model; what it takes where it is loaded. Raises what reading its files raises."""
-    loaded = next((model for model in pool.running() if model.name == record.name), None)
+    loaded = await pool.find_session(record)
     refusal: str | None = None
     weight_bytes = await asyncio.to_thread(measure_weights, record, settings)
     try:
-        room = pool.find_room(record)
+        room = await pool.find_room(record)
     except DoesNotFit as error:
         room, refusal = Room(error.budget_bytes - error.pinned_bytes, ()), str(error)
     if loaded is not None:
-        stats = await loaded.session.stats()
-        return MemoryNeed(True, stats.weight_bytes, stats.engine.arena_bytes, room.free_bytes)
+        cache, weight_bytes = loaded.measure_cache(), loaded.weight_bytes
+        kept_bytes = loaded.least_bytes - weight_bytes
+        return MemoryNeed(True, weight_bytes, kept_bytes, cache.in_use_bytes, cache.max_bytes, room.free_bytes)
+    least_bytes = settings.arena_bytes or MIN_ARENA_BYTES
     if refusal is not None:
-        least_bytes = settings.arena_bytes or MIN_ARENA_BYTES
-        return MemoryNeed(False, weight_bytes, least_bytes, room.free_bytes, reason=refusal)
-    cache_bytes, reason = await asyncio.to_thread(_plan_cache, record, settings, weight_bytes, room.free_bytes)
-    return MemoryNeed(False, weight_bytes, cache_bytes, room.free_bytes, room.leaving, reason)
+        return MemoryNeed(False, weight_bytes, least_bytes, 0, least_bytes, room.free_bytes, reason=refusal)
+    max_bytes, reason = await asyncio.to_thread(_plan_cache, record, settings, weight_bytes, room.free_bytes)
+    kept_bytes = min(least_bytes, max_bytes)
+    return MemoryNeed(False, weight_bytes, kept_bytes, 0, max_bytes, room.free_bytes, room.leaving, reason)
 
 
 def _plan_cache(record: ModelRecord, settings: Settings, weight_bytes: int, free_bytes: int) -> tuple[int, str | None]:

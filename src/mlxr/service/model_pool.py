@@ -1,7 +1,11 @@
 """The models that are loaded now: brought in when asked for, kept for a while, let go when room or time runs out.
 
-Knows names, sizes and times; what a model is and does is `AsyncSession`'s. Loading runs on a thread of its own, one
-model after the other, so that what each takes is known before the next one starts. Everything else belongs on one loop.
+Knows names, sizes and times; what a model is and does is `AsyncSession`'s. Names of the same files share one load.
+Loading runs on a thread of its own, one model after the other, so that what each takes is known before the next one
+starts. Everything else belongs on one loop.
+
+All models together may take `budget_bytes`. Each counts with its weights and what its cache needs at least; what is
+left is divided evenly among the caches, anew whenever a model comes or goes, and those that took more give memory back.
 """
 
 from __future__ import annotations
@@ -11,28 +15,28 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mlxr.core.errors import Busy, DoesNotFit, EngineStopped, ModelError, SettingError, Unavailable
 from mlxr.core.memory import return_free_memory
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import WorkThreads
+from mlxr.engine.memory_plan import MIN_ARENA_BYTES as MIN_ARENA_BYTES
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import Adapter
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_size import measure_weights as measure_weights
-from mlxr.service.opening import find_own_adapter, open_record
+from mlxr.service.opening import closing_on_failure, find_own_adapter, find_template, open_files
 from mlxr.service.remembered import GRACE_S, Remembered
 from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
 MEMORY_PERCENT = 80  # of the memory that is free at the start, where the settings do not say what models may take
-MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve next to nobody
 LOOK_THREADS = 4  # that ask the catalogue for names
 
 
@@ -51,41 +55,104 @@ class Catalogue(Protocol):
 def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
     """Load a model and start its engine, whose cache may take `memory_bytes`. Raises as `loading.load` does."""
     adapter = find_own_adapter(record, settings)
-    loaded = open_record(record, settings, needs_draft=True)
-    try:
-        return AsyncSession(loaded, settings, system=record.system, memory_bytes=memory_bytes, adapter=adapter)
-    except BaseException:
-        loaded.close()
-        raise
+    loaded = open_files(record, settings, needs_draft=True)
+    with closing_on_failure(loaded):
+        template = find_template(record, loaded)
+        return AsyncSession(
+            loaded, settings, template=template, system=record.system, memory_bytes=memory_bytes, adapter=adapter
+        )
+
+
+def share_session(session: AsyncSession, record: ModelRecord, settings: Settings) -> AsyncSession:
+    """The session of a record whose files another one has loaded. Raises as `open_session` does for the rest of it."""
+    adapter, template = find_own_adapter(record, settings), find_template(record, session.loaded)
+    return session.share(record.short_name, template, record.system, adapter)
 
 
 OpenSession = Callable[[ModelRecord, Settings, int], AsyncSession]  # the bytes are what its cache may take
+Files = tuple[Hashable, ...]
+
+
+def identify_files(record: ModelRecord) -> Files:
+    """What is equal for records of the same files: device, number, size and time of change of each of them.
+
+    Where they cannot be looked at, the path and the record's digest.
+    """
+    folder = record.path if record.path.is_dir() else record.path.parent
+    try:
+        listed = [folder / file.name for file in record.files]
+        if not listed:
+            listed = sorted(record.path.iterdir()) if record.path.is_dir() else [record.path]
+        stats = [path.stat() for path in listed]
+    except OSError:
+        return record.path, record.digest
+    return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """A model that is loaded; it goes at `expires_at` unless it is used until then, or never (None)."""
+    """A model that is loaded; it goes at `expires_at` unless it is used until then, or never (None).
+
+    The models named in `shared_with` have the same weights and cache, which count once.
+    """
 
     name: str
     record: ModelRecord
-    size_bytes: int
     expires_at: datetime | None
     context_tokens: int
     session: AsyncSession
+    shared_with: tuple[str, ...] = ()
 
     @property
     def short_name(self) -> str:
         """The name without the tag `latest`."""
         return self.record.short_name
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that weights and cache take now."""
+        return self.session.size_bytes
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """Weights and engine of the same files, from the moment they are asked for until their memory is free again."""
+
+    record: ModelRecord  # of the first name
+    files: Files
+    entries: list[_Entry] = field(default_factory=list)
+    needed_bytes: int = 0  # before it is loaded: an estimate
+    session: AsyncSession | None = None
+    opening: asyncio.Task[AsyncSession] | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def least_bytes(self) -> int:
+        """What it takes whatever the others want; nothing as long as it waits for its turn."""
+        return self.needed_bytes if self.session is None else self.session.least_bytes
+
+    @property
+    def is_pinned(self) -> bool:
+        return any(entry.is_pinned for entry in self.entries)
+
+    @property
+    def is_leaving(self) -> bool:
+        return all(entry.is_leaving for entry in self.entries)
+
+    @property
+    def rank_to_leave(self) -> tuple[bool, float]:
+        """Order in which models make room, the lowest first: idle ones before those in use, then the longest unused."""
+        used_at_s = max((entry.used_at_s for entry in self.entries), default=0.0)
+        return any(entry.leases > 0 for entry in self.entries), used_at_s
+
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A model from the moment its load is asked for until its memory is free again."""
+    """A model by its name, from the moment it is asked for until it is gone."""
 
     record: ModelRecord
     keep_alive_s: float
-    size_bytes: int = 0  # before it is loaded: an estimate
+    load: _Load
     session: AsyncSession | None = None
     leases: int = 0
     used_at_s: float = 0.0
@@ -158,8 +225,9 @@ class ModelPool:
                 f"{MEMORY_PERCENT} % of free memory where it is not set"
             )
         self._entries: dict[str, _Entry] = {}
+        self._loads: dict[Files, _Load] = {}
         self._looks, self._notes = WorkThreads("mlxr-look", LOOK_THREADS), WorkThreads("mlxr-note", 1)
-        self._found = Remembered[ModelRecord](registry.find, self._looks, clock)
+        self._found = Remembered[tuple[ModelRecord, Files]](self._look_up, self._looks, clock)
         self._room = asyncio.Lock()  # one load at a time, first come first served
         self._loader = WorkThreads("mlxr-load", 1)
         self._closing: set[asyncio.Task[None]] = set()
@@ -171,10 +239,10 @@ class ModelPool:
         `keep_alive_s` is how long it stays after its last use from now on (0: not at all, negative: for ever); None
         leaves that as it is. Raises NotFound, DoesNotFit, EngineStopped, and what loading raises.
         """
-        record = await self._find(name or self._settings.default_model)
+        record, files = await self._find(name or self._settings.default_model)
         if record.problem is not None:
             raise ModelError(f"{record.short_name}: {record.problem}")
-        entry = await self._enter(record)
+        entry = await self._enter(record, files)
         if keep_alive_s is not None:
             entry.keep_alive_s = keep_alive_s
         if entry.session is not None:
@@ -191,7 +259,12 @@ class ModelPool:
         """The models that are loaded, the last used one first."""
         return [
             RunningModel(
-                entry.name, entry.record, entry.size_bytes, self._tell_end(entry), session.context_tokens, session
+                entry.name,
+                entry.record,
+                self._tell_end(entry),
+                session.context_tokens,
+                session,
+                self._list_twins(entry),
             )
             for entry in sorted(self._entries.values(), key=lambda entry: entry.used_at_s, reverse=True)
             if (session := entry.session) is not None and not entry.is_leaving
@@ -199,22 +272,32 @@ class ModelPool:
 
     def find_loaded(self, name: str) -> ModelRecord | None:
         """The record of a loaded model of that name, which takes no look into the catalogue."""
-        wanted = name.lower()
-        return next(
-            (model.record for model in self.running() if wanted in (model.name.lower(), model.short_name.lower())), None
-        )
+        entry = self._find_entry(name)
+        return None if entry is None else entry.record
 
-    def find_room(self, record: ModelRecord) -> Room:
+    def _find_entry(self, name: str) -> _Entry | None:
+        wanted = name.lower()
+        names = ((model.name, model.short_name) for model in self.running())
+        found = next((full for full, short in names if wanted in (full.lower(), short.lower())), None)
+        return None if found is None else self._entries[found]
+
+    async def find_session(self, record: ModelRecord) -> AsyncSession | None:
+        """The session that has the files of a model in memory, under whatever name."""
+        load = self._loads.get(await self._looks.run(identify_files, record))
+        return None if load is None or load.is_leaving else load.session
+
+    async def find_room(self, record: ModelRecord) -> Room:
         """The memory for a model and its cache if it were loaded now; raises DoesNotFit."""
-        others = [other for other in self._list_others(record.name) if not other.is_leaving]
+        own = self._loads.get(await self._looks.run(identify_files, record))
+        others = [other for other in self._list_others(own) if not other.is_leaving]
         needed_bytes = self._check_fit(record, others)
-        free_bytes = self.budget_bytes - sum(other.size_bytes for other in others)
-        leaving = []
-        for other in sorted((other for other in others if not other.is_pinned), key=_rank_to_leave):
+        free_bytes = self.budget_bytes - sum(other.least_bytes for other in others)
+        leaving: list[str] = []
+        for other in sorted((other for other in others if not other.is_pinned), key=lambda one: one.rank_to_leave):
             if needed_bytes <= free_bytes:
                 break
-            free_bytes += other.size_bytes
-            leaving.append(other.record.short_name)
+            free_bytes += other.least_bytes
+            leaving += (entry.record.short_name for entry in other.entries)
         return Room(free_bytes, tuple(leaving))
 
     def refresh(self) -> None:
@@ -223,7 +306,7 @@ class ModelPool:
 
     async def unload(self, name: str) -> None:
         """Let a model go as soon as nobody uses it, and wait until it is gone; nothing happens if it is not loaded."""
-        entry = self._entries.get(name) or self._entries.get((await self._find(name)).name)
+        entry = self._entries.get(name) or self._entries.get((await self._find(name))[0].name)
         if entry is not None:
             self._leave(entry)
             await entry.gone.wait()
@@ -244,17 +327,21 @@ class ModelPool:
         if not entry.leases and entry.session is not None:
             self._rest(entry)
 
-    async def _find(self, name: str) -> ModelRecord:
-        """The catalogue's record; where that cannot be asked, the one of a loaded model of that name."""
+    async def _find(self, name: str) -> tuple[ModelRecord, Files]:
+        """The catalogue's record and its files; where it cannot be asked, those of a loaded model of that name."""
         try:
             return await self._found.find(name)
         except (Unavailable, Busy):
-            record = self.find_loaded(name)
-            if record is None:
+            entry = self._find_entry(name)
+            if entry is None:
                 raise
-            return record
+            return entry.record, entry.load.files
 
-    async def _enter(self, record: ModelRecord) -> _Entry:
+    def _look_up(self, name: str) -> tuple[ModelRecord, Files]:
+        record = self._registry.find(name)
+        return record, identify_files(record)
+
+    async def _enter(self, record: ModelRecord, files: Files) -> _Entry:
         """The entry of a model that is there to stay, with one more lease."""
         while True:
             if self._is_stopping:
@@ -263,33 +350,61 @@ class ModelPool:
             if entry is not None and entry.record.digest != record.digest:
                 self._leave(entry)  # under this name there is another model now
             elif entry is not None and entry.session is not None and entry.session.failure is not None:
-                self._leave(entry)  # it is loaded again
+                self._leave_load(entry.load)  # it is loaded again
+            load = self._loads.get(files)
+            if entry is None and load is not None and load.is_leaving:
+                await load.gone.wait()
+                continue
             if entry is None:
-                entry = self._begin_load(record)
+                entry = self._begin(record, files)
             if not entry.is_leaving:
                 entry.leases += 1
                 return entry
             await entry.gone.wait()
 
-    def _begin_load(self, record: ModelRecord) -> _Entry:
-        entry = _Entry(record, self._settings.keep_alive_s, is_pinned=self._is_pinned(record))
-        entry.loading = asyncio.create_task(self._load(entry))
-        entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # may have nobody to tell
+    def _begin(self, record: ModelRecord, files: Files) -> _Entry:
+        """A new entry, which waits for its files to be loaded, or for those that are."""
+        load = self._loads.get(files)
+        if load is None:
+            load = self._loads[files] = _Load(record, files)
+            load.opening = _start(self._open(load))
+        entry = _Entry(record, self._settings.keep_alive_s, load, is_pinned=self._is_pinned(record))
+        load.entries.append(entry)
+        entry.loading = _start(self._load(entry, load.opening))
         self._entries[record.name] = entry
         return entry
 
-    async def _load(self, entry: _Entry) -> AsyncSession:
+    async def _open(self, load: _Load) -> AsyncSession:
+        """Load files and start their engine, once there is room for them."""
         try:
             async with self._room:
-                room_bytes = await self._make_room(entry)
+                room_bytes = await self._make_room(load)
                 if self._is_stopping:
                     raise EngineStopped
-                session = await self._loader.run(self._open_session, entry.record, self._settings, room_bytes)
+                await self._divide(load)
+                load.session = await self._loader.run(self._open_session, load.record, self._settings, room_bytes)
+                await self._divide()
         except BaseException:
-            self._forget(entry)
+            if load.session is None:
+                self._drop(load)
             raise
-        entry.session, entry.size_bytes = session, session.size_bytes
-        logger.info("%s is loaded and takes %d MiB", entry.name, entry.size_bytes >> 20)
+        logger.info("%s is loaded: %s", load.record.name, _describe_memory(load.session))
+        return load.session
+
+    async def _load(self, entry: _Entry, opening: asyncio.Task[AsyncSession] | None) -> AsyncSession:
+        try:
+            if opening is None:
+                raise EngineStopped
+            session = await asyncio.shield(opening)
+            if entry.record is not entry.load.record:
+                session = await self._loader.run(share_session, session, entry.record, self._settings)
+                logger.info("%s is loaded and shares what %s has", entry.name, entry.load.record.name)
+        except BaseException:
+            entry.load.entries.remove(entry)
+            self._forget(entry)
+            await self._close_unused(entry.load, 0.0)
+            raise
+        entry.session = session
         note = asyncio.wrap_future(self._notes.submit(self._registry.touch, entry.name))
         note.add_done_callback(lambda note: note.cancelled() or note.exception())  # it matters less than the answer,
         await asyncio.wait({note}, timeout=GRACE_S)  # which does not wait for it long
@@ -297,34 +412,68 @@ class ModelPool:
             self._rest(entry)
         return session
 
-    async def _make_room(self, entry: _Entry) -> int:
+    async def _make_room(self, load: _Load) -> int:
         """Let others go until the model fits; returns the bytes that its cache may take."""
-        others = self._list_others(entry.name)
-        entry.size_bytes = self._check_fit(entry.record, others)
+        others = self._list_others(load)
+        load.needed_bytes = self._check_fit(load.record, others)
         while True:
             others = [other for other in others if not other.gone.is_set()]
-            free_bytes = self.budget_bytes - sum(other.size_bytes for other in others)
-            if entry.size_bytes <= free_bytes:
-                return free_bytes - measure_weights(entry.record, self._settings)
+            free_bytes = self.budget_bytes - sum(other.least_bytes for other in others)
+            if load.needed_bytes <= free_bytes:
+                return free_bytes - measure_weights(load.record, self._settings)
             leaving = [other for other in others if other.is_leaving]
             if not leaving:
+                self._check_fit(load.record, others)  # pinned ones may hold more by now
                 # One in use takes no more requests now and goes when those it has are answered.
-                oldest = min((other for other in others if not other.is_pinned), key=_rank_to_leave)
-                self._leave(oldest)
+                oldest = min((other for other in others if not other.is_pinned), key=lambda one: one.rank_to_leave)
+                self._leave_load(oldest)
                 leaving = [oldest]
             await leaving[0].gone.wait()
 
-    def _list_others(self, name: str) -> list[_Entry]:
-        """Models besides that of this name that are loaded or on their way out: only those have a size."""
-        return [other for other in self._entries.values() if other.name != name and other.size_bytes]
+    async def _divide(self, coming: _Load | None = None) -> None:
+        """Divide the memory that is not taken by weights evenly among the caches, none more than it can use.
 
-    def _check_fit(self, record: ModelRecord, others: Sequence[_Entry]) -> int:
+        A model that is `coming` gets its part, too.
+        """
+        sessions = [load.session for load in self._loads.values() if load.session is not None]
+        weights = [session.weight_bytes for session in sessions]
+        if coming is not None:
+            weights.append(measure_weights(coming.record, self._settings))
+        left_bytes, parts = max(0, self.budget_bytes - sum(weights)), len(weights)
+        changes = []
+        for session in sorted(sessions, key=lambda session: session.measure_cache().max_bytes):
+            part_bytes = left_bytes // parts
+            left_bytes -= min(part_bytes, session.measure_cache().max_bytes)
+            parts -= 1
+            changes.append(session.limit_cache(part_bytes))
+        for result in await asyncio.gather(*changes, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, EngineStopped):
+                raise result
+
+    def _list_others(self, load: _Load | None) -> list[_Load]:
+        """Other models that are loaded or on their way out: only those have a size."""
+        return [other for other in self._loads.values() if other is not load and other.least_bytes]
+
+    def _list_twins(self, entry: _Entry) -> tuple[str, ...]:
+        """The other names that have what this one has loaded."""
+        return tuple(
+            other.name
+            for other in entry.load.entries
+            if other is not entry and other.session is not None and not other.is_leaving
+        )
+
+    def _check_fit(self, record: ModelRecord, others: Sequence[_Load]) -> int:
         """The least that a model takes, with the smallest cache; raises DoesNotFit where pinned ones leave less."""
         needed_bytes = measure_weights(record, self._settings) + (self._settings.arena_bytes or MIN_ARENA_BYTES)
-        pinned_bytes = sum(other.size_bytes for other in others if other.is_pinned)
+        pinned_bytes = sum(other.least_bytes for other in others if other.is_pinned)
         if needed_bytes > self.budget_bytes - pinned_bytes:
             raise DoesNotFit(record.short_name, needed_bytes, self.budget_bytes, pinned_bytes)
         return needed_bytes
+
+    def _leave_load(self, load: _Load) -> None:
+        """From now on none of the names is for anybody new."""
+        for entry in list(load.entries):
+            self._leave(entry)
 
     def _leave(self, entry: _Entry) -> None:
         """From now on the entry is for nobody new; it goes with its last lease."""
@@ -349,11 +498,14 @@ class ModelPool:
         left_s = 0.0 if entry.is_leaving else entry.expires_at_s - self._clock()
         if left_s <= 0:
             entry.is_leaving = True
-            task = asyncio.create_task(self._close(entry, 0.0))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close_soon(self._close(entry, 0.0))
         elif left_s < math.inf:
             entry.timer = asyncio.get_running_loop().call_later(left_s, self._end_if_due, entry)
+
+    def _close_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _close(self, entry: _Entry, drain_s: float) -> None:
         """Stop a model's session; its memory is free afterwards."""
@@ -366,12 +518,28 @@ class ModelPool:
             await entry.gone.wait()
             return
         entry.loading = None
-        await session.stop(drain_s)
+        session.leave()
         del session
-        with contextlib.suppress(EngineStopped):  # the pool is being stopped
-            await self._loader.run(return_free_memory)
+        entry.load.entries.remove(entry)
+        await self._close_unused(entry.load, drain_s)
         self._forget(entry)
         logger.info("%s is unloaded", entry.name)
+
+    async def _close_unused(self, load: _Load, drain_s: float) -> None:
+        """Stop the engine of a load that no name has any more; its memory is free afterwards."""
+        if load.entries or load.session is None:
+            return
+        await load.session.stop(drain_s)
+        load.session = load.opening = None
+        with contextlib.suppress(EngineStopped):  # the pool is being stopped
+            await self._loader.run(return_free_memory)
+        self._drop(load)
+        self._close_soon(self._divide())
+
+    def _drop(self, load: _Load) -> None:
+        if self._loads.get(load.files) is load:
+            del self._loads[load.files]
+        load.gone.set()
 
     def _forget(self, entry: _Entry) -> None:
         if entry.timer is not None:
@@ -399,6 +567,17 @@ class ModelPool:
         return entry.loading
 
 
-def _rank_to_leave(entry: _Entry) -> tuple[bool, float]:
-    """Order in which models make room, the lowest first: idle ones before those in use, then the longest unused."""
-    return entry.leases > 0, entry.used_at_s
+def _start(work: Coroutine[Any, Any, AsyncSession]) -> asyncio.Task[AsyncSession]:
+    """A task that may have nobody to tell of its failure."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+def _describe_memory(session: AsyncSession) -> str:
+    cache = session.measure_cache()
+    sizes = (
+        f"{nbytes / 2**20:.0f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:.1f} GiB"
+        for nbytes in (session.weight_bytes, cache.max_bytes, cache.in_use_bytes)
+    )
+    return "weights {}, cache up to {}, in use {}".format(*sizes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +36,7 @@ from mlxr.service.catalogue import open_registry
 from mlxr.service.ranks import RankGroup, start_group
 from mlxr.service.session import Session
 from mlxr.service.thought_budget import Thinking
-from mlxr.tokenizers import chat_template_from_source
+from mlxr.tokenizers import ChatTemplate, chat_template_from_source
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +117,42 @@ def open_record(
     needs_draft: bool = False,
 ) -> LoadedModel:
     """The model of a record, under its name and with the record's chat template where it has one."""
+    loaded = open_files(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=needs_draft)
+    with closing_on_failure(loaded):
+        return replace(loaded, chat_template=find_template(record, loaded))
+
+
+def open_files(
+    record: ModelRecord,
+    settings: Settings,
+    progress: Progress | None = None,
+    *,
+    needs_chat_template: bool = False,
+    needs_draft: bool = False,
+) -> LoadedModel:
+    """`open_record` with the chat template of the files."""
     needs_own_template = needs_chat_template and record.template is None
     loaded = replace(_load(record.path, settings, progress, needs_own_template), name=record.short_name)
-    if needs_draft:
-        loaded = add_draft(loaded, settings)
+    return add_draft(loaded, settings) if needs_draft else loaded
+
+
+def find_template(record: ModelRecord, loaded: LoadedModel) -> ChatTemplate | None:
+    """The chat template of a record whose files are loaded: its own, or the files'. Raises TemplateError."""
     if record.template is None:
-        return loaded
-    template = chat_template_from_source(record.template, loaded.tokenizer, loaded.chat_template)
-    return replace(loaded, chat_template=template)
+        return loaded.chat_template
+    return chat_template_from_source(record.template, loaded.tokenizer, loaded.chat_template)
+
+
+@contextmanager
+def closing_on_failure(*opened: LoadedModel | None) -> Iterator[None]:
+    """What fails within closes the models that are open."""
+    try:
+        yield
+    except BaseException:
+        for loaded in opened:
+            if loaded is not None:
+                loaded.close()
+        raise
 
 
 def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
@@ -131,30 +161,29 @@ def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
     On a GPU the draft model has a context of its own. Raises SettingError, with `loaded` closed, where the draft model
     cannot be had or has other tokens.
     """
-    path = find_draft_path(loaded.path, settings)
-    if loaded.ctx.device not in HOST_DEVICES and (path is None or settings.draft == "auto"):
-        return loaded
-    if path is None:
-        return _add_head(loaded, settings)
-    try:
-        if read_eagle(path) is not None:
-            head = loaded.load_eagle(path)
-            return replace(loaded, head=head, weight_bytes=loaded.weight_bytes + head.weight_bytes)
-    except MlxrError as error:
-        loaded.close()
-        raise SettingError(f"draft: {error}") from error
-    draft: LoadedModel | None = None
-    try:
-        shared = loaded.ctx if loaded.ctx.gpu is None else None
-        draft = load(path, context_tokens=None, device=loaded.ctx.device, ctx=shared)
+    with closing_on_failure(loaded):
+        path = find_draft_path(loaded.path, settings)
+        if loaded.ctx.device not in HOST_DEVICES and (path is None or settings.draft == "auto"):
+            return loaded
+        if path is None:
+            return _add_head(loaded, settings)
+        try:
+            if read_eagle(path) is not None:
+                head = loaded.load_eagle(path)
+                return replace(loaded, head=head, weight_bytes=loaded.weight_bytes + head.weight_bytes)
+            draft = _load_draft(loaded, path, settings)
+        except MlxrError as error:
+            raise SettingError(f"draft: {error}") from error
+        return replace(loaded, draft=draft, weight_bytes=loaded.weight_bytes + draft.weight_bytes)
+
+
+def _load_draft(loaded: LoadedModel, path: Path, settings: Settings) -> LoadedModel:
+    shared = loaded.ctx if loaded.ctx.gpu is None else None
+    draft = load(path, context_tokens=None, device=loaded.ctx.device, ctx=shared)
+    with closing_on_failure(draft):
         draft = replace(draft, name=draft.name if settings.draft == "auto" else settings.draft)
         check_vocabulary(loaded, draft)
-    except MlxrError as error:
-        for opened in (draft, loaded):
-            if opened is not None:
-                opened.close()
-        raise SettingError(f"draft: {error}") from error
-    return replace(loaded, draft=draft, weight_bytes=loaded.weight_bytes + draft.weight_bytes)
+    return draft
 
 
 def _add_head(loaded: LoadedModel, settings: Settings) -> LoadedModel:
@@ -165,7 +194,6 @@ def _add_head(loaded: LoadedModel, settings: Settings) -> LoadedModel:
         head = loaded.load_head()
     except ModelError as error:
         if settings.draft == "mtp":
-            loaded.close()
             raise SettingError(f"draft: {error}") from error
         logger.warning("%s; answers go on without it", error)
         return loaded
@@ -196,7 +224,8 @@ def _load(
     try:
         loaded = _load_on(path_or_name, settings, progress, needs_chat_template, group)
         if group is not None:
-            group.wait_ready()
+            with closing_on_failure(loaded):
+                group.wait_ready()
     except BaseException:
         if group is not None:
             group.close()

@@ -122,10 +122,11 @@ def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
     if settings.draft not in ("auto", "off"):
         raise SettingError("draft: several GPUs take no drafts; leave it at auto, or set gpus to 1")
     ctx = open_first(device, count)
-    processes = [RankProcess(rank, device, count) for rank in range(1, count)]
+    processes: list[RankProcess] = []
     given = {"path": str(path), "device": device, "count": count, "context_tokens": settings.context_tokens}
-    greetings = {process.rank: json.dumps(given | {"rank": process.rank}).encode() for process in processes}
     try:
+        processes.extend(RankProcess(rank, device, count) for rank in range(1, count))
+        greetings = {process.rank: json.dumps(given | {"rank": process.rank}).encode() for process in processes}
         join_first(ctx, {process.rank: process.link for process in processes}, greetings)
     except BaseException as error:
         for process in processes:

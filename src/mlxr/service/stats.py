@@ -32,12 +32,14 @@ class ExpertRows:
 class MemoryUse:
     """Bytes that a model and its cache take now.
 
-    The arena is taken up page by page: `used_bytes` by requests, `shared_bytes` of these by several at once,
+    Of the `arena_bytes` that the cache may take, `in_use_bytes` are memory now. It is taken up page by page:
+    `used_bytes` by requests, `shared_bytes` of these by several at once,
     `cached_bytes` by what earlier requests left for later ones. `disk_bytes` are this model's pages in the store.
     """
 
     weight_bytes: int
     arena_bytes: int
+    in_use_bytes: int
     used_bytes: int
     shared_bytes: int
     cached_bytes: int
@@ -50,6 +52,7 @@ def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
     return MemoryUse(
         weight_bytes=weight_bytes,
         arena_bytes=engine.arena_bytes,
+        in_use_bytes=engine.cache_in_use_bytes,
         used_bytes=engine.used_bytes,
         shared_bytes=engine.shared_bytes,
         cached_bytes=engine.cached_bytes,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from mlxr.cache.kv_cache import KVCache
 from mlxr.engine.drafts.costs import MOST_ROWS, StepCosts
 from mlxr.engine.drafts.credit import Credit
 from mlxr.engine.drafts.draft_model import DraftModel
@@ -198,8 +199,13 @@ class Planner:
         return {key: offers[key][0][:length] for key, length in lengths.items()}
 
     @property
+    def cache(self) -> KVCache | None:
+        """The draft model's cache, if there is one."""
+        return None if self.model is None else self.model.cache
+
+    @property
     def arena_bytes(self) -> int:
-        """Bytes of the draft model's cache."""
+        """Bytes that the draft model's cache may take."""
         return 0 if self.model is None else sum(group.arena.nbytes for group in self.model.cache.groups)
 
     def check(self, drafters: Iterable[Drafter | None]) -> None:

@@ -63,7 +63,11 @@ class Tags(ReplyModel):
 
 
 class LoadedModel(ReplyModel):
-    """A model in memory; `size_vram` is the part of it on a GPU."""
+    """A model in memory; `size` is what it takes now, `size_vram` the part of it on a GPU.
+
+    Ollama has no words for the rest: weights, what the cache takes now and at most, and the other names of what is
+    loaded, which takes its memory once.
+    """
 
     name: str
     model: str
@@ -73,6 +77,10 @@ class LoadedModel(ReplyModel):
     expires_at: str
     size_vram: int
     context_length: int
+    weights_bytes: int
+    cache_in_use_bytes: int
+    cache_max_bytes: int
+    shared_with: list[str]
 
 
 class Processes(ReplyModel):
@@ -206,13 +214,19 @@ def _describe_listed(record: ModelRecord) -> ListedModel:
 
 
 def _describe_loaded(model: RunningModel) -> LoadedModel:
+    cache, weights_bytes = model.session.measure_cache(), model.session.weight_bytes
+    size_bytes = weights_bytes + cache.in_use_bytes
     return LoadedModel(
         name=model.name,
         model=model.name,
-        size=model.size_bytes,
+        size=size_bytes,
         digest=model.record.digest,
         details=describe(model.record),
         expires_at=format_time(model.expires_at or datetime.now(UTC) + FOR_EVER),
-        size_vram=0,
+        size_vram=0 if model.session.is_on_host else size_bytes,
         context_length=model.context_tokens,
+        weights_bytes=weights_bytes,
+        cache_in_use_bytes=cache.in_use_bytes,
+        cache_max_bytes=cache.max_bytes,
+        shared_with=list(model.shared_with),
     )

@@ -1,0 +1,131 @@
+"""What fails while a model opens leaves nothing open: no file, no thread, no other process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxr import llm
+from mlxr.core.errors import MlxrError
+from mlxr.core.settings import Settings
+from mlxr.loading import ASSETS
+from mlxr.service import async_session, model_pool, opening, ranks
+from mlxr.service.opening import open_model
+
+DEMO = str(ASSETS / "demo.gguf")
+SETTINGS = Settings(threads=1, arena_bytes=2**22)
+
+
+class Group:
+    """The processes of other GPUs, as far as closing goes."""
+
+    failure = None
+    free_bytes = None
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Group:
+    """That of every model that is opened by `_load`."""
+    made, load = Group(), opening._load
+    monkeypatch.setattr(opening, "_load", lambda *arguments: replace(load(*arguments), group=made))
+    return made
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise MlxrError("it failed")
+
+
+def count_engines() -> int:
+    return sum(thread.name == "mlxr-engine" and thread.is_alive() for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("part", ["Adapters", "build_engine", "warm_up", "build_session"])
+def test_a_model_that_cannot_be_opened_is_closed(part: str, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, part, fail)
+    with pytest.raises(MlxrError, match="it failed"):
+        llm.LLM(DEMO, threads=1, arena_bytes=2**22)
+    assert group.closed == 1
+
+
+def test_an_adapter_that_is_none_closes_the_model(group: Group, tmp_path: Path) -> None:
+    with pytest.raises(MlxrError):
+        llm.LLM(DEMO, threads=1, arena_bytes=2**22, adapter=tmp_path)
+    assert group.closed == 1
+
+
+@pytest.mark.parametrize("part", ["SessionAdapters", "build_engine", "warm_up", "PreparingThreads", "Preparation"])
+def test_a_session_that_cannot_be_opened_is_closed(part: str, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = count_engines()
+    monkeypatch.setattr(async_session, part, fail)
+    with pytest.raises(MlxrError, match="it failed"):
+        async_session.AsyncSession(open_model(DEMO, SETTINGS), SETTINGS)
+    assert (group.closed, count_engines()) == (1, engines)
+
+
+@pytest.mark.parametrize("part", ["find_draft_path", "_add_head"])
+def test_a_draft_model_that_cannot_be_had_closes_the_model(
+    part: str, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, part, fail)
+    path = ASSETS / "demo-draft.gguf"
+    with pytest.raises(MlxrError, match="it failed"):
+        open_model(path, SETTINGS, needs_draft=True)
+    assert group.closed == 1
+
+
+def test_a_template_that_is_none_closes_the_model(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "chat_template_from_source", fail)
+    monkeypatch.setattr(model_pool, "find_own_adapter", lambda *_: None)
+    record: Any = type("Record", (), {"path": Path(DEMO), "template": "x", "short_name": "demo", "system": None})
+    opens: list[Callable[[], object]] = [
+        lambda: opening.open_record(record, SETTINGS),
+        lambda: model_pool.open_session(record, SETTINGS, 2**22),
+    ]
+    for number, open_again in enumerate(opens):
+        with pytest.raises(MlxrError, match="it failed"):
+            open_again()
+        assert group.closed == number + 1
+
+
+def test_ranks_that_fail_to_load_leave_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Ranks(Group):
+        ctx = None
+        wait_ready = fail
+
+        def close(self) -> None:
+            closed.append("ranks")
+
+    loaded: Any = type("Loaded", (), {"close": lambda self: closed.append("model")})()
+    monkeypatch.setattr(opening, "start_group", lambda *_: Ranks())
+    monkeypatch.setattr(opening, "load", lambda *_, **__: loaded)
+    with pytest.raises(MlxrError, match="it failed"):
+        open_model(DEMO, replace(SETTINGS, gpus=2))
+    assert sorted(closed) == ["model", "ranks"]
+
+
+def test_ranks_that_were_started_end_when_another_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[int] = []
+
+    def start(rank: int, *_: object) -> Any:
+        if rank == 2:
+            raise OSError("no more processes")
+        return type("Process", (), {"rank": rank, "stop": lambda self: stopped.append(rank)})()
+
+    monkeypatch.setattr(ranks, "open_first", lambda *_: None)
+    monkeypatch.setattr(ranks, "RankProcess", start)
+    with pytest.raises(MlxrError):
+        ranks.start_group(Path(DEMO), "emulated", replace(SETTINGS, gpus=3))
+    assert stopped == [1]
