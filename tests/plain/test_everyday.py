@@ -20,7 +20,7 @@ def make_case(place: str, markers: tuple[str, ...] = (), **values: int) -> Any:
         path=everyday.ROOT / path,
         nodeid=f"{path}::{name}{suffix}",
         callspec=SimpleNamespace(indices=values),
-        get_closest_marker=lambda wanted: wanted in markers or None,
+        get_closest_marker=lambda wanted: SimpleNamespace(args=(3,)) if wanted in markers else None,
     )
 
 
@@ -48,6 +48,11 @@ def test_a_full_cross_takes_as_many_cases_as_its_longest_parameter() -> None:
 def test_one_list_of_cases_stays_whole() -> None:
     cases = [make_case("tests/engine/test_x.py::test_y", a=at, b=at) for at in range(30)]
     assert choose(cases) == cases
+
+
+def test_of_a_sampled_test_every_third_case_runs() -> None:
+    cases = [make_case("tests/engine/test_x.py::test_y", ("sampled",), a=at) for at in range(8)]
+    assert choose(cases) == cases[::3]
 
 
 @pytest.mark.parametrize("is_quick", [False, True])

@@ -2,7 +2,7 @@
 
 - `--thorough`, as in continuous integration: every test, and random ones at full length (amounts.py).
 - Every day: tests that are marked `slow` are left out, and of a test with several parameters so many cases run that
-  each value of each parameter is in one. Of the folders that take longest, the GPU's kernels and the page, it is the
+  each value of each parameter is in one; of one that is marked `sampled(n)`, it is every n-th of these. Of the folders that take longest, the GPU's kernels and the page, it is the
   first case of each test marked `smoke`, unless their sources are changed.
 - `--quick`: of the tests of every day, those of the packages that are changed, and the first case of each test of
   the folders that need no model.
@@ -53,7 +53,8 @@ def choose(cases: Sequence[Any], *, is_quick: bool, changed: Iterable[str]) -> l
         elif is_quick and not is_changed:
             chosen = group[:1] if folder in ALWAYS_QUICK else []
         else:
-            chosen = cover(group)
+            sampled = group[0].get_closest_marker("sampled")
+            chosen = cover(group)[:: sampled.args[0] if sampled else 1]
         kept.update(map(id, chosen))
     return [case for case in cases if id(case) in kept]
 
@@ -118,4 +119,5 @@ def _folder(case: Any) -> str:
 def mark(config: pytest.Config) -> None:
     """Tell pytest of the markers."""
     config.addinivalue_line("markers", "slow: takes more than a second or two; left out of everyday runs")
+    config.addinivalue_line("markers", "sampled(n): of the cases that would run every day, every n-th does")
     config.addinivalue_line("markers", "smoke: a test of the GPU's kernels or of the page that runs every day")
