@@ -15,6 +15,7 @@ import time
 from itertools import cycle
 from pathlib import Path
 
+import pytest
 from amounts import choose_amount
 from cache_world import FULL, PAGE_SIZE, STATE, World
 
@@ -58,6 +59,7 @@ def start_children(folder: Path) -> None:
         print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
+@pytest.mark.slow
 def test_thirty_kills(tmp_path: Path) -> None:
     rng = random.Random(17)
     half_written = disk_hit_tokens = 0

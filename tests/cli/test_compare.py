@@ -76,6 +76,7 @@ def results() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_our_side_alone(compare: ModuleType, models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results" / "out.json"
     only = ("--only", "q8_0/*", "q4_k_m/prefill-4096", "q4_k_m/batch-4")
@@ -125,6 +126,7 @@ ONE_ROUND = ["probe", "mlxr", "llama.cpp"]
 ONE_TURN = ["mlxr", "probe", "mlxr", "llama.cpp", "probe", "llama.cpp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "last"), [((), ONE_ROUND * 2), (("--apart",), ONE_TURN)], ids=["", "apart"])
 def test_two_sides_take_turns(
     compare: ModuleType,

@@ -153,6 +153,7 @@ def test_a_budget_for_experts_counts_as_what_the_weights_take(moe_gguf: Path, gg
     assert measure_weights(record, Settings(expert_bytes=2**20)) == 10**7 - expert_bytes + 2**20
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_setting(synthetic: ModuleType, tmp_path: Path) -> None:
     """A model of 108 MiB, of whose experts 24 MiB may be in memory: every one of them is used."""
     shape = replace(

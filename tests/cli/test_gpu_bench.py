@@ -56,6 +56,7 @@ def results() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mlx.core", reason="mlx is not installed")
     path = tmp_path / "results" / "gpu.json"
@@ -199,6 +200,7 @@ class FailingSide:
         self._is_open = False
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_and_ends_nothing(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("mlx.core", reason="mlx is not installed")
     importlib.import_module("gpu_comparison.side")

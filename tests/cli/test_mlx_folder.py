@@ -80,6 +80,7 @@ def test_the_reference_computes_what_the_numbers_mean(pair: tuple[Path, Path]) -
     assert np.array_equal(score(quantised, "reference"), score(plain, "reference"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", MAX_ERROR)
 def test_devices_compute_it_too(pair: tuple[Path, Path], device: str) -> None:
     try:

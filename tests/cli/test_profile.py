@@ -58,6 +58,7 @@ def test_profile(gguf: Path, tmp_path: Path, mlxr: Run) -> None:
     assert "without profiling" in printed
 
 
+@pytest.mark.slow
 def test_profile_of_a_gpu_has_grids(gguf: Path, tmp_path: Path, mlxr: Run) -> None:
     pytest.importorskip("mlx.core", reason="mlx is not installed")
     if shutil.which("c++") is None:

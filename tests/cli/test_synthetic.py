@@ -25,6 +25,7 @@ MODELS = [("tiny-bpe", recipe.name) for recipe in RECIPES]
 MODELS += [("tiny-moe", "q4_k_m"), ("tiny-oss", "mxfp4"), ("tiny-delta", "q4_k_m")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "recipe"), MODELS)
 def test_every_type_gives_finite_logits(shape: str, recipe: str, synthetic: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"

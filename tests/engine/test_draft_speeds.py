@@ -34,6 +34,7 @@ def _no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lookup, "propose", lambda *_: [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sureness", [0.1, 0.7])
 def test_a_gpu_asks_a_draft_model_that_is_right_in_most_cases(sureness: float) -> None:
     """However sure it says it is, though steps without drafts run ahead and are shorter."""
@@ -42,6 +43,7 @@ def test_a_gpu_asks_a_draft_model_that_is_right_in_most_cases(sureness: float) -
     assert statistics.mean(gains) > 0.92 * H200.best_gain(0.7, MOST_TOKENS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("agrees", "share"), [(0.5, 0.93), (0.7, 0.92), (0.9, 0.84)])
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_drafts_are_about_as_long_as_is_best(machine: Machine, agrees: float, share: float) -> None:
@@ -50,6 +52,7 @@ def test_drafts_are_about_as_long_as_is_best(machine: Machine, agrees: float, sh
     assert statistics.mean(gains) > share * machine.best_gain(agrees, MOST_TOKENS)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("batches", [(1, 1, 1), (1,) * 9, (2, 2), (1, 2, 4, 1), (8,)], ids=str)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_drafts_that_are_never_right_cost_little(machine: Machine, batches: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ FULL, WINDOW = CacheShape(1, 4), CacheShape(1, 4, window=512)
 GEMMA: tuple[LayerCache, ...] = (WINDOW,) * 5 + (FULL,)
 
 
+@pytest.mark.slow
 def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
     """Eight sequences of 8,192 tokens, five of six layers with a window of 512: bytes held at most, and reserved."""
     peaks, saved = [], []

@@ -60,6 +60,7 @@ def assert_close_to_bf16(result: Floats, story: Story, window: int | None) -> No
     assert np.sqrt(np.mean((result - exact) ** 2)) < 0.01 * exact.std() + 1e-6
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
 @pytest.mark.parametrize(("contexts", "heads", "kv_heads", "head_dim", "page_size", "window"), SHAPES)
 def test_is_right_and_has_equal_bits_everywhere(
@@ -103,6 +104,7 @@ def test_agrees_with_the_reference(kv_type: KVType) -> None:
     np.testing.assert_allclose(result, compute(REFERENCE, story, cache, parts, 50), rtol=2e-5, atol=tolerance)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kv_type", "window", "shape"), choose_pairs(["bf16", "f16", "q8"], [None, 100], [(8, 2, 64), (3, 1, 80)])
 )

@@ -93,6 +93,7 @@ def fill_zeros(story: Story) -> Cache:
     return cache
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kv_type", ["bf16", "f16", "q8"])
 @pytest.mark.parametrize(("softcap", "sunk"), KINDS)
 def test_token_has_the_same_bits_however_it_is_computed(

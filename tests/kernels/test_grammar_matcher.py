@@ -270,6 +270,7 @@ def child_script() -> Callable[[str], subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "os._exit(0)", "sys.exit(0)"])
 def test_a_process_may_end_with_masks_to_come(
     child_script: Callable[[str], subprocess.CompletedProcess[str]], ending: str

@@ -195,6 +195,7 @@ def test_equals_float64_product(type_name: str, isa: str) -> None:
             np.testing.assert_allclose(result, product, rtol=0, atol=slack, err_msg=f"{rows} x {columns}, {tokens}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_name", TYPES)
 def test_same_bits_for_any_batch_threads_and_isa(type_name: str) -> None:
     columns, rows, tokens = 1024, 75, 130

@@ -118,6 +118,7 @@ def test_no_state_is_a_state_of_zeros(cpu: Context, mixer: Mixer) -> None:
     assert_equal_bits(pool[2, AHEAD : AHEAD + mixer.floats], pool[8, AHEAD : AHEAD + mixer.floats])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "isa"), choose_each(list(MIXERS), load_native().available_isas()))
 def test_every_input_counts(name: str, isa: str) -> None:
     cpu, mixer = Context("cpu", threads=2, isa=isa), MIXERS[name]

@@ -74,6 +74,7 @@ def mix_steps(
     return out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_bits_are_those_of_each_step_alone(kind: str, isa: str) -> None:

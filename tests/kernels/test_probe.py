@@ -15,6 +15,7 @@ native = pytest.importorskip("mlxr._native", reason="the native module is not bu
 MIB = 1 << 20
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isa", native.available_isas())
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_tier_measures(isa: str, threads: int) -> None:

@@ -341,6 +341,7 @@ def list_cases() -> list[tuple[str, str, str]]:
     return wanted if amounts.is_thorough else [*wanted, *(("a long prompt", kind, "portable") for kind in SLOW_KINDS)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "name", "isa"), list_cases())
 def test_equal_to_the_operators_one_by_one(shape: str, name: str, isa: str) -> None:
     kind, batch = KINDS[name], make_batch(*BATCHES[shape])

@@ -65,6 +65,7 @@ TEN = np.log(floats(0.02, 0.22, 0.05, 0.3, 0.01, 0.03, 0.12, 0.15, 0.04, 0.06))
 SEEN = {"history_ids": ints(3, 0, 7), "history_counts": ints(0, 1, 4)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -120,6 +120,7 @@ def open_schedule(
     return engine, adapters
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", ["llama-gqa-64", "mixtral"])
 @pytest.mark.parametrize("schedule", range(6))
 def test_an_answer_has_the_same_bits_whatever_runs_beside_it(schedule: int, case: str, tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def open_sessions(chance: random.Random, made: Made, drafter: str) -> Iterator[t
                 yield engine, session
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_text_with_drafts_is_text_without(made: Made, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And all that could have made it differ happened. Models and heads guess alone, or beside the text itself."""

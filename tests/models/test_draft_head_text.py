@@ -95,6 +95,7 @@ def choose_params(chance: random.Random) -> SamplingParams:
     return SamplingParams(max_tokens=most, seed=5, logprobs=0, n=n, **{"temperature": 0.0, **kind})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_text_is_the_same_whatever_happens_to_pages_and_states(case: str) -> None:
     drafted = 0

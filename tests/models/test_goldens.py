@@ -485,6 +485,7 @@ CPU_ERRORS = [
 WITHOUT_EXPERTS = [case for case in CASES if not count_experts(read_golden(case)[0])]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("type_name", "kv_type", "allowed"), CPU_ERRORS)
 @pytest.mark.parametrize("case", WITHOUT_EXPERTS)
 def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: str, allowed: float) -> None:

@@ -85,6 +85,7 @@ def check_batch(type_name: str, isa: str | None = None) -> None:
     np.testing.assert_array_equal(decode[8:17], run(model, PROMPT[:9]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_name", WEIGHT_TYPES)
 def test_chunks_and_threads_give_equal_bits(type_name: str) -> None:
     check_chunks_and_threads(type_name, PROMPT, None, "bf16")
@@ -95,12 +96,14 @@ def test_batch_gives_equal_bits(type_name: str) -> None:
     check_batch(type_name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_k"])
 def test_a_prompt_longer_than_the_chunk_gives_equal_bits(type_name: str) -> None:
     for kv_type in ("bf16", "f16", "q8"):
         check_chunks_and_threads(type_name, make_tokens(CONFIG, 600, 2), None, kv_type)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type_name", ["f32", "f16", "bf16", "q5_1", "q3_k", "q4_k", "q6_k", "mxfp4"])
 def test_every_instruction_set_is_invariant(type_name: str, isa: str) -> None:

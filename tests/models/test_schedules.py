@@ -155,6 +155,7 @@ def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build
         assert collect(events[request]) == answer_alone(kind, kv_type, prompt, tokens, n)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(choose_amount(200)))
 @pytest.mark.parametrize("kinds", [UNIFORM, MIXED], ids=["one window", "several groups"])
 def test_windows_change_no_bit(seed: int, kinds: tuple[Windows, ...], tmp_path: Path) -> None:
@@ -162,6 +163,7 @@ def test_windows_change_no_bit(seed: int, kinds: tuple[Windows, ...], tmp_path: 
     run_schedule(chance, chance.choice(kinds), tmp_path if seed % 4 == 0 else None)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> None:
     tiers = [isa for isa in ISAS if isa in load_native().available_isas()]

@@ -70,6 +70,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftModel, "_may_read", lambda *_: True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("draft", ["auto", "ngram", "demo-draft", "demo"])
 def test_random_answers_are_those_without_drafts(plain: LLM, draft: str) -> None:

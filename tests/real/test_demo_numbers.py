@@ -39,6 +39,7 @@ def score(model: str | Path, device: str = "cpu", tokens: int = 1025, kv_type: s
         return score_text(build_engine(loaded, settings), loaded.tokenizer, text, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_native_kernels_lose_nothing_against_the_reference(name: str, files: dict[str, Path]) -> None:
     native, reference = score(files[name]), score(files[name], "reference")
@@ -46,12 +47,14 @@ def test_native_kernels_lose_nothing_against_the_reference(name: str, files: dic
     assert native.perplexity / reference.perplexity - 1 < MAX_LOSS_AGAINST_REFERENCE
 
 
+@pytest.mark.slow
 def test_bf16_pages_lose_nothing_against_f16(files: dict[str, Path]) -> None:
     for model in ("demo", files["f16"]):
         half, packed = (score(model, tokens=6000, kv_type=kv_type).perplexity for kv_type in ("f16", "bf16"))
         assert packed / half - 1 < 0.001
 
 
+@pytest.mark.slow
 def test_q8_pages_lose_little(files: dict[str, Path]) -> None:
     half, small = (score(files["f16"], tokens=6000, kv_type=kv_type).perplexity for kv_type in ("f16", "q8"))
     assert small / half - 1 < 0.005

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from contextlib import closing
 
+import pytest
 from jsonschema import Draft202012Validator
 from schema_maker import make_schema
 
@@ -37,6 +38,7 @@ def answer_all(loaded: LoadedModel, settings: Settings, compiler: GrammarCompile
     return {index: tokenizer.decode(texts[index]) for index in texts if reasons[index] is FinishReason.STOP}
 
 
+@pytest.mark.slow
 def test_finished_answers_validate() -> None:
     settings = resolve({"context_tokens": 512, "max_sequences": 64})
     with open_model("demo", settings) as loaded:

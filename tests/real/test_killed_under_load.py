@@ -72,6 +72,7 @@ def kill_under_load(folder: Path, number: int, delay_s: float) -> None:
         child.kill()
 
 
+@pytest.mark.slow
 def test_every_restart_serves_the_right_bits(tmp_path: Path, expected: dict[int, list[Completion]]) -> None:
     chance = random.Random(11)
     disk_tokens = 0

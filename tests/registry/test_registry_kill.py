@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from fake_hub import Behaviour, FakeHub
 from paper_models import inspect_paper, make_model, paper_registry
 
@@ -83,6 +84,7 @@ def check_models(registry: Registry) -> int:
     return len(records)
 
 
+@pytest.mark.slow
 def test_forty_kills(tmp_path: Path) -> None:
     rng, folder = random.Random(11), tmp_path / "store"
     listed = half_pulls = leftovers = 0

@@ -15,6 +15,7 @@ PROMPT = (Path(__file__).parents[1] / "real" / "held_out.txt").read_text()[:4500
 BODY = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_the_prompt_comes_back(tmp_path: Path) -> None:
     settings = {"store_bytes": "256M", "store_folder": tmp_path / "pages", "models_folder": tmp_path}
     with (

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 
 import httpx
+import pytest
 from running_server import MakeServer, used_pages, wait_until
 
 CLIENTS = 48
@@ -85,6 +86,7 @@ async def load(url: str, seed: int) -> None:
         assert len(answer.tokens) == answer.counted
 
 
+@pytest.mark.slow
 def test_48_streams_of_which_a_quarter_leave(make_server: MakeServer) -> None:
     running = make_server(arena_bytes="24M", max_sequences=24, prefill_chunk_tokens=64, threads=None)
     asyncio.run(load(running.url, seed=1))

@@ -60,6 +60,7 @@ def document(fuzzed: RunningServer) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_dict(described)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_no_request_breaks_the_server(
     fuzzed: RunningServer, document: schemathesis.BaseSchema, mode: GenerationMode

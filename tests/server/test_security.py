@@ -328,6 +328,7 @@ def test_drops_of_a_body_do_not_keep_a_request_open(make_server: MakeServer) -> 
         assert time.monotonic() - start_s < 5
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_no_silence(make_server: MakeServer) -> None:
     with make_server(request_timeout_s=1).client() as client:
         body = {"prompt": "import os", "max_tokens": 1500, "n": 4, "ignore_eos": True, "stream": True}
@@ -402,6 +403,7 @@ def test_small_pieces_are_sent_at_once() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.slow
 def test_a_refused_body_is_let_go_at_once(make_server: MakeServer) -> None:
     """Errors hold the functions that they came through, and these the body, until Python looks for such circles."""
     message = {"role": "user", "content": "one of very many words " * 20}

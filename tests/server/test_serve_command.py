@@ -89,6 +89,7 @@ def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], s
     assert request["tokens"] < 1500
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mlxr.loading import find_model
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -17,6 +19,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, BENCH / script, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_load(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = run("server_load.py", "--clients", "8", "--seconds", "2", "--json", str(file))
@@ -28,6 +31,7 @@ def test_load(tmp_path: Path) -> None:
     assert figures["used_pages"] == 0
 
 
+@pytest.mark.slow
 def test_compare_alone(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     few = ("--rounds", "2", "--seconds", "0.3", "--clients", "1", "3", "--chat-rounds", "1", "--tokens", "4")
@@ -41,6 +45,7 @@ def test_compare_alone(tmp_path: Path) -> None:
         assert row["ratios"] == {}
 
 
+@pytest.mark.slow
 def test_resume_across_restarts(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     few = ("--turns", "3", "--conversations", "2", "--beginning-tokens", "600", "--answer-tokens", "8")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import ollama
+import pytest
 from running_server import spawn_server
 
 from mlxr.core.settings import resolve
@@ -44,6 +45,7 @@ def work(url: str, seed: int) -> None:
                         api.delete(rng.choice([name, f"hf.co/me/r{rng.randrange(REPOSITORIES)}"]))
 
 
+@pytest.mark.slow
 def test_kills(tmp_path: Path) -> None:
     rng, folder = random.Random(5), tmp_path / "models"
     registry = open_registry(resolve({"models_folder": folder}, {}))

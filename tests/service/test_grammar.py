@@ -285,6 +285,7 @@ def test_old_grammars_are_forgotten(demo_compiler: GrammarCompiler, monkeypatch:
     assert len(demo_compiler._compiled) == 3
 
 
+@pytest.mark.slow
 def test_large_grammars_take_bounded_memory(demo: Tokenizer, host: Context | None) -> None:
     compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
     before = read_resident_bytes()
@@ -300,6 +301,7 @@ def read_resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [

@@ -110,6 +110,7 @@ def test_a_vocabulary_that_the_library_refuses_is_an_error(demo: LoadedModel, vo
         open_library(vocabulary, [demo.config.vocab_size + 5], [], demo.ctx)
 
 
+@pytest.mark.slow
 def test_matchers_keep_what_they_need(demo: LoadedModel, vocabulary: GrammarVocabulary) -> None:
     library = open_library(vocabulary, demo.tokenizer.eos_ids, [], demo.ctx)
     matcher, there = library.open_matcher(SOURCE, LIMITS), weakref.ref(library)

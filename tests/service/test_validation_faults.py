@@ -77,6 +77,7 @@ def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyP
         assert not replace(found, product_error=0.0).agree, found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kv_type", ["bf16", "q8"])
 @pytest.mark.parametrize("type_name", ["q8_0", "f16"])
 def test_right_engines_agree(kv_type: str, type_name: str, tmp_path: Path) -> None:

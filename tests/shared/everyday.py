@@ -1,9 +1,10 @@
 """Chooses which tests a run is made of: all of them, those of every day, or the quick ones.
 
 - `--thorough`, as in continuous integration: every test, and random ones at full length (amounts.py).
-- Every day: tests that are marked `slow` are left out, and of a test with several parameters so many cases run that
-  each value of each parameter is in one; of one that is marked `sampled(n)`, it is every n-th of these. Of the folders that take longest, the GPU's kernels and the page, it is the
-  first case of each test marked `smoke`, unless their sources are changed.
+- Every day: tests that are marked `slow` are left out. Of a test with several parameters so many cases run that each
+  value of each parameter is in one; where it is marked `sampled(n)`, every n-th of these. Of the folders that take
+  longest, the GPU's kernels and the page, it is the first case of each test marked `smoke`, unless their sources are
+  changed.
 - `--quick`: of the tests of every day, those of the packages that are changed, and the first case of each test of
   the folders that need no model.
 

@@ -37,6 +37,7 @@ def render(workers: TemplateWorkers, source: str, **variables: object) -> str:
     return workers.render(source, "test", variables, NOW)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
