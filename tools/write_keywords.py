@@ -23,9 +23,11 @@ TYPES = {
     "path": "str | Path",
     "text": "str",
     "list": "str | list[str] | tuple[str, ...]",
+    "object": "str | Mapping[str, object]",
 }
 HEAD = '''"""The model settings as keywords, which `LLM` takes. Written by tools/write_keywords.py: change the rows."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 

@@ -116,6 +116,29 @@ def test_a_context_holds_the_messages_of_its_model(running: RunningServer, api: 
     assert len(first) > len(api.generate("demo", ASK, options=options).context or [])
 
 
+def test_a_request_brings_a_template(api: ollama.Client, client: httpx.Client) -> None:
+    options = {**GREEDY, "num_predict": 1}
+    go = api.generate("demo", "1 2 3", system="S", template="{{ .System }}|{{ .Prompt }}", options=options)
+    raw = api.generate("demo", "S|1 2 3", raw=True, options=options)
+    assert (go.response, go.prompt_eval_count) == (raw.response, raw.prompt_eval_count)
+    asked = {"model": "demo", "messages": [{"role": "user", "content": "1 2 3"}], "max_tokens": 1}
+    for given, text in (
+        ("{{ messages[0].content }}{{ end }}", "1 2 3!"),
+        ("zephyr", "<|user|>\n1 2 3<|im_end|>\n<|assistant|>\n"),
+    ):
+        brought = {**asked, "chat_template": given, "chat_template_kwargs": {"end": "!"}}
+        assert client.post("/apply-template", json=brought).json()["prompt"] == text
+        assert client.post("/v1/chat/completions", json=brought).status_code == 200
+    for change, start in (
+        ({"chat_template": "/etc/passwd"}, "chat_template: is no template, and none has the name"),
+        ({"chat_template": "{% if %}"}, "chat_template: chat template that was given, line 1"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs: is a variable"),
+    ):
+        refused = client.post("/v1/chat/completions", json={**asked, **change})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith(start)
+
+
 def test_raw_continues_text(api: ollama.Client) -> None:
     reply = api.generate("demo", "import os\n", raw=True, options={**GREEDY, "num_predict": 5})
     assert (reply.done_reason, reply.eval_count, reply.context) == ("length", 5, None)

@@ -48,7 +48,7 @@ def refuse(client: httpx.Client, path: str, body: object, status: int = 400) -> 
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images: is not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
             "messages[0].tool_calls[0]",
         ),
         ({"stream": "yes"}, "stream"),
@@ -85,7 +85,10 @@ def test_chat_refuses(client: httpx.Client, change: dict[str, object], start: st
     [
         ({"prompt": 1}, "prompt"),
         ({"images": ["aGk="]}, "images: is not supported"),
-        ({"template": "{{ .Prompt }}"}, "template: is not supported"),
+        ({"template": "{{ .Prompt }"}, "template: "),
+        ({"template": "{% if %}"}, "template: chat template that was given, line 1"),
+        ({"template": "{{ .Prompt }}", "raw": True}, "template: cannot be used with raw"),
+        ({"template": "{{ .Prompt }}", "suffix": "x"}, "suffix: goes with prompt alone"),
         ({"raw": True, "system": "x"}, "system: cannot be used with raw"),
         ({"raw": True, "context": [1]}, "context: cannot be used with raw"),
         ({"context": [10**9]}, "prompt: token id 1000000000 is outside the vocabulary"),

@@ -44,6 +44,7 @@ METAVARS: Mapping[Kind | ParameterKind, str] = {
     "path": "PATH",
     "text": "TEXT",
     "list": "NAMES",
+    "object": "JSON",
 }
 
 Sampling = Annotated[Mapping[str, object], "sampling"]

@@ -24,6 +24,7 @@ from mlxr.server.logs import start_logging
 from mlxr.server.origins import is_loopback
 from mlxr.server.served import ServedModels
 from mlxr.server.tracing import start_tracing
+from mlxr.service.chat_templates import check_template
 
 Model = Annotated[
     str | None,
@@ -54,6 +55,7 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
     start_logging(settings)
     if settings.tracing:
         start_tracing()
+    check_template(settings)
     app = build_app(settings)
     app.state.served.find(settings.default_model)  # a wrong name shall end the command, not every request
     app.state.served.adapters.read_settings()

@@ -1,5 +1,6 @@
 """The model settings as keywords, which `LLM` takes. Written by tools/write_keywords.py: change the rows."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -75,6 +76,13 @@ class ModelKeywords(TypedDict, total=False):
     warm_up: str | None
     """Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on NVIDIA's those of all
     steps, on Apple's those of one answer; on: those of all steps, on an emulated one, too."""
+
+    chat_template: str | Path | None
+    """Chat template of all models instead of their own: a file, or the name of one that comes with mlxr, such as
+    chatml, llama2, llama3, gemma, mistral-v3, mistral-v7-tekken, phi3, phi4."""
+
+    chat_template_kwargs: str | Mapping[str, object] | None
+    """Further variables of chat templates as JSON, such as {"enable_thinking": false}; requests may bring others."""
 
     adapter_bytes: int | str | None
     """Memory for low-rank adapters (LoRA) that are loaded."""

@@ -118,6 +118,17 @@ class ModelSettings:
         "all steps, on Apple's those of one answer; on: those of all steps, on an emulated one, too.",
         choices=("auto", "on", "off"),
     )
+    chat_template: str | None = setting(
+        "path",
+        None,
+        "Chat template of all models instead of their own: a file, or the name of one that comes with mlxr, such as "
+        "chatml, llama2, llama3, gemma, mistral-v3, mistral-v7-tekken, phi3, phi4.",
+    )
+    chat_template_kwargs: str | None = setting(
+        "object",
+        None,
+        'Further variables of chat templates as JSON, such as {"enable_thinking": false}; requests may bring others.',
+    )
     adapter_bytes: int = setting("bytes", 2**30, "Memory for low-rank adapters (LoRA) that are loaded.")
     max_waiting: int = setting(
         "int", 1024, "Most requests that may wait for their turn; more are refused.", minimum=1, maximum=2**20

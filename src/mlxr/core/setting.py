@@ -7,16 +7,17 @@ from.
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from mlxr.core.errors import SettingError
 
 Value = str | int | float | bool | tuple[str, ...] | None
-Kind = Literal["int", "bytes", "seconds", "flag", "choice", "path", "text", "list"]
+Kind = Literal["int", "bytes", "seconds", "flag", "choice", "path", "text", "list", "object"]
 Scope = Literal["model", "registry", "hub", "server"]
 ENVIRONMENT_PREFIX = "MLXR_"
 _BYTE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -29,6 +30,7 @@ _WANTED = {
     "path": "the path of a file or folder",
     "text": "text",
     "list": "names separated by commas",
+    "object": 'an object in JSON such as {"key": true}',
 }
 
 
@@ -36,7 +38,8 @@ _WANTED = {
 class Setting:
     """One row of the table.
 
-    `kind` says what values it takes: bytes also as text such as 512M or 2G, a list also as text with commas. `default`
+    `kind` says what values it takes: bytes also as text such as 512M or 2G, a list also as text with commas,
+    an object also as a mapping; it is kept as JSON text. `default`
     None means decided at run time. `scope` says whom it concerns: every model that is run, the registry of models,
     whoever pulls models into it, or the server alone. A `secret` has no flag, as flags are seen by every user of the
     machine, and is never shown.
@@ -126,7 +129,7 @@ def _parse(kind: Kind, value: object) -> Value:
         return _parse_path(value)
     if kind == "text":
         return value if isinstance(value, str) and value else None
-    return _parse_list(value)
+    return _parse_object(value) if kind == "object" else _parse_list(value)
 
 
 def _parse_int(value: object) -> int | None:
@@ -163,6 +166,14 @@ def _parse_path(value: object) -> str | None:
         return None
     text = os.fspath(value)
     return text if isinstance(text, str) and text else None
+
+
+def _parse_object(value: object) -> str | None:
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+        return json.dumps(dict(given), allow_nan=False) if isinstance(given, Mapping) else None
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _parse_list(value: object) -> tuple[str, ...] | None:

@@ -193,6 +193,11 @@ class AsyncSession:
         """Whether the model has a chat template."""
         return self._preparation.can_chat
 
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's chat template, None where there is none."""
+        return self._preparation.chat_template
+
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model: a level becomes "on" where it knows none, and "off" becomes
         None where its reasoning cannot be switched off.

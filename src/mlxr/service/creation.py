@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlxr.conversion import find_lossy, plan_tensors, write_model
-from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, TemplateError
+from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.loading import Progress, open_source
 from mlxr.registry import AdapterRecord, Changes, ModelRecord, Registry
 from mlxr.service.capabilities import find_capabilities
 from mlxr.service.catalogue import inspect_model
-from mlxr.templates.go_translation import looks_like_go, translate
-from mlxr.tokenizers import ChatTemplate
+from mlxr.service.chat_templates import read_template
 
 AdapterSource = AdapterRecord | Path | Mapping[str, str]
 
@@ -114,23 +113,3 @@ def _inherit(source: ModelRecord, changes: Changes) -> Changes:
         license=source.license if changes.license is None else changes.license,
         capabilities=source.capabilities if changes.capabilities is None else changes.capabilities,
     )
-
-
-def read_template(source: str) -> str:
-    """The Jinja template of a Jinja or a Go template; raises InvalidRequest for what is neither, or cannot be one."""
-    try:
-        _check(source)
-    except TemplateError as error:
-        if not looks_like_go(source):
-            raise InvalidRequest("template", str(error)) from error
-        translated = translate(source)
-        try:
-            _check(translated)
-        except TemplateError as reason:  # a bound on what a template may be
-            raise InvalidRequest("template", f"cannot be translated from Go: {reason}") from reason
-        return translated
-    return source
-
-
-def _check(source: str) -> None:
-    ChatTemplate(source, bos_token="", eos_token="", name="in TEMPLATE").check()

@@ -57,7 +57,7 @@ def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> 
     adapter = find_own_adapter(record, settings)
     loaded = open_files(record, settings, needs_draft=True)
     with closing_on_failure(loaded):
-        template = find_template(record, loaded)
+        template = find_template(record, loaded, settings)
         return AsyncSession(
             loaded, settings, template=template, system=record.system, memory_bytes=memory_bytes, adapter=adapter
         )
@@ -65,7 +65,7 @@ def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> 
 
 def share_session(session: AsyncSession, record: ModelRecord, settings: Settings) -> AsyncSession:
     """The session of a record whose files another one has loaded. Raises as `open_session` does for the rest of it."""
-    adapter, template = find_own_adapter(record, settings), find_template(record, session.loaded)
+    adapter, template = find_own_adapter(record, settings), find_template(record, session.loaded, settings)
     return session.share(record.short_name, template, record.system, adapter)
 
 

@@ -33,10 +33,11 @@ from mlxr.loading import (
 from mlxr.registry import AdapterRecord, ModelRecord
 from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
+from mlxr.service.chat_templates import find_source, make_template
 from mlxr.service.ranks import RankGroup, start_group
 from mlxr.service.session import Session
 from mlxr.service.thought_budget import Thinking
-from mlxr.tokenizers import ChatTemplate, chat_template_from_source
+from mlxr.tokenizers import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,10 @@ def open_model(
     """
     record = find_record(path_or_name, settings)
     if record is None:
-        loaded = _load(path_or_name, settings, progress, needs_chat_template)
+        source = find_source(settings)
+        loaded = _load(path_or_name, settings, progress, needs_chat_template and source is None)
+        with closing_on_failure(loaded):
+            loaded = replace(loaded, chat_template=find_template(None, loaded, settings))
         return add_draft(loaded, settings) if needs_draft else loaded
     return open_record(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=needs_draft)
 
@@ -116,10 +120,10 @@ def open_record(
     needs_chat_template: bool = False,
     needs_draft: bool = False,
 ) -> LoadedModel:
-    """The model of a record, under its name and with the record's chat template where it has one."""
+    """The model of a record, under its name and with the chat template that it is used with."""
     loaded = open_files(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=needs_draft)
     with closing_on_failure(loaded):
-        return replace(loaded, chat_template=find_template(record, loaded))
+        return replace(loaded, chat_template=find_template(record, loaded, settings))
 
 
 def open_files(
@@ -131,16 +135,18 @@ def open_files(
     needs_draft: bool = False,
 ) -> LoadedModel:
     """`open_record` with the chat template of the files."""
-    needs_own_template = needs_chat_template and record.template is None
-    loaded = replace(_load(record.path, settings, progress, needs_own_template), name=record.short_name)
+    source = find_source(settings) or record.template
+    loaded = _load(record.path, settings, progress, needs_chat_template and source is None)
+    loaded = replace(loaded, name=record.short_name)
     return add_draft(loaded, settings) if needs_draft else loaded
 
 
-def find_template(record: ModelRecord, loaded: LoadedModel) -> ChatTemplate | None:
-    """The chat template of a record whose files are loaded: its own, or the files'. Raises TemplateError."""
-    if record.template is None:
-        return loaded.chat_template
-    return chat_template_from_source(record.template, loaded.tokenizer, loaded.chat_template)
+def find_template(record: ModelRecord | None, loaded: LoadedModel, settings: Settings) -> ChatTemplate | None:
+    """The chat template of a model whose files are loaded: that of the settings, of its record if it has one, or of the
+    files. Raises TemplateError, or SettingError.
+    """
+    source = find_source(settings) or (None if record is None else record.template)
+    return make_template(source, loaded.chat_template, settings, loaded.tokenizer)
 
 
 @contextmanager

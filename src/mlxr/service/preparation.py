@@ -7,9 +7,10 @@ here, so a conversation is the same whoever steps the engine.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mlxr.core.errors import InvalidRequest
@@ -20,6 +21,7 @@ from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
+from mlxr.service.chat_templates import choose_template
 from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
 from mlxr.service.reasoning import Tags
@@ -34,11 +36,13 @@ from mlxr.service.thought_budget import (
     collect_thought_tokens,
 )
 from mlxr.service.window import fit_window
-from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, refuse_chat
+from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, chat_template_from_source, refuse_chat
 
 if TYPE_CHECKING:
     from mlxr.service.grammar import GrammarCompiler, GrammarConstraint
     from mlxr.service.grammar_library import NativeHost
+
+MAX_BROUGHT_TEMPLATES = 8  # that requests brought and that are kept as they were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +95,18 @@ class Preparation:
         self._vocab_size = vocab_size
         self._model_name = model_name
         self._thinking = thinking
-        self._chat = None
-        if template is not None:
-            self._chat = Chat(
-                tokenizer, template, system=system, size_bound=bound, budget_tokens=thinking.budget_tokens
-            )
+        self._open_chat = partial(
+            Chat, tokenizer, system=system, size_bound=bound, budget_tokens=thinking.budget_tokens
+        )
+        self._template = template
+        self._chat = None if template is None else self._open_chat(template)
+        self._chats: OrderedDict[str, Chat] = OrderedDict()  # with the templates that requests brought
+        self._gates: dict[Tags, GateTokens] = {}
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
         self._host = host
         self._adapters, self._adapter = adapters, adapter
-        self._thoughts: tuple[str, ThoughtTokens] | None = None
+        self._thoughts: tuple[tuple[Tags, str], ThoughtTokens] | None = None
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model; see `Chat.fit_think`."""
@@ -127,6 +133,11 @@ class Preparation:
         """Whether there is a chat template."""
         return self._chat is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template, None where there is none."""
+        return None if self._template is None else self._template.source
+
     def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of plain text or of ready ids; raises InvalidRequest."""
         return encode_prompt(
@@ -135,11 +146,13 @@ class Preparation:
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
-        return self._require_chat(request).encode(request).token_ids
+        chat, request = self._find_chat(request)
+        return chat.encode(request).token_ids
 
     def render_chat(self, request: ChatRequest) -> str:
         """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
-        return self._require_chat(request).render(request)
+        chat, request = self._find_chat(request)
+        return chat.render(request)
 
     def encode_request(self, request: TextRequest | ChatRequest) -> list[int]:
         """The token ids that `prepare` would give to the engine, without anything else; raises as it does."""
@@ -220,22 +233,21 @@ class Preparation:
         return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends)
 
     def _prepare_chat(self, request: ChatRequest) -> Prepared:
-        chat = self._require_chat(request)
+        chat, request = self._find_chat(request)
         rules = chat.write_rules(request)
         turn = chat.encode(request)
         inner = None if rules is None else self._compile_if(rules, request)
-        gated = None if inner is None else self._gate(inner, request, turn)
+        gated = None if inner is None else self._gate(chat, inner, request, turn)
         answer_format = chat.make_format(request, turn, is_enforced=gated is not None)
         prepared = self.prepare_tokens(*_fit(turn.token_ids, request), answer_format)
         relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
-        constraint, end = self._bound_chat(gated, request, turn)
+        constraint, end = self._bound_chat(chat, gated, request, turn)
         return replace(prepared, constraint=constraint, relaxed=relaxed, thought_end=end)
 
     def _bound_chat(
-        self, inner: TokenConstraint | None, request: ChatRequest, turn: Turn
+        self, chat: Chat, inner: TokenConstraint | None, request: ChatRequest, turn: Turn
     ) -> tuple[TokenConstraint | None, ThoughtEnd | None]:
         """What `inner` allows within the budget of the thought, and what ends that thought; alone if none can come."""
-        chat = self._require_chat(request)
         budget_tokens = chat.find_budget(request)
         is_silent = request.think is False and (inner is not None or budget_tokens is None)
         if chat.tags is None or turn.has_thought or is_silent:
@@ -262,8 +274,8 @@ class Preparation:
     def _read_thoughts(self, tags: Tags, message: str) -> ThoughtTokens:
         """Tags and message as tokens; those of the last message are kept."""
         kept = self._thoughts
-        if kept is None or kept[0] != message:
-            kept = message, collect_thought_tokens(self.tokenizer, tags, message, self._vocab_size)
+        if kept is None or kept[0] != (tags, message):
+            kept = (tags, message), collect_thought_tokens(self.tokenizer, tags, message, self._vocab_size)
             self._thoughts = kept
         return kept[1]
 
@@ -278,11 +290,13 @@ class Preparation:
                 return None
             raise
 
-    def _gate(self, inner: GrammarConstraint, request: ChatRequest, turn: Turn) -> TokenConstraint:
+    def _gate(self, chat: Chat, inner: GrammarConstraint, request: ChatRequest, turn: Turn) -> TokenConstraint:
         """The rules, to hold after any reasoning."""
-        gate = self._gate_tokens
-        if gate is None or turn.has_thought or request.think is False:
+        if chat.tags is None or turn.has_thought or request.think is False:
             return inner
+        gate = self._gates.get(chat.tags)
+        if gate is None:
+            gate = self._gates[chat.tags] = collect_gate_tokens(self.tokenizer, chat.tags, self._vocab_size)
         return ReasoningGate(gate, inner, is_thinking=turn.is_thinking)
 
     def _compile(self, rules: Rules) -> GrammarConstraint:
@@ -294,16 +308,29 @@ class Preparation:
                 self._compiler = GrammarCompiler(self.tokenizer, eos_ids, self._vocab_size, self._host)
         return self._compiler.compile(rules.grammar, rules.answer, field=rules.field)
 
-    @cached_property
-    def _gate_tokens(self) -> GateTokens | None:
-        tags = None if self._chat is None else self._chat.tags
-        return None if tags is None else collect_gate_tokens(self.tokenizer, tags, self._vocab_size)
-
-    def _require_chat(self, request: ChatRequest) -> Chat:
+    def _find_chat(self, request: ChatRequest) -> tuple[Chat, ChatRequest]:
+        """The conversation with the model's template or that of the request, and the request as it is read there."""
+        if request.chat_template is not None:
+            chat = self._find_brought(request.chat_template)
+            return chat, replace(request, think=None if chat.tags is None else chat.fit_think(request.think))
         if self._chat is None:
             check_messages(request.messages)
             raise refuse_chat(self._model_name)
-        return self._chat
+        return self._chat, request
+
+    def _find_brought(self, given: str) -> Chat:
+        with self._lock:
+            chat = self._chats.get(given)
+            if chat is not None:
+                self._chats.move_to_end(given)
+                return chat
+        source = choose_template(given, "chat_template")
+        chat = self._open_chat(chat_template_from_source(source, self.tokenizer, self._template))
+        with self._lock:
+            self._chats[given] = chat
+            if len(self._chats) > MAX_BROUGHT_TEMPLATES:
+                self._chats.popitem(last=False)
+        return chat
 
     @cached_property
     def _breakers(self) -> BreakerFinder:

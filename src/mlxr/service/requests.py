@@ -67,10 +67,11 @@ class ChatRequest:
 
     `think` switches reasoning on or off, or sets its effort, where the model's template knows such a switch; None
     leaves it to the template. The prompt ends where the assistant's turn begins (`ending` "new turn"), inside the last
-    message, which is the assistant's ("continued"), or behind the last message ("closed"). `template_values` are
-    further variables of the template. `thinking_message` is said before a thought that is used up is closed; None is
-    what the setting says. The other fields are those of `TextRequest`; a `grammar` holds for the answer's
-    text, after any reasoning. With tools to choose from, an answer is calls of them or that text.
+    message, which is the assistant's ("continued"), or behind the last message ("closed"). `chat_template` is a
+    template to use instead of the model's, or the name of one that comes with mlxr, and `template_values` are further
+    variables of the template. `thinking_message` is said before a thought that is used up is closed; None is what the
+    setting says. The other fields are those of `TextRequest`; a `grammar` holds for the answer's text, after any
+    reasoning. With tools to choose from, an answer is calls of them or that text.
     """
 
     messages: Sequence[Message]
@@ -81,6 +82,7 @@ class ChatRequest:
     grammar: Grammar | None = None
     think: bool | str | None = None
     ending: Ending = "new turn"
+    chat_template: str | None = None
     template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     thinking_message: str | None = None
     cache_prompt: bool = True

@@ -18,7 +18,7 @@ from mlxr.templates.workers import template_workers
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
 from mlxr.tokenizers.phi4_template import find_tool_source
 
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
 
 def read_local_clock() -> datetime:
@@ -46,7 +46,8 @@ class ChatTemplate:
 
     `name` is what errors call it. `tool_source` is used instead of `source` when there are tools, if the model has
     one. It is compiled at the first rendering, so that a broken template does not keep a model from continuing text,
-    and it runs in a worker process (`mlxr.templates`), because it is a stranger's program.
+    and it runs in a worker process (`mlxr.templates`), because it is a stranger's program. `values` are further
+    variables that it gets where a rendering brings no others of their names.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ChatTemplate:
     ) -> None:
         self.source, self.tool_source, self.name = source, tool_source, name
         self.tokens: Mapping[str, str] = {"bos_token": bos_token, "eos_token": eos_token}
+        self.values: Mapping[str, object] = {}
         self._read_clock = read_clock
 
     def prepare(self) -> None:
@@ -83,7 +85,7 @@ class ChatTemplate:
         the messages, fails, or goes past a bound of `mlxr.templates`. Raises InvalidRequest for an `extra` that
         would replace one of the template's own variables.
         """
-        taken = sorted(_RESERVED & (extra or {}).keys())
+        taken = sorted(RESERVED & (extra or {}).keys())
         if taken:
             raise InvalidRequest(f"extra.{taken[0]}", "is a variable that the template gets from the conversation")
         now = self._read_clock()
@@ -92,6 +94,7 @@ class ChatTemplate:
             "date_string": now.strftime("%d %b %Y"),  # Llama 3's name for today
             "datetime": now.strftime("%b %d %Y"),  # Firefunction's
             "functions": "",  # Firefunction's too; tools stand in the system message of templates that know no `tools`
+            **self.values,
             **(extra or {}),
             "messages": list(messages),
             "tools": tools,
@@ -152,7 +155,7 @@ def chat_template_from_source(source: str, tokenizer: SpellingVocabulary, own: C
     template = _make_template(source, None, tokenizer, None, own.name if own is not None else "set for the model")
     assert template is not None  # there is a source
     if own is not None:
-        template.tokens = own.tokens
+        template.tokens, template.values = own.tokens, own.values
     return template
 
 

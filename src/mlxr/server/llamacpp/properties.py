@@ -113,9 +113,9 @@ def _describe_slot(lease: ModelLease, index: int, row: InFlight | None) -> JsonO
 
 
 def _describe_tokenizer(lease: ModelLease) -> JsonObject:
-    record, tokenizer = lease.record, lease.session.tokenizer
+    tokenizer = lease.session.tokenizer
     return {
-        "chat_template": record.own_template if record.template is None else record.template,
+        "chat_template": lease.session.chat_template,
         "bos_token": _spell(lease, tokenizer.bos_id),
         "eos_token": _spell(lease, min(tokenizer.eos_ids, default=None)),
     }

@@ -25,7 +25,9 @@ router = Router()
 
 
 class GenerateBody(AnswerRequest):
-    """A prompt to answer; `raw` continues it as it is. `context` is that of an earlier reply."""
+    """A prompt to answer; `raw` continues it as it is. `context` is that of an earlier reply, `template` one to use
+    instead of the model's.
+    """
 
     prompt: str | None = None
     suffix: str | None = None
@@ -40,13 +42,11 @@ class GenerateBody(AnswerRequest):
         super().check()
         if self.images:
             raise InvalidRequest("images", "is not supported: models read text only")
-        if self.template:
-            raise InvalidRequest("template", "is not supported in a request; create a model with it")
-        if self.raw and (self.system or self.context):
-            field = "system" if self.system else "context"
+        if self.raw and (self.system or self.context or self.template):
+            field = "system" if self.system else "context" if self.context else "template"
             raise InvalidRequest(field, "cannot be used with raw, which sends the prompt as it is")
-        if self.suffix and (self.raw or self.system or self.context or self.format):
-            raise InvalidRequest("suffix", "goes with prompt alone: not with raw, system, context or format")
+        if self.suffix and (self.raw or self.system or self.context or self.format or self.template):
+            raise InvalidRequest("suffix", "goes with prompt alone: not with raw, system, context, format or template")
 
 
 @router.post("/api/generate", response_model=GenerateReply, responses=STREAMED)
@@ -60,7 +60,6 @@ async def generate(request: Request, body: GenerateBody) -> Response:
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     params = make_params(lease.record, body.options, logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     window = make_window(lease.record, body.options, body.truncate, lease.session.room_tokens)
-    wanted = replace(make_request(body, lease, params, grammar), window=window)
 
     def render(part: Part, parts: Parts) -> JsonObject:
         piece: JsonObject = {"response": part.text}
@@ -70,7 +69,12 @@ async def generate(request: Request, body: GenerateBody) -> Response:
             piece["context"] = [*parts.prompt_ids, *parts.token_ids]
         return piece
 
-    with spell_fields({"messages": "prompt"}):
+    with spell_fields({"messages": "prompt", "chat_template": "template"}):
+        if body.context:  # the template runs at once
+            wanted = await lease.session.run(make_request, body, lease, params, grammar, reads=body.prompt)
+        else:
+            wanted = make_request(body, lease, params, grammar)
+        wanted = replace(wanted, window=window)
         return await answer(request, body, lease, wanted, render)
 
 
@@ -81,7 +85,7 @@ def make_request(
     session, prompt = lease.session, body.prompt or ""
     if body.suffix:
         return make_infill(session.tokenizer, TextRequest(prompt, params), body.suffix)
-    if body.raw or not session.can_chat:
+    if body.raw or not (session.can_chat or body.template):
         check_think(lease, body.think)
         if body.context:
             raise InvalidRequest("context", "is not supported: the model has no chat template")
@@ -90,7 +94,8 @@ def make_request(
     system = [{"role": "system", "content": body.system}] if body.system else []
     shown = [] if body.context else lease.record.messages  # a context holds them already
     messages = [*system, *shown, {"role": "user", "content": prompt}]
-    chat = ChatRequest(messages, params, grammar=grammar, think=check_think(lease, body.think))
+    think = body.think if body.template else check_think(lease, body.think)
+    chat = ChatRequest(messages, params, grammar=grammar, think=think, chat_template=body.template or None)
     if not body.context:
         return chat
     turn = session.encode_chat(chat)

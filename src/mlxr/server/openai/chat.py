@@ -25,6 +25,7 @@ router = Router()
 FIELDS = {
     "prompt": "messages",
     "think": "reasoning_effort",
+    "extra": "chat_template_kwargs",
 }  # the service's words for what may be wrong
 # What streams without /v1 begin with, and those that tell of the prompt before anything is known of the answer.
 LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}

@@ -59,6 +59,9 @@ class ChatCompletionRequest(PenaltyFields):
         None, description="True: the answer is a new message even behind one of the assistant; false: nothing is added."
     )
     verbose: bool | None = Field(None, description="Tell the prompt as the model read it, in `__verbose`.")
+    chat_template: str | None = Field(
+        None, description="A template to use instead of the model's, in Jinja, or the name of one that mlxr brings."
+    )
     chat_template_kwargs: JsonObject | None = Field(None, description="Further variables of the chat template.")
 
     @property
@@ -83,6 +86,7 @@ class ChatCompletionRequest(PenaltyFields):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             grammar=self.make_grammar(self.response_format, "response_format"),
             think=False if effort == "none" else effort,
+            chat_template=self.chat_template or None,
             template_values=self.chat_template_kwargs or {},
             cache_prompt=self.cache_prompt is not False,
             priority=self.priority or 0,

@@ -59,8 +59,10 @@ def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: 
     """The request with an effort that the model knows: to one that has no levels, every level means to think.
 
     A model that does not think answers without, and `field`, where the effort stands, has no effect. To one that has
-    levels and always thinks, none means the lowest.
+    levels and always thinks, none means the lowest. A template that the request brings says itself what it knows.
     """
+    if wanted.chat_template is not None:
+        return wanted
     if wanted.think is False:
         return replace(wanted, think=lease.session.fit_think(False) or False)
     if not isinstance(wanted.think, str):
