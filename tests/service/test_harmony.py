@@ -63,7 +63,14 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
         (f"<|channel|>commentary to=weather<|message|> {OSLO}\n", [CALLED]),
         (f"<|channel|>analysis to=functions.weather code<|message|>{OSLO}<|call|>", [CALLED]),
         ("<|channel|>commentary to=functions.now<|message|><|call|>", [CallPiece(0, "{}", "now")]),
+        (
+            f'<|channel|>commentary to=functions.now<|message|>{{"a": "{FINAL}x<|call|>"}}<|call|>',
+            [CallPiece(0, f'{{"a": "{FINAL}x<|call|>"}}', "now")],
+        ),
         # What is no call, or not for a tool that there is.
+        (f'<|channel|>commentary to=functions.now<|message|>{{"a": "b<|end|>{NEXT}{FINAL}Four.', ['{"a": "b\n\nFour.']),
+        ('<|channel|>commentary to=functions.now<|message|>{"a": NaN}<|call|>', ['{"a": NaN}']),
+        ("<|channel|>commentary to=functions.now<|message|>{'a': 1,}<|call|>", [CallPiece(0, '{"a": 1}', "now")]),
         ("<|channel|>commentary to=functions.now<|message|>no JSON", ["no JSON"]),
         ("<|channel|>commentary to=functions.now<|message|>[1]<|call|>", ["[1]"]),
         ('<|channel|>commentary to=functions.now<|message|>{"a": ', ['{"a": ']),
@@ -91,6 +98,13 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
 def test_messages_are_told_by_their_channels(text: str, expected: list[object]) -> None:
     assert read([text]) == expected
     assert read(list(text)) == expected
+
+
+def test_enforced_arguments_may_spell_markers() -> None:
+    arguments = f'{{"a": "{FINAL}x<|call|>\\ud83d", "b": 1e999}}'
+    text = f"{THOUGHT}<|channel|>commentary to=functions.now <|constrain|>json<|message|>{arguments}<|call|>"
+    called = CallPiece(0, arguments.replace("\\ud83d", "\\ufffd").replace("1e999", "1e307"), "now")
+    assert read([text], is_enforced=True) == read(list(text), is_enforced=True) == [HM, called]
 
 
 def test_where_the_prompt_ends_the_answer_begins() -> None:

@@ -21,8 +21,8 @@ def load_demo() -> tuple[Tokenizer, GrammarCompiler]:
     return tokenizer, GrammarCompiler(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size)
 
 
-def takes(text: str, grammar: Grammar | str, answer: Grammar | None = None) -> bool:
-    """Whether every token of `text` is allowed, and then an end."""
+def takes(text: str, grammar: Grammar | str, answer: Grammar | None = None, *, parse_special: bool = False) -> bool:
+    """Whether every token of `text` is allowed, and then an end; it may spell control tokens if `parse_special`."""
     demo, compiler = load_demo()
     constraint = compiler.compile(grammar, answer)
     mask = np.zeros(-(-demo.vocab_size // 32), np.uint32)
@@ -31,7 +31,7 @@ def takes(text: str, grammar: Grammar | str, answer: Grammar | None = None) -> b
         constraint.fill_mask(mask)
         return bool(mask[token_id // 32] >> token_id % 32 & 1)
 
-    for token_id in demo.encode(text, add_special=False):
+    for token_id in demo.encode(text, add_special=False, parse_special=parse_special):
         if not allows(token_id):
             return False
         constraint.accept(token_id)

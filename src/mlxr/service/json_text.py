@@ -173,11 +173,12 @@ def _bound_digits(digits: str) -> str:
 
 
 def _bound_exponent(digits: str, exponent: str) -> str:
-    """The exponent, or the largest one with which the number is finite."""
-    if not exponent or math.isfinite(float(digits + exponent)):
-        return exponent
-    most = 308 - len(digits.lstrip("-").partition(".")[0])
-    return f"e{most}"
+    """The exponent, or the largest one with which the number is finite; what is no number stays."""
+    try:
+        is_finite = not exponent or math.isfinite(float(digits + exponent))
+    except ValueError:
+        is_finite = True
+    return exponent if is_finite else f"e{308 - len(digits.lstrip('-').partition('.')[0])}"
 
 
 def _read_unit(text: str, at: int) -> int | None:

@@ -18,6 +18,7 @@ from mlxr.service.schema_document import (
     Document,
     Schema,
     SchemaError,
+    find_implied_type,
     is_object,
     read_list,
 )
@@ -35,14 +36,7 @@ _COPIED = frozenset((
 _NEVER_HELD = frozenset((
     "not", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas", "dependencies",
 ))
-_IMPLIED_TYPES = {
-    "object": {"properties", "patternProperties", "required", "additionalProperties", "propertyNames"},
-    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
-    "string": {"pattern", "minLength", "maxLength", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-}
 # fmt: on
-_RULES_OUT_TYPE = frozenset(("type", "enum", "const", "not", "if", *REFERENCES, *JOINED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +104,9 @@ class _Writer:
         out = {key: out[key] for key in schema if key in out} | out  # properties are asked for in this order
         if is_part:
             return out
-        kinds = [kind for kind, keys in _IMPLIED_TYPES.items() if keys & schema.keys()]
-        if len(kinds) == 1 and not _RULES_OUT_TYPE & schema.keys():
-            out["type"] = kinds[0]
+        implied = find_implied_type(schema)
+        if implied is not None:
+            out["type"] = implied
         parts = self._document.list_parts(schema)
         if self._closes and _must_close(schema, parts):
             self._close(out, [*self._document.list_names(schema), *sorted(outer)])

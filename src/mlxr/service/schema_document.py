@@ -17,6 +17,13 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 JOINERS = frozenset(("properties", "patternProperties", "required", *JOINED))
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
+_IMPLIED_TYPES = {
+    "object": {"properties", "patternProperties", "required", "additionalProperties", "propertyNames"},
+    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
+    "string": {"pattern", "minLength", "maxLength", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
+_RULES_OUT_TYPE = frozenset(("type", "enum", "const", "not", "if", *REFERENCES, *JOINED))
 
 
 class SchemaError(ValueError):
@@ -33,6 +40,12 @@ def read_list(key: str, value: object) -> list[object]:
     if not isinstance(value, list):
         raise SchemaError(f"{key} must be an array, got {str(value)[:40]}")
     return value
+
+
+def find_implied_type(schema: Schema) -> str | None:
+    """The type that a schema means without saying so, as it has the keywords of that one alone."""
+    kinds = [kind for kind, keys in _IMPLIED_TYPES.items() if keys & schema.keys()]
+    return kinds[0] if len(kinds) == 1 and not _RULES_OUT_TYPE & schema.keys() else None
 
 
 class Document:

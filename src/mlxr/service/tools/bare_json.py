@@ -32,6 +32,7 @@ class BareJsonParser(CallParser):
         super().__init__()
         self._names, self._keys, self._leads = names, keys, leads
         self._separators, self._closing, self._rest = " \t\r\n" + separators, closing, rest
+        self._stops = (closing,) if closing else ()
         self._is_enforced = is_enforced
         self._lead = ""  # what came before the call that is being read, should it turn out to be text
         self._reader: CallReader | None = None
@@ -62,7 +63,7 @@ class BareJsonParser(CallParser):
         if bare.startswith("{"):
             self._keep_lead(bare)
             self._reader = CallReader(
-                self.calls, self._names, self._keys, is_enforced=self._is_enforced, stop=self._closing
+                self.calls, self._names, self._keys, is_enforced=self._is_enforced, stops=self._stops
             )
             return True
         self._turn_to_text("")

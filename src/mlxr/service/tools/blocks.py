@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 from mlxr.service.json_text import write_json
 from mlxr.service.reasoning import hold_back
@@ -17,34 +17,38 @@ from mlxr.service.tools.format import CallParser, CallPiece
 Call = tuple[str, Mapping[str, object]]  # name and arguments
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Where a block ends: at `end`, unless that stands inside of a value, between `opens` and `closes`."""
-
-    end: str
-    opens: str = ""
-    closes: str = ""
-
-
-class _EndFinder:
+class EndFinder(Protocol):
     """Looks for the end of one block in a text that grows."""
 
-    def __init__(self, ending: Ending) -> None:
-        self._ending = ending
-        tags = [tag for tag in (ending.end, ending.opens, ending.closes) if tag]
+    @property
+    def passed(self) -> tuple[int, int] | None:
+        """An end marker that was taken for a part of a value, should the block never end otherwise."""
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Where the end marker begins and ends, None if the block goes on; `text` is that of the last call and more."""
+
+
+class TagFinder:
+    """Finds `end`, unless it stands inside of a value, between `opens` and `closes`."""
+
+    passed = None
+
+    def __init__(self, end: str, opens: str, closes: str) -> None:
+        self._end, self._opens, self._closes = end, opens, closes
+        tags = (end, opens, closes)
         self._tags, self._longest = re.compile("|".join(map(re.escape, tags))), max(map(len, tags))
         self._place, self._is_inside = 0, False
 
-    def find(self, text: str) -> re.Match[str] | None:
-        """The end marker; `text` is that of the last call and more."""
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return where the end marker begins and ends, if it is there."""
         for tag in self._tags.finditer(text, self._place):
             self._place = tag.end()
             if self._is_inside:
-                self._is_inside = tag[0] != self._ending.closes
-            elif tag[0] == self._ending.end:
-                return tag
+                self._is_inside = tag[0] != self._closes
+            elif tag[0] == self._end:
+                return tag.span()
             else:
-                self._is_inside = tag[0] == self._ending.opens
+                self._is_inside = tag[0] == self._opens
         self._place = max(self._place, len(text) - self._longest + 1)
         return None
 
@@ -52,30 +56,31 @@ class _EndFinder:
 class BlockParser(CallParser):
     """Text, and blocks that begin with one of `starts`.
 
-    `read` gets what stands behind that and says which calls these are, None if it is something else. `closing` may come
-    behind the end of a block and is no text. `heads` are what a block begins with where a grammar is enforced.
+    `open_finder` gets the start of a block and finds its end. `read` gets the start and what stands behind that, and
+    says which calls these are, None if it is something else. `closing` may come behind the end of a block and is no
+    text. `heads` are what a block begins with where a grammar is enforced.
     """
 
     def __init__(
         self,
         starts: Sequence[str],
-        ending: Ending,
-        read: Callable[[str], Iterable[Call] | None],
+        open_finder: Callable[[str], EndFinder],
+        read: Callable[[str, str], Iterable[Call] | None],
         closing: str = "",
         heads: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._heads = heads
-        self._starts, self._ending, self._read, self._closing = starts, ending, read, closing
-        self._finder = _EndFinder(ending)
+        self._starts, self._open_finder, self._read, self._closing = starts, open_finder, read, closing
         self._start = re.compile("|".join(map(re.escape, starts)))
         self._lead = ""  # the marker and the space before it, should the block turn out to be text
+        self._finder: EndFinder | None = None
         self._wants_closing = False
 
     def _advance(self) -> bool:
         if self._wants_closing:
             return self._read_closing()
-        return self._read_block() if self._lead else self._read_text()
+        return self._read_text() if self._finder is None else self._read_block(self._finder)
 
     def _read_text(self) -> bool:
         marker = self._start.search(self._text)
@@ -83,6 +88,7 @@ class BlockParser(CallParser):
             before = self._text[: marker.start()]
             self._give(before.rstrip())
             self._lead, self._text = before[len(before.rstrip()) :] + marker[0], self._text[marker.end() :]
+            self._finder = self._open_finder(marker[0])
             return True
         keep = max(hold_back(self._text, start) for start in self._starts)
         sure = self._text[: len(self._text) - keep].rstrip()
@@ -90,17 +96,21 @@ class BlockParser(CallParser):
         self._text = self._text[len(sure) :]
         return False
 
-    def _read_block(self) -> bool:
-        end = self._finder.find(self._text)
+    def _read_block(self, finder: EndFinder) -> bool:
+        end = finder.find(self._text)
         if end is None:
             return False
-        body, self._text = self._text[: end.start()], self._text[end.end() :]
-        self._decide(body, end[0])
+        self._end_block(*end)
         return bool(self._text)
+
+    def _end_block(self, begin: int, end: int) -> None:
+        """The block goes as far as `begin`, and its end marker to `end`."""
+        body, marker, self._text = self._text[:begin], self._text[begin:end], self._text[end:]
+        self._decide(body, marker)
 
     def _decide(self, body: str, end: str, *, is_cut: bool = False) -> None:
         """Calls of known tools, or text."""
-        calls = self._read(body)
+        calls = self._read(self._lead.strip(), body)
         if calls is None and is_cut:
             self._give_begun(self._lead, body, self._heads, is_enforced=bool(self._heads))
         elif calls is None:
@@ -110,7 +120,7 @@ class BlockParser(CallParser):
                 self._found.append(CallPiece(self.calls, write_json(arguments), name))
                 self.calls += 1
         self._wants_closing = bool(self._closing) and calls is not None
-        self._lead, self._finder = "", _EndFinder(self._ending)
+        self._lead, self._finder = "", None
 
     def _read_closing(self) -> bool:
         bare = self._text.lstrip()
@@ -122,7 +132,15 @@ class BlockParser(CallParser):
         return bool(self._text)
 
     def _end(self) -> None:
-        if self._lead:
-            self._decide(self._text, "", is_cut=True)
-        elif not self._wants_closing:
+        while self._finder is not None and not self.is_over:
+            passed = self._finder.passed
+            if passed is None or self._read(self._lead.strip(), self._text) is not None:
+                self._decide(self._text, "", is_cut=True)
+                return
+            self._end_block(*passed)
+            while not self.is_over and self._advance():
+                pass
+        if self.is_over:
+            return
+        if not self._wants_closing:
             self._give_rest(self._text, self._starts)

@@ -169,6 +169,11 @@ def quote_lark(text: str) -> str:
     return json.dumps(text)
 
 
+def write_text_without(marker: str) -> str:
+    """The body of a Lark terminal: any text that is not empty and does not spell `marker`, as parsers read that."""
+    return f"/(?s:.+)/ & ~/(?s:.*){re.escape(marker).replace('/', chr(92) + '/')}(?s:.*)/"
+
+
 def write_rule(name: str, alternatives: Sequence[str]) -> str:
     """One rule of a Lark grammar."""
     return f"{name}: " + "\n  | ".join(alternatives) + "\n"

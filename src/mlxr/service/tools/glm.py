@@ -9,13 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call, Ending
-from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
-from mlxr.service.tools.values import list_properties, list_required, read_value, write_value_rule
+from mlxr.service.tools.blocks import BlockParser, Call, TagFinder
+from mlxr.service.tools.format import (
+    CallParser,
+    ToolFormat,
+    quote_lark,
+    write_marked_grammar,
+    write_rule,
+    write_text_without,
+)
+from mlxr.service.tools.values import Arguments
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_ENDING = Ending(END, VALUE, VALUE_END)
 _PAIR = re.compile(rf"\s*{KEY}(.*?){KEY_END}\s*{VALUE}(.*?)(?:{VALUE_END}\s*|\Z)", re.DOTALL)
 
 
@@ -31,7 +37,12 @@ class GlmFormat(ToolFormat):
         """Return a parser that gives calls when they are complete."""
         by_name = {tool.name: tool for tool in tools}
         heads = list(by_name) if is_enforced else []
-        return BlockParser((START,), _ENDING, lambda body: read_block(body, by_name), heads=heads)
+        return BlockParser(
+            (START,),
+            lambda _: TagFinder(END, VALUE, VALUE_END),
+            lambda _, body: read_block(body, by_name),
+            heads=heads,
+        )
 
     def write_grammar(
         self,
@@ -49,15 +60,15 @@ class GlmFormat(ToolFormat):
         more = f"({new_line} {start} call)*" if is_parallel else ""
         rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
         is_token = VALUE_END in specials  # else a text ends where the marker is spelt
-        words = f"text: WORDS? {value_end}\nWORDS: /(?s:.+)/\n"
+        words = f"text: WORDS? {value_end}\nWORDS: {write_text_without(VALUE_END)}\n"
         rules += words if is_token else f"text[suffix={value_end}]: /(?s:.*)/\n"
         for index, tool in enumerate(tools):
-            required, parts, values = list_required(tool), [quote_lark(tool.name), new_line], ""
-            for number, (name, schema) in enumerate(list_properties(tool).items()):
+            arguments, parts, values = Arguments(tool), [quote_lark(tool.name), new_line], ""
+            for number, name in enumerate(arguments.properties):
                 rule = f"call_{index}_{number}"
                 pair = f"{key} {quote_lark(name)} {key_end} {new_line} {value} {rule} {new_line}"
-                parts.append(pair if name in required else f"({pair})?")
-                values += write_value_rule(rule, tool, schema, value_end)
+                parts.append(pair if name in arguments.required else f"({pair})?")
+                values += arguments.write_value_rule(rule, name, value_end)
             rules += f"call_{index}: {' '.join(parts)} {end}\n{values}"
         return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
 
@@ -68,13 +79,13 @@ def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
     tool = tools.get(name.strip())
     if tool is None:
         return None
-    properties, arguments, place = list_properties(tool), dict[str, object](), 0
+    schemas, arguments, place = Arguments(tool), dict[str, object](), 0
     rest = (key + rest).strip()
     while place < len(rest):
         pair = _PAIR.match(rest, place)
         if pair is None:
             return None
         key = pair[1].strip()
-        arguments[key] = read_value(pair[2], properties.get(key))
+        arguments[key] = schemas.read_value(key, pair[2])
         place = pair.end()
     return [(tool.name, arguments)]

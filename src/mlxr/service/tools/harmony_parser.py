@@ -89,7 +89,7 @@ class HarmonyParser(CallParser):
         if recipient is not None and recipient[1] in self._names and named != "final":
             self._open(_Body.CALL)
             self._called = recipient[1]
-            self._reader = ArgumentsReader(self.calls, self._called, is_enforced=self._is_enforced)
+            self._reader = ArgumentsReader(self.calls, self._called, is_enforced=self._is_enforced, stops=MARKERS)
         else:
             self._open(_Body.THOUGHT if named == "analysis" else _Body.TEXT)
 
@@ -105,7 +105,22 @@ class HarmonyParser(CallParser):
     def _open(self, body: _Body) -> None:
         self._body, self._is_new = body, True
 
+    def _read_call(self, reader: ArgumentsReader) -> bool:
+        """Arguments, whose strings may spell markers."""
+        pieces, self._text = reader.push(self._text)
+        self._found += pieces
+        if reader.is_complete:
+            self.calls += 1
+            self._reader = None
+        elif reader.is_broken:
+            self._give_up(reader.raw)
+        elif self._text:  # a marker has ended what was given out already
+            self._reader = None
+        return bool(self._text)
+
     def _read_body(self, body: _Body) -> bool:
+        if self._reader is not None:
+            return self._read_call(self._reader)
         marker = _MARKER.search(self._text)
         if marker is None:
             keep = max(hold_back(self._text, spelling) for spelling in MARKERS)
@@ -123,16 +138,8 @@ class HarmonyParser(CallParser):
         return True
 
     def _take_body(self, body: _Body, text: str) -> None:
-        if body is not _Body.CALL:
+        if body is not _Body.CALL:  # there is nothing behind the arguments of a call
             self._say(text)
-        elif self._reader is not None:
-            pieces, rest = self._reader.push(text)
-            self._found += pieces
-            if self._reader.is_complete:
-                self.calls += 1
-                self._reader = None
-            elif self._reader.is_broken:
-                self._give_up(self._reader.raw + rest)
 
     def _give_up(self, raw: str) -> None:
         """The arguments are none."""
@@ -150,22 +157,31 @@ class HarmonyParser(CallParser):
 
     def _close(self) -> None:
         """The message ends here."""
-        if self._reader is not None:
-            self._end_call(self._reader)
-        elif self._body is _Body.THOUGHT and not self._is_new:
+        if self._body is _Body.THOUGHT and not self._is_new:
             self._found.append(Thought(""))
         self._body, self._is_bare = None, True
 
     def _end_call(self, reader: ArgumentsReader) -> None:
-        """A call without arguments is one, too; one that breaks off is text, unless it was given out already."""
+        """The answer ends in a call. One without arguments is one, too.
+
+        One that breaks off is text, unless it was given out already: what seemed to be within a string may be the
+        marker that ends it.
+        """
+        self._reader = None
+        marker = _MARKER.search(reader.raw)
         if not reader.raw.strip():
             self._found.append(CallPiece(self.calls, "{}", self._called))
             self.calls += 1
         elif not self._is_enforced:
-            self._give_up(reader.raw)
-        self._reader = None
+            end = len(reader.raw) if marker is None else marker.start()
+            self._give_up(reader.raw[:end])
+            self._text = reader.raw[end:]
+            while not self.is_over and self._advance():
+                pass
 
     def _end(self) -> None:
+        while self._reader is not None and not self.is_over:
+            self._end_call(self._reader)
         if self._body is None and self._is_bare and not self._text.lstrip().startswith(("<|", _TO)):
             self._open(_Body.TEXT)
             self._say(self._text if self._text.strip() else "")

@@ -92,14 +92,17 @@ class HermesParser(CallParser):
 
     def _read_lead(self) -> bool:
         bare = self._text.lstrip()
-        if bare:
+        if bare.startswith("{"):
             self._lead += self._text[: len(self._text) - len(bare)]
             self._text = bare
             self._open_reader()
+        elif bare:
+            self._give(self._lead)
+            self._lead = ""
         return bool(bare)
 
     def _open_reader(self) -> None:
-        self._reader = CallReader(self.calls, self._names, KEYS, is_enforced=self._is_enforced, stop=END)
+        self._reader = CallReader(self.calls, self._names, KEYS, is_enforced=self._is_enforced, stops=(END,))
 
     def _read_call(self, reader: CallReader) -> bool:
         pieces, rest = reader.push(self._text)

@@ -22,21 +22,22 @@ _HEAD = re.compile(
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or list in a text that grows, by its brackets, or before the marker `stop`."""
+    """Finds the end of a JSON object or list in a text that grows, by its brackets, or before one of `stops`."""
 
-    def __init__(self, stop: str = "") -> None:
-        self._stop = stop
-        self._outside = re.compile(r'["{}\[\]]' + (f"|{re.escape(stop)}" if stop else ""))
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._stops, self._longest = stops, max(map(len, stops), default=0)
+        self._outside = re.compile("|".join([r'["{}\[\]]', *map(re.escape, stops)]))
         self._place = self._depth = 0
-        self._is_in_string = False
+        self._is_in_string = self.is_stopped = False
 
     def find(self, text: str) -> int | None:
         """Where the value ends, None if it goes on; `text` is that of the last time and more."""
         while True:
             sign = (_INSIDE if self._is_in_string else self._outside).search(text, self._place)
             if sign is None:
-                held = 0 if self._is_in_string else hold_back(text[self._place :][-len(self._stop) :], self._stop)
-                self._place = len(text) - held
+                rest = text[max(self._place, len(text) - self._longest) :]
+                held = max((hold_back(rest, stop) for stop in self._stops), default=0)
+                self._place = len(text) - (0 if self._is_in_string else held)
                 return None
             if sign[0] == "\\":
                 if sign.end() == len(text):
@@ -44,8 +45,9 @@ class JsonEnd:
                     return None
                 self._place = sign.end() + 1
                 continue
-            if sign[0] == self._stop:
-                return sign.start()
+            if sign[0] in self._stops:
+                self.is_stopped, self._place = True, sign.start()
+                return self._place
             self._place = sign.end()
             if sign[0] == '"':
                 self._is_in_string = not self._is_in_string
@@ -53,6 +55,16 @@ class JsonEnd:
                 self._depth += 1 if sign[0] in "{[" else -1
                 if self._depth <= 0:
                     return self._place
+
+    @property
+    def certain(self) -> int:
+        """How much of the text belongs to the value, or is none and belongs to nothing else."""
+        return self._place
+
+    def may_begin(self, text: str) -> bool:
+        """Whether a text that goes on may be an object, or one of the marks that stand for none."""
+        bare = text.lstrip()
+        return bare[:1] in ("", "{") or any(stop.startswith(bare) for stop in self._stops)
 
     @property
     def misses_bracket(self) -> bool:
@@ -63,13 +75,14 @@ class JsonEnd:
 class ArgumentsReader:
     """The arguments of call number `number`, whose name is known already: a JSON object.
 
-    `raw` is all text of it so far; what `is_broken` is no such object.
+    `raw` is all text of it so far; what `is_broken` is no such object. It ends before one of `stops` at the latest,
+    where an empty text stands for no arguments.
     """
 
-    def __init__(self, number: int, name: str | None, *, is_enforced: bool) -> None:
+    def __init__(self, number: int, name: str | None, *, is_enforced: bool, stops: Sequence[str] = ()) -> None:
         self._number, self._name = number, name
         self._mender = JsonMender() if is_enforced else None
-        self._end = JsonEnd()
+        self._end = JsonEnd(stops)
         self._scanned = 0
         self.raw = ""
         self.is_complete = self.is_broken = False
@@ -80,11 +93,15 @@ class ArgumentsReader:
         end, rest = self._end.find(self.raw), ""
         if end is not None:
             self.raw, rest = self.raw[:end], self.raw[end:]
-        if self._mender is not None:
-            return self._stream(self._mender, is_whole=end is not None), rest
+        is_empty = self._end.is_stopped and not self.raw.strip()
+        if self._mender is not None and not is_empty:
+            return self._stream(self._mender, is_whole=end is not None and not self._end.is_stopped), rest
         if end is None:
-            return [], ""
-        arguments = _parse(self.raw)
+            self.is_broken = not self._end.may_begin(self.raw)
+            if self.is_broken:
+                self.raw, rest = self.raw[: self._end.certain], self.raw[self._end.certain :]
+            return [], rest
+        arguments = {} if is_empty else _parse(self.raw)
         self.is_complete = isinstance(arguments, dict)
         self.is_broken = not self.is_complete
         return [CallPiece(self._number, write_json(arguments), self._name)] if self.is_complete else [], rest
@@ -95,26 +112,29 @@ class ArgumentsReader:
 
     def _stream(self, mender: JsonMender, *, is_whole: bool) -> list[CallPiece]:
         """Give out what is new."""
-        fresh, self._scanned, self.is_complete = self.raw[self._scanned :], len(self.raw), is_whole
-        fresh = mender.push(fresh)
+        self.is_complete = is_whole
+        if not self.raw.strip():
+            return []
+        certain = min(self._end.certain, len(self.raw))
+        fresh, self._scanned = mender.push(self.raw[self._scanned : certain]), certain
         name, self._name = self._name, None if fresh else self._name
         return [CallPiece(self._number, fresh, name)] if fresh else []
 
 
 class CallReader:
-    """Call number `number`, an object with name and arguments; see `ArgumentsReader`.
+    """Call number `number`, an object with name and arguments, whose text begins with `{`; see `ArgumentsReader`.
 
-    Before the marker `stop`, or at the end of the answer, its last bracket may be missing.
+    Before one of `stops`, or at the end of the answer, its last bracket may be missing.
     """
 
     def __init__(
-        self, number: int, names: Collection[str], keys: Sequence[str], *, is_enforced: bool, stop: str = ""
+        self, number: int, names: Collection[str], keys: Sequence[str], *, is_enforced: bool, stops: Sequence[str] = ()
     ) -> None:
         self._number, self._names, self._keys = number, names, keys
         self._streams = is_enforced
         self._arguments: ArgumentsReader | None = None
         self._closing = ""  # what stands behind the arguments, so far space
-        self._end = JsonEnd(stop)
+        self._end = JsonEnd(stops)
         self.raw = ""
         self.is_complete = self.is_broken = False
 
@@ -134,9 +154,6 @@ class CallReader:
 
     def _gather(self) -> tuple[list[CallPiece], str]:
         """Wait for the whole object."""
-        if not self.raw.startswith("{"):
-            self.is_broken = bool(self.raw)
-            return [], ""
         end = self._end.find(self.raw)
         if end is None:
             return [], ""

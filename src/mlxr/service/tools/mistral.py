@@ -132,8 +132,7 @@ class MarkedParser(CallParser):
         elif "{" in bare:
             named = _NAMED.match(bare)
             if named is None or named[1] not in self._names:
-                self._give_up(self._text)
-                self._text = ""
+                self._give_up("")
             else:
                 self._keep_lead(bare[named.end() :])
                 self._reader = ArgumentsReader(self.calls, named[1], is_enforced=self._is_enforced)

@@ -8,22 +8,22 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
-from mlxr.service.json_text import write_json
+from mlxr.service.json_text import read_json, write_json
+from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call, Ending
+from mlxr.service.tools.blocks import BlockParser, Call
 from mlxr.service.tools.format import (
-    JSON_STYLE,
     CallParser,
     ToolFormat,
     quote_lark,
     write_marked_grammar,
     write_rule,
 )
-from mlxr.service.tools.values import list_properties, list_required, list_types
+from mlxr.service.tools.values import PYTHON_WORDS, Arguments
 
 _NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # that Python has not
 _CALL = re.compile(r"\s*([^\s(]+)\((.*)\)\s*", re.DOTALL)
@@ -43,9 +43,10 @@ class PythonicFormat(ToolFormat):
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""
         start, end = self.markers
-        read = partial(read_calls, {tool.name: tool for tool in tools}, self._opens + self._closes)
+        by_name = {tool.name: tool for tool in tools}
+        read = partial(read_calls, by_name, self._opens + self._closes, is_strict=is_enforced)
         heads = [f"{self._opens}{tool.name}(" for tool in tools] if is_enforced else []
-        return BlockParser((start,), Ending(end), read, heads=heads)
+        return BlockParser((start,), lambda _: _Finder(end, read), lambda _, text: read(text), heads=heads)
 
     def write_grammar(
         self,
@@ -73,16 +74,43 @@ class PythonicFormat(ToolFormat):
         return f"{start}{self._opens}{self._separator.join(written)}{self._closes}{end}"
 
 
+class _Finder:
+    """Finds the end of a block, which is none within quotes; see `EndFinder`.
+
+    Where quotes stand within quotes, it is one if `read` finds calls before it.
+    """
+
+    def __init__(self, end: str, read: Callable[[str], object]) -> None:
+        self._end, self._read = end, read
+        self._signs = re.compile(rf"\\.|[\"']|{re.escape(end)}", re.DOTALL)
+        self._place, self._quote = 0, ""
+        self.passed: tuple[int, int] | None = None
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return where the end marker begins and ends, if it is there."""
+        for sign in self._signs.finditer(text, self._place):
+            self._place = sign.end()
+            if sign[0] == self._end:
+                if not self._quote or self._read(text[: sign.start()]) is not None:
+                    return sign.span()
+                self.passed = self.passed or sign.span()
+            elif sign[0] in "\"'":
+                self._quote = sign[0] if not self._quote else "" if sign[0] == self._quote else self._quote
+        rest = text[self._place :]
+        self._place = len(text) - (hold_back(rest, self._end) or rest.endswith("\\"))
+        return None
+
+
 def _write_call_rules(rule: str, tool: Tool) -> str:
     """One rule for the calls of one tool: first what it requires, then, in the schema's order, what it does not."""
-    properties, required = list_properties(tool), list_required(tool)
+    schemas = Arguments(tool)
+    required, properties = schemas.required, schemas.properties
     keys = [*required, *(key for key in properties if key not in required)]
-    definitions = {"$defs": tool.parameters.get("$defs", {}), "x-guidance": JSON_STYLE}
     values = ""
     for index, key in enumerate(keys):
-        value = {**cast("Mapping[str, object]", properties[key]), **definitions}
-        words = '"True" | "False" | ' if list_types(properties[key]) == frozenset({"boolean"}) else ""
-        values += f"{rule}_value_{index}: {words}{rule}_json_{index}\n{rule}_json_{index}: %json {json.dumps(value)}\n"
+        words = '"True" | "False" | ' if schemas.list_types(key) == frozenset({"boolean"}) else ""
+        values += f"{rule}_value_{index}: {words}{rule}_json_{index}\n"
+        values += f"{rule}_json_{index}: {schemas.write_json(properties[key])}\n"
     arguments = [f"{quote_lark(f'{key}=')} {rule}_value_{index}" for index, key in enumerate(keys)]
     if required:
         body = ' ", " '.join(arguments[: len(required)]) + _write_rest(arguments[len(required) :])
@@ -113,37 +141,44 @@ def _write_value(value: object) -> str:
     return repr(value)
 
 
-def read_calls(tools: Mapping[str, Tool], brackets: str, text: str) -> list[Call] | None:
-    """The calls in a text, perhaps a list in `brackets`; None where there is none or something else beside them."""
+def read_calls(tools: Mapping[str, Tool], brackets: str, text: str, *, is_strict: bool) -> list[Call] | None:
+    """The calls in a text, perhaps a list in `brackets`; None where there is none or something else beside them.
+
+    Where a grammar `is_strict`, quotes are in order, and numbers are bounded by those of float64.
+    """
     text = text.strip()
     if brackets and text.startswith(brackets[0]) and text.endswith(brackets[1]):
         text = text[1:-1]
     try:
-        return [_read_call(part, tools) for part in _split(text, ",\n")] or None
+        return [_read_call(part, tools, is_strict=is_strict) for part in _split(text, ",\n")] or None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        call = _read_loosely(text, tools)
+        call = None if is_strict else _read_loosely(text, tools)
         return None if call is None else [call]
 
 
-def _read_call(text: str, tools: Mapping[str, Tool]) -> Call:
+def _read_call(text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> Call:
     """One call; ValueError or SyntaxError where it is none of a known tool."""
     call = _CALL.fullmatch(text)
     if call is None or call[1] not in tools:
         raise ValueError
+    keys = sorted(Arguments(tools[call[1]]).properties, key=len, reverse=True)
     arguments = {}
     for part in _split(call[2], ","):
+        key = next((key for key in keys if part.lstrip().startswith(f"{key}=")), None)
         pair = _PAIR.fullmatch(part)
-        if pair is None:
+        if key is not None:
+            arguments[key] = _read_value(part.lstrip()[len(key) + 1 :], is_strict=is_strict)
+        elif pair is not None:
+            arguments[pair[1]] = _read_value(pair[2], is_strict=is_strict)
+        else:
             raise ValueError
-        arguments[pair[1]] = _read_value(pair[2])
-    json.dumps(arguments, allow_nan=False)
     return call[1], arguments
 
 
 def _read_loosely(text: str, tools: Mapping[str, Tool]) -> Call | None:
     """A call with quotes inside of a quoted text, as LFM 2.5's template writes them: known names part the arguments."""
     call = _CALL.fullmatch(text)
-    keys = list_properties(tools[call[1]]) if call is not None and call[1] in tools else {}
+    keys = Arguments(tools[call[1]]).properties if call is not None and call[1] in tools else {}
     if call is None or not keys:
         return None
     begin = rf"(?:^|,)\s*({'|'.join(map(re.escape, keys))})\s*=\s*"
@@ -152,7 +187,7 @@ def _read_loosely(text: str, tools: Mapping[str, Tool]) -> Call | None:
     for key, value in zip(parts[::2], parts[1::2], strict=True):
         quoted = _QUOTED.fullmatch(value.strip())
         try:
-            arguments[key] = _read_value(value) if quoted is None else quoted[2]
+            arguments[key] = _read_value(value, is_strict=False) if quoted is None else quoted[2]
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
     return (call[1], arguments) if parts and not rest.strip() else None
@@ -178,12 +213,15 @@ def _split(text: str, separators: str) -> Iterator[str]:
         yield text[begin:]
 
 
-def _read_value(text: str) -> object:
+def _read_value(text: str, *, is_strict: bool) -> object:
     """A value as JSON or Python writes it; ValueError or SyntaxError for anything else."""
+    bare = text.strip()
+    if bare in PYTHON_WORDS:
+        return PYTHON_WORDS[bare]
     try:
-        return json.loads(text)
+        return read_json(bare, bounds_numbers=is_strict)
     except ValueError:
-        return _read_node(ast.parse(text.strip(), mode="eval").body)
+        return _read_node(ast.parse(bare, mode="eval").body)
 
 
 def _read_node(node: ast.expr) -> object:
@@ -198,6 +236,7 @@ def _read_node(node: ast.expr) -> object:
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError
+    json.dumps(value, allow_nan=False)  # raises ValueError for numbers that JSON cannot say
     return value
 
 

@@ -7,18 +7,22 @@ the chat templates of Qwen3-Coder, Qwen3.5-4B and NVIDIA-Nemotron-3-Nano-30B-A3B
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call, Ending
+from mlxr.service.tools.blocks import BlockParser, Call
 from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
-from mlxr.service.tools.values import list_properties, list_required, read_value, write_value_rule
+from mlxr.service.tools.values import Arguments
 
 START, END, FUNCTION = "<tool_call>", "</tool_call>", "<function="
-_VALUE_END = "\n</parameter>\n"
-_ENDING = Ending("</function>", "<parameter=", "</parameter>")
+_FUNCTION_END, _PARAMETER, _PARAMETER_END = "</function>", "<parameter=", "</parameter>"
+_VALUE_END = f"\n{_PARAMETER_END}\n"
+_FOLLOWS = (_PARAMETER, _FUNCTION_END, END)
 _BLOCK = re.compile(r"\s*(?:<function=)?([^>\n]+)>(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*|\n(?=<parameter=)|\Z)", re.DOTALL)
+_TAGS = re.compile(r"</function>|</tool_call>|<parameter=[^>\n]+>\n?")
+_LOOSE_ENDS = re.compile(r"\n?</parameter>|\n(?=<parameter=([^>\n]+)>)")
+_MAX_TAG_CHARACTERS = 300
 
 
 class QwenXmlFormat(ToolFormat):
@@ -30,7 +34,13 @@ class QwenXmlFormat(ToolFormat):
         """Return a parser that gives calls when they are complete."""
         by_name = {tool.name: tool for tool in tools}
         heads = [f"{FUNCTION}{name}>" for name in by_name] if is_enforced else []
-        return BlockParser((START, FUNCTION), _ENDING, lambda body: read_block(body, by_name), END, heads)
+        return BlockParser(
+            (START, FUNCTION),
+            lambda start: _Finder(by_name, is_strict=is_enforced and start == START),
+            lambda start, body: read_block(body, by_name, is_strict=is_enforced and start == START),
+            END,
+            heads,
+        )
 
     def write_grammar(
         self,
@@ -53,29 +63,103 @@ class QwenXmlFormat(ToolFormat):
 
 def _write_call_rules(rule: str, tool: Tool, end: str) -> str:
     """The rule for calls of one tool, and those for its values."""
-    required, parameters, values = list_required(tool), [], ""
-    for index, (key, schema) in enumerate(list_properties(tool).items()):
-        parameter = quote_lark(f"<parameter={key}>\n") + f" {rule}_{index}"
-        parameters.append(parameter if key in required else f"({parameter})?")
-        values += write_value_rule(f"{rule}_{index}", tool, schema, quote_lark(_VALUE_END))
+    arguments, parameters, values = Arguments(tool), [], ""
+    for index, key in enumerate(arguments.properties):
+        parameter = quote_lark(f"{_PARAMETER}{key}>\n") + f" {rule}_{index}"
+        parameters.append(parameter if key in arguments.required else f"({parameter})?")
+        values += arguments.write_value_rule(f"{rule}_{index}", key, quote_lark(_VALUE_END))
     head = quote_lark(f"\n{FUNCTION}{tool.name}>\n")
-    return f'{rule}: {" ".join([head, *parameters])} "</function>\\n" {end}\n{values}'
+    return f'{rule}: {head} {" ".join(parameters)} "{_FUNCTION_END}\\n" {end}\n{values}'
 
 
-def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
+class _Finder:
+    """Finds the end of a block behind its last value; see `EndFinder` and `find_value_end`."""
+
+    passed = None
+
+    def __init__(self, tools: Mapping[str, Tool], *, is_strict: bool) -> None:
+        self._tools, self._is_strict = tools, is_strict
+        self._place, self._is_inside = 0, False
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return where the end marker begins and ends, if it is there."""
+        while True:
+            if self._is_inside:
+                keys = () if self._is_strict else _list_keys(text, self._tools)
+                end, self._place = find_value_end(text, self._place, keys, is_strict=self._is_strict)
+                if end is None:
+                    return None
+                self._is_inside = False
+            tag = _TAGS.search(text, self._place)
+            if tag is None:
+                begun = text.rfind("<", self._place)
+                self._place = begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
+                return None
+            if not tag[0].startswith(_PARAMETER):
+                return tag.span()
+            if tag.end() == len(text) and not tag[0].endswith("\n"):  # the line may still end
+                return None
+            self._place, self._is_inside = tag.end(), True
+
+
+def find_value_end(
+    text: str, place: int, keys: Collection[str], *, is_strict: bool, is_whole: bool = False
+) -> tuple[int | None, int]:
+    """Where a value ends, of which nothing ends before `place`, and where what follows it begins.
+
+    None, and where to look on, while more text is to come, unless it `is_whole`. Where a grammar `is_strict`, a value
+    ends as that says. Models that are free leave out line breaks and ends, and write ends into values: there an end
+    counts with a tag behind it, and the beginning of another one of `keys` does.
+    """
+    if is_strict:
+        end, next_place = text.find(_VALUE_END, place), len(text) - hold_back(text[place:], _VALUE_END)
+        return (end, end + len(_VALUE_END)) if end >= 0 else (next_place if is_whole else None, next_place)
+    for tag in _LOOSE_ENDS.finditer(text, place):
+        if not tag[0].endswith(_PARAMETER_END):
+            if not keys or tag[1] in keys:
+                return tag.span()
+            continue
+        rest = text[tag.end() :].lstrip()
+        if not is_whole and (not rest or any(follow.startswith(rest) for follow in _FOLLOWS)):
+            return None, tag.start()
+        if not rest or rest.startswith(_FOLLOWS):
+            return tag.start(), len(text) - len(rest)
+    if is_whole:
+        return len(text), len(text)
+    begun = max(text.rfind("\n", place), text.rfind("<", place))
+    begun -= text.startswith("\n", begun - 1) and begun > place
+    return None, begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
+
+
+def read_block(text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> list[Call] | None:
     """The call in the text of one block, without its end; None if it is none of a known tool."""
     block = _BLOCK.fullmatch(text)
     tool = None if block is None else tools.get(block[1].strip())
     if block is None or tool is None:
         return None
-    properties, arguments, place = list_properties(tool), dict[str, object](), 0
-    body = block[2].strip()
-    for end in (END, _ENDING.end):  # behind a value that was not ended
-        body = body.removesuffix(end).rstrip()
-    while place < len(body):
-        parameter = _PARAMETER.match(body, place)
-        if parameter is None:
+    schemas, arguments, place = Arguments(tool), dict[str, object](), 0
+    body, keys = _drop_ends(block[2]), schemas.properties
+    names = [*map(re.escape, sorted(keys, key=len, reverse=True)), "[^>\n]+"]
+    parameter = re.compile(rf"\s*{_PARAMETER}({'|'.join(names)})>\n?")
+    while body[place:].strip():
+        begin = parameter.match(body, place)
+        if begin is None:
             return None
-        arguments[parameter[1]] = read_value(parameter[2], properties.get(parameter[1]))
-        place = parameter.end()
+        end, place = find_value_end(body, begin.end(), keys, is_strict=is_strict, is_whole=True)
+        arguments[begin[1]] = schemas.read_value(begin[1], body[begin.end() : end])
     return [(tool.name, arguments)]
+
+
+def _list_keys(text: str, tools: Mapping[str, Tool]) -> Collection[str]:
+    """The arguments of the tool that the text of a block calls."""
+    block = _BLOCK.match(text)
+    tool = None if block is None else tools.get(block[1].strip())
+    return () if tool is None else Arguments(tool).properties
+
+
+def _drop_ends(body: str) -> str:
+    """The body without the ends of a block that stand behind a value which was not ended."""
+    bare = body.rstrip()
+    for end in (END, _FUNCTION_END):
+        bare = bare.removesuffix(end).rstrip()
+    return bare if len(bare) < len(body.rstrip()) else body
