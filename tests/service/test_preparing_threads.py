@@ -21,6 +21,9 @@ def test_requests_weigh_what_has_to_be_read() -> None:
     assert weigh(TextRequest("abc", params)) == 3
     assert weigh(TextRequest([1, 2, 3], params, grammar=grammar)) == 10 * GRAMMAR_WEIGHT
     messages = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
+    many = list(range(LONG_CHARACTERS + 1))
+    assert weigh(TextRequest(many, params)) > LONG_CHARACTERS, "and none of them is looked at"
+    assert weigh({"context": many[1:]}) == 0
     tool = Tool("t", parameters={"type": "object"})
     assert weigh(ChatRequest(messages, params, tools=[tool])) == len("usertextabc") + GRAMMAR_WEIGHT * len("object")
 

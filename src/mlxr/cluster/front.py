@@ -34,6 +34,7 @@ from mlxr.cluster.routing import Routing
 from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
 from mlxr.server.dialect import find_dialect
+from mlxr.server.bodies import check_parts
 from mlxr.server.errors import ServerError
 from mlxr.server.streaming import dump_json, ndjson, sse
 from mlxr.service.identity import Identity
@@ -316,10 +317,11 @@ def _names_stored(passing: Passing) -> bool:
     if b"previous_response_id" not in passing.body and b"item_reference" not in passing.body:
         return False
     try:
+        check_parts(passing.body)
         body = json.loads(passing.body)
         parts = body.get("input") if isinstance(body.get("input"), list) else []
         return bool(body.get("previous_response_id")) or any(part.get("type") == "item_reference" for part in parts)
-    except (ValueError, AttributeError, RecursionError):
+    except (ServerError, ValueError, AttributeError, RecursionError):  # whoever answers says what is wrong
         return False
 
 

@@ -60,8 +60,10 @@ class ServerError(Exception):
         retry_after_s: float | None = None,
         allow: str | None = None,
         counts: Mapping[str, int] = MappingProxyType({}),
+        closes: bool = False,
     ) -> None:
         super().__init__(message)
+        self.closes = closes or status in (408, 413)  # the rest of the body is not read, so nothing can follow it
         self.status, self.code, self.message, self.field = status, code, message, field
         self.retry_after_s, self.allow, self.counts = retry_after_s, allow, counts
         self.reason = message
@@ -70,7 +72,7 @@ class ServerError(Exception):
     def headers(self) -> dict[str, str]:
         """The headers that go with the error's response."""
         headers = {}
-        if self.status in (408, 413):  # the rest of the body is not read, so nothing can follow it
+        if self.closes:
             headers["Connection"] = "close"
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))

@@ -13,8 +13,16 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.service.identity import draw_hex
@@ -37,6 +45,13 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(defer_build=True, extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema in which every list ends at its first wrong item, as a list may have very many of them."""
+        schema = handler(source)
+        _let_lists_fail_fast(schema)
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
@@ -48,6 +63,17 @@ class RequestModel(BaseModel):
     def list_left_out(self) -> Iterable[str]:
         """Return declared fields without effect, such as one kind of tool; they are named with the undeclared ones."""
         return ()
+
+
+def _let_lists_fail_fast(schema: object) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _let_lists_fail_fast(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _let_lists_fail_fast(part)
 
 
 class ReplyModel(BaseModel):

@@ -34,7 +34,8 @@ def split_prompts(given: object, field: str) -> tuple[list[object], bool]:
         return [given], False
     if not given:
         raise InvalidRequest(field, "is an empty list")
-    if any(isinstance(part, int) for part in given) and all(isinstance(part, int | str) for part in given):
+    kinds = set(map(type, given))  # quick, as there may be very many
+    if int in kinds and kinds <= {int, str}:
         return [given], False
     if len(given) > MAX_PROMPTS:
         raise InvalidRequest(field, f"has {len(given)} prompts; at most {MAX_PROMPTS} are taken")

@@ -11,25 +11,24 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from mlxr.core.errors import EngineStopped
 from mlxr.server.activity import in_flight
-from mlxr.server.errors import ClientGone, ServerError, explain_body, explain_parsing
+from mlxr.server.errors import ServerError, explain_body, explain_parsing
 from mlxr.server.ignored import find_ignored, note_ignored
 from mlxr.server.json_models import RequestModel, find_half
 
 Handler = Callable[..., Awaitable[Response | BaseModel]]
 H = TypeVar("H", bound=Handler)
 Responses = dict[int | str, dict[str, Any]]
-INLINE_BYTES = 1 << 16
 MAX_MESSAGES = 1 << 14  # of one conversation
 
 
@@ -124,11 +123,7 @@ def build_route(row: RouteRow) -> Route:
         values: dict[str, object] = {**request.path_params}
         model = find_model()
         if model is not None:
-            data = await _read_body(request)
-            # A long body is parsed on a thread, so that meanwhile the event loop serves others.
-            is_long = len(data) > INLINE_BYTES
-            request.app.state.lifecycle.had_large_body |= is_long
-            body, ignored = await asyncio.to_thread(_parse_body, data, model) if is_long else _parse_body(data, model)
+            body, ignored = await request.app.state.work.bodies.take(request, partial(_parse_body, model))
             note_ignored(request, ignored)
             values["body"] = body
         reply = await row.handler(request, **values)
@@ -148,14 +143,7 @@ class _Route(Route):
         return (Match.NONE, {}) if match is Match.PARTIAL and self.param_convertors else (match, child)
 
 
-async def _read_body(request: Request) -> bytes:
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise ClientGone from error
-
-
-def _parse_body(data: bytes, model: type[BaseModel]) -> tuple[BaseModel, list[str]]:
+def _parse_body(model: type[BaseModel], data: bytearray) -> tuple[BaseModel, list[str]]:
     """The body, JSON whatever its content type (`curl -d` calls it a form), and the names of what has no effect.
 
     Raises ServerError naming what is wrong.
@@ -175,7 +163,7 @@ def _parse_body(data: bytes, model: type[BaseModel]) -> tuple[BaseModel, list[st
     return body, [*left_out, *find_ignored(value, body)]
 
 
-def _parse_json(data: bytes) -> tuple[object, bool]:
+def _parse_json(data: bytearray) -> tuple[object, bool]:
     """The value of a body, and whether one of its texts may hold half of a surrogate pair: JSON can escape one.
 
     Raises ServerError for what is no JSON, or no Unicode as it stands.

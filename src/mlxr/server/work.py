@@ -16,6 +16,7 @@ from mlxr.core.errors import Unavailable
 from mlxr.core.work_threads import Stop, WorkThreads
 from mlxr.registry import Registry
 from mlxr.server.activity import in_flight
+from mlxr.server.bodies import Bodies
 
 T = TypeVar("T")
 LOOKS, CHANGES, UPLOADS = 4, 2, 4
@@ -40,9 +41,14 @@ class ServerWork:
             "mlxr-make", MAX_MAKES, max_waiting=MAX_WAITING_MAKES, what="models or adapters", remedy=ended
         )
 
+        self._short_bodies, self._long_bodies = WorkThreads("mlxr-body", 2), WorkThreads("mlxr-long-body", 1)
+        self.bodies = Bodies(self._short_bodies, self._long_bodies)
+
     def stop(self) -> None:
         """Begin nothing more; what is being done is not waited for."""
         for threads in (self.looks, self.changes, self.uploads, self.pulls, self.makes):
+            threads.stop()
+        for threads in (self._short_bodies, self._long_bodies):
             threads.stop()
 
 

@@ -46,7 +46,7 @@ class PreparingThreads:
 def weigh(value: object) -> int:
     """Characters in a request or a JSON-like value; once it is certain that they are many, no more are counted."""
     if not isinstance(value, TextRequest | ChatRequest):
-        return count_characters(value, LONG_CHARACTERS)
+        return count_characters(value, LONG_CHARACTERS, LONG_CHARACTERS)
     grammar = 0 if value.grammar is None else GRAMMAR_WEIGHT * len(value.grammar.text)
     if isinstance(value, TextRequest):
         return grammar + weigh(value.prompt)

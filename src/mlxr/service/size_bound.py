@@ -12,6 +12,8 @@ from functools import cached_property
 from mlxr.core.errors import ContextFull
 from mlxr.tokenizers import Tokenizer
 
+MANY_ITEMS = 64  # from which on a list is asked for its kinds of items first
+_NUMBERS = {int, float}
 SLACK = 4  # for vocabularies that shorten a text before they cut it, as NFKC or runs of spaces
 
 
@@ -40,6 +42,10 @@ class SizeBound:
 
         `allowance` are characters that they may have besides.
         """
+        if isinstance(value, list | tuple) and value and isinstance(value[0], int):  # a prompt that is ids already
+            if len(value) > self.context_tokens:
+                raise ContextFull.of(field, len(value), self.context_tokens)
+            return
         enough = SLACK * self.context_tokens + allowance
         if count_characters(value, enough) <= enough:
             return  # fits even where each token is one character; the vocabulary need not be read
@@ -52,8 +58,11 @@ class SizeBound:
             raise ContextFull(field, reason, characters // self._longest, self.context_tokens)
 
 
-def count_characters(value: object, enough: int) -> int:
-    """Return how many characters the strings in a JSON-like value have; not all of them once there are `enough`."""
+def count_characters(value: object, enough: int, most_items: int | None = None) -> int:
+    """Return how many characters the strings in a JSON-like value have; not all of them once there are `enough`.
+
+    A list of more than `most_items` counts as more than enough, whatever it holds.
+    """
     found, waiting = 0, [value]
     while waiting and found <= enough:
         part = waiting.pop()
@@ -62,5 +71,8 @@ def count_characters(value: object, enough: int) -> int:
         elif isinstance(part, Mapping):
             waiting.extend(part.values())
         elif isinstance(part, list | tuple):
-            waiting.extend(part)
+            if most_items is not None and len(part) > most_items:
+                return enough + len(part)
+            if len(part) < MANY_ITEMS or not set(map(type, part)) <= _NUMBERS:
+                waiting.extend(part)
     return found

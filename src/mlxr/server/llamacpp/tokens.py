@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Annotated, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.generation import borrow
@@ -17,6 +18,7 @@ from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.route import fit_effort
 from mlxr.server.routes import Router
+from mlxr.server.streaming import dump_json
 from mlxr.service.async_session import AsyncSession
 
 router = Router()
@@ -74,8 +76,8 @@ class Rendered(ReplyModel):
     prompt: str
 
 
-@router.post("/tokenize", responses=ERRORS)
-async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
+@router.post("/tokenize", response_model=Tokens, responses=ERRORS)
+async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The token ids of a text."""
     lease = await borrow(request, body.model)
     session = lease.session
@@ -85,11 +87,15 @@ async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
     if text is None:
         raise InvalidRequest("content", "is missing")
     encode = partial(session.encode_prompt, add_special=add_special, parse_special=body.parse_special is not False)
+
+    def write(text: str) -> str:
+        ids = encode(text)
+        if not body.with_pieces:
+            return _write_tokens(ids)
+        return _write_tokens([{"id": token, "piece": _show(session.tokenizer.token_bytes(token))} for token in ids])
+
     with spell_fields({"prompt": "content"}):
-        ids = await beside_the_loop(session, encode, text)
-    if not body.with_pieces:
-        return Tokens(tokens=ids)
-    return Tokens(tokens=[Piece(id=token, piece=_show(session.tokenizer.token_bytes(token))) for token in ids])
+        return Response(await beside_the_loop(session, write, text), media_type="application/json")
 
 
 @router.post("/detokenize", responses=ERRORS)
@@ -97,9 +103,13 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Content:
     """The text of token ids."""
     lease = await borrow(request, body.model)
     size = lease.session.config.vocab_size
-    if any(token >= size for token in body.tokens):
-        raise InvalidRequest("tokens", f"the vocabulary has {size} tokens, got {max(body.tokens)}")
-    text = await beside_the_loop(lease.session, lease.session.decode, body.tokens)
+
+    def decode(tokens: list[int]) -> str:
+        if tokens and max(tokens) >= size:
+            raise InvalidRequest("tokens", f"the vocabulary has {size} tokens, got {max(tokens)}")
+        return lease.session.decode(tokens)
+
+    text = await beside_the_loop(lease.session, decode, body.tokens)
     return Content(content=text, prompt=text)
 
 
@@ -115,6 +125,13 @@ async def apply_template(request: Request, body: ChatCompletionRequest) -> Rende
 async def beside_the_loop(session: AsyncSession, work: Callable[[S], T], given: S) -> T:
     """`work(given)`, on another thread where there is so much that other requests would feel it."""
     return work(given) if len(given) <= INLINE_LENGTH else await session.run(work, given, reads=given)
+
+
+def _write_tokens(tokens: Sequence[object]) -> str:
+    """The reply as JSON, written in pieces, as one call would keep all others from the interpreter."""
+    starts = range(0, len(tokens), INLINE_LENGTH)
+    pieces = (dump_json(tokens[start : start + INLINE_LENGTH])[1:-1] for start in starts)
+    return f'{{"tokens":[{",".join(pieces)}]}}'
 
 
 def _show(piece: bytes) -> str | list[int]:

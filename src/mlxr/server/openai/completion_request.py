@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field
 
@@ -25,10 +25,9 @@ def split_prompts(prompts: str | list[int] | list[str] | list[list[int]]) -> lis
     """The prompts one by one: text, or token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    lists = [prompt for prompt in prompts if isinstance(prompt, list)]
-    ids = [prompt for prompt in prompts if isinstance(prompt, int)]
-    return [ids] if ids else [*texts, *lists]
+    if isinstance(prompts[0], int):  # then all are, as the request's model has checked
+        return [prompts]
+    return cast("list[Prompt]", prompts)
 
 
 class CompletionRequest(PenaltyFields):
