@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from mlxr.core.interrupts import end_on_interrupt
+from mlxr.core.interrupts import end_on_interrupt, end_on_terminate
 
 
 def run() -> int:
     """Run the command line of this process and return the exit code."""
+    if sys.argv[1:2] == ["serve"]:
+        end_on_terminate()
     with end_on_interrupt():
         from mlxr.cli.main import main
     return main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mlxr.core.errors import FormatError, InvalidRequest, MlxrError
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.formats import AdapterFile, TensorToWrite, open_gguf, read_adapter, write_gguf
+from mlxr.formats.adapter_file import MAX_PATTERNS
 from mlxr.kernels.context import Context, load_native
 from mlxr.loading import ASSETS
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
@@ -202,6 +204,29 @@ def test_what_is_not_supported_is_refused_by_name(case: str, tmp_path: Path) -> 
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(FormatError, match=name):
+        read_adapter(tmp_path)
+
+
+def test_patterns_are_bounded_and_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields, seed, _, _ = read_golden("llama-gqa-64")
+    write_peft(tmp_path, make_weights(fields, seed), 1)
+    path = tmp_path / "adapter_config.json"
+    config = json.loads(path.read_text())
+    most = {f"layers.{number}.x": 3 for number in range(MAX_PATTERNS)}
+    path.write_text(json.dumps({**config, "rank_pattern": most}))
+    compiled: list[str] = []
+    compile_pattern = re.compile
+
+    def count(pattern: str) -> re.Pattern[str]:
+        compiled.append(pattern)
+        return compile_pattern(pattern)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(re, "compile", count)
+        assert read_adapter(tmp_path).pairs
+    assert len(compiled) == MAX_PATTERNS
+    path.write_text(json.dumps({**config, "rank_pattern": {**most, "one.more": 3}}))
+    with pytest.raises(FormatError, match=f"rank_pattern.* at most {MAX_PATTERNS} are read"):
         read_adapter(tmp_path)
 
 

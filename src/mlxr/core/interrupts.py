@@ -1,14 +1,24 @@
-"""Ctrl-C while modules are being imported: the process ends at once, as the system does it, and nothing is printed.
+"""Signals while modules are being imported: the process ends at once, and nothing is printed.
 
 Python's own handler would raise in the middle of some import, whose traceback says nothing to whoever pressed it.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def end_on_terminate() -> None:
+    """Let SIGTERM end the process as one that is done, until somebody else handles it.
+
+    A server that is told to end while it starts has nothing to finish.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
 @contextmanager

@@ -56,6 +56,7 @@ _WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, an
 }
 _PATTERN = re.compile(r"(?:\w|\\?\.|\\d|[$^*+|-]){1,200}")
 _MAX_QUANTIFIERS = 3
+MAX_PATTERNS = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,12 +134,13 @@ def _read_peft(folder: Path) -> AdapterFile:
     config = read_json_object(config_path)
     _check_config(config_path, config)
     parameters = read_target_parameters(config_path, config)
+    alphas, ranks = _Patterns(config_path, config, "alpha_pattern"), _Patterns(config_path, config, "rank_pattern")
     with SafetensorsFolder([weights_path], {}) as file:
         tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_base(name, file.tensors)}
         sides, pairs = _sort_sides(weights_path, tensors, _PEFT_KEY, _PREFIX), []
         for module, pair in sides.items():
             parameter = parameters.find(weights_path, module, sides)
-            scale = _Scale(config_path, config, module if parameter is None else parameter.key)
+            scale = _Scale(config_path, config, module if parameter is None else parameter.key, alphas, ranks)
             if parameter is None:
                 pairs += _make_pairs(weights_path, module, pair, scale)
             else:
@@ -159,11 +161,11 @@ def _check_config(path: Path, config: dict[str, object]) -> None:
 class _Scale:
     """By what the product of a module's matrices is multiplied, given their rank."""
 
-    def __init__(self, path: Path, config: dict[str, object], module: str) -> None:
-        self._alpha = _find_pattern(path, config, "alpha_pattern", module)
+    def __init__(self, path: Path, config: dict[str, object], module: str, alphas: _Patterns, ranks: _Patterns) -> None:
+        self._alpha = alphas.find(module)
         if self._alpha is None:
             self._alpha = _read_alpha(path, "lora_alpha", config.get("lora_alpha"))
-        rank = _find_pattern(path, config, "rank_pattern", module)
+        rank = ranks.find(module)
         self._rank = config.get("r") if rank is None else rank
         self._path, self._module = path, module
         self._is_rooted = config.get("use_rslora") is True
@@ -182,22 +184,36 @@ class _Scale:
         return self._alpha / (math.sqrt(rank) if self._is_rooted else rank)
 
 
-def _find_pattern(path: Path, config: dict[str, object], name: str, module: str) -> float | None:
-    """What the first pattern that fits a module says, as PEFT looks for it: at the end of the name, after a dot."""
-    patterns = config.get(name) or {}
-    if not isinstance(patterns, dict):
-        raise FormatError(path, name, None, "is no object")
-    for pattern, value in patterns.items():
+class _Patterns:
+    """What a configuration says of modules whose names end in certain ways, such as `rank_pattern`, compiled once."""
+
+    def __init__(self, path: Path, config: dict[str, object], name: str) -> None:
+        self._path, self._name = path, name
+        patterns = config.get(name) or {}
+        if not isinstance(patterns, dict):
+            raise FormatError(path, name, None, "is no object")
+        if len(patterns) > MAX_PATTERNS:
+            raise FormatError(path, name, None, f"has {len(patterns)} patterns, at most {MAX_PATTERNS} are read")
+        self._rows = [(*self._compile(pattern), value) for pattern, value in patterns.items()]
+
+    def find(self, module: str) -> float | None:
+        """What the first pattern that fits a module says, as PEFT looks for it: at the end of the name, after a dot."""
+        for ending, pattern, value in self._rows:
+            if module.endswith(ending) and pattern.match(module):
+                return _read_alpha(self._path, self._name, value)
+        return None
+
+    def _compile(self, pattern: str) -> tuple[str, re.Pattern[str]]:
+        """The last letters of all names that fit, which are quick to compare, and the whole pattern."""
         quantifiers = pattern.count("*") + pattern.count("+")
         if not _PATTERN.fullmatch(pattern) or quantifiers > _MAX_QUANTIFIERS:
-            raise FormatError(path, name, None, f"has the pattern {pattern!r:.80}, which is not supported")
+            raise FormatError(self._path, self._name, None, f"has the pattern {pattern!r:.80}, which is not supported")
         try:
-            fits = re.match(rf"(.*\.)?({pattern})$", module)
+            compiled = re.compile(rf"(.*\.)?({pattern})$")
         except re.error as error:
-            raise FormatError(path, name, None, f"has the pattern {pattern!r:.80}: {error}") from error
-        if fits:
-            return _read_alpha(path, name, value)
-    return None
+            raise FormatError(self._path, self._name, None, f"has the pattern {pattern!r:.80}: {error}") from error
+        is_plain = re.fullmatch(r"[\w.-]+", pattern) is not None
+        return pattern.rpartition(".")[2] if is_plain else "", compiled
 
 
 def _read_alpha(path: Path, name: str, value: object) -> float:

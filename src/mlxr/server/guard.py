@@ -58,6 +58,8 @@ class RequestScope:
             await self._app(scope, receive, send)
             return
         status = GONE_STATUS
+        # A proxy in front may have believed the other one (RFC 9112, 6.1), so nothing may follow on this connection.
+        is_ambiguous = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -67,6 +69,8 @@ class RequestScope:
                     row.failure = PREFLIGHT_REFUSED
                 tag = row.id.encode()
                 message["headers"] = [*message["headers"], (b"x-request-id", tag), (b"request-id", tag)]
+                if is_ambiguous:
+                    message["headers"].append((b"connection", b"close"))
                 if row.ignored:
                     message["headers"].append((IGNORED.encode(), join_names(row.ignored).encode()))
             await send(message)

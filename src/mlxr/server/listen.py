@@ -23,7 +23,14 @@ from mlxr.core.settings import Settings
 from mlxr.core.work_threads import QuickExecutor, WorkThreads
 from mlxr.server.activity import Activity
 from mlxr.server.app import create_app
-from mlxr.server.connections import make_protocol
+from mlxr.server.connections import (
+    ACCEPTS_AT_ONCE,
+    Connections,
+    SeldomComplaints,
+    count_connections,
+    make_protocol,
+    raise_descriptor_limit,
+)
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.served import ServedModels
 from mlxr.service.catalogue import open_registry
@@ -101,6 +108,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Starlette, settings: Settings, on_ready: Callable[[Lifecycle], None] | None = None) -> None:
+        self.connections = Connections(count_connections(raise_descriptor_limit()))
         super().__init__(
             uvicorn.Config(
                 app,
@@ -109,7 +117,8 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 ws="none",
-                http=make_protocol(settings.request_timeout_s),
+                http=make_protocol(settings.request_timeout_s, self.connections),
+                backlog=ACCEPTS_AT_ONCE,
                 lifespan="on",
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(settings.drain_s) + LAST_EVENTS_S,
@@ -123,7 +132,10 @@ class Server(uvicorn.Server):
         """Listen, and tell when the models are there."""
         quick = WorkThreads("mlxr-quick", QUICK_THREADS)
         asyncio.get_running_loop().set_default_executor(QuickExecutor(quick))
+        asyncio.get_running_loop().set_exception_handler(SeldomComplaints())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # uvicorn knows one number for this and for what is taken at once
         self._telling = asyncio.create_task(self._tell())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
