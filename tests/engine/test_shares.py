@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import NoReturn, cast
 
@@ -11,6 +13,7 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_eng
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
+from mlxr.engine.scheduler import MAX_OVERTAKING_S
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
 from mlxr.kernels.ragged import RaggedBatch
@@ -19,10 +22,10 @@ TOKEN_S = 0.001
 
 
 class World:
-    """An engine whose steps take a millisecond per token on a clock of its own."""
+    """An engine whose steps take a millisecond per token, or `token_s`, on a clock of its own."""
 
-    def __init__(self, **sizes: int) -> None:
-        self.now = 0.0
+    def __init__(self, token_s: float = TOKEN_S, **sizes: int) -> None:
+        self.now, self._token_s = 0.0, token_s
         self.step_tokens: list[int] = []
         sizes = {"pages": 512, "page_size": 4, "max_batch_tokens": 32, "prefill_chunk_tokens": 32} | sizes
         model = FakeModel(FakeConfig(context_length=1024), on_forward=self._spend)
@@ -32,7 +35,7 @@ class World:
 
     def _spend(self, batch: RaggedBatch) -> None:
         self.step_tokens.append(len(batch.token_ids))
-        self.now += len(batch.token_ids) * TOKEN_S
+        self.now += len(batch.token_ids) * self._token_s
 
     def submit(self, client: str | None, stem: int, tokens: int, answer: int = 4, priority: int = 0) -> int:
         prompt = [(stem + index * (stem + 3)) % 50 for index in range(tokens)]
@@ -160,3 +163,61 @@ def test_a_request_that_cannot_be_made_leaves_no_account() -> None:
     late, other = world.submit("a", 1, 10), world.submit("b", 2, 10)
     world.run()
     assert world.order([other, late]) == [late, other]
+
+
+def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]]:
+    """110 virtual seconds of 24 clients that ask again as soon as they are answered, which is more than fits.
+
+    Checks at each admission that nobody is overlooked; returns the world and when each request came.
+    """
+    world, chance = World(token_s=0.05, **sizes), random.Random(seed)
+    scheduler = world.engine._scheduler
+    came_s: dict[int, float] = {}
+    asking: dict[int, int] = {}
+    open_answers = Counter[int]()
+    places = 0
+
+    def ask(client: int) -> None:
+        nonlocal places
+        places += 1
+        # some come with each request anew, as connections do
+        name = f"client {client}" if client % 2 else f"connection {places}"
+        answers = chance.choice([1, 1, 1, 2, 4])
+        params = SamplingParams(max_tokens=chance.choice([1, 4, 20]), n=answers, seed=client)
+        prompt = [chance.randrange(50) for _ in range(chance.choice([2, 9, 30, 120]))]
+        request = world.engine.submit(prompt, params, client=name, priority=chance.choice([0, 0, 0, -1, 1]))
+        came_s[request], asking[request], open_answers[request] = world.now, client, answers
+
+    for client in range(24):
+        ask(client)
+    seen = 0
+    while world.now < 110:
+        ranks = {sequence: sequence.rank[0] for sequence in scheduler.waiting}
+        served = {sequence.client for sequence in scheduler.running}
+        world.step()
+        admitted = [ranks[sequence] for sequence in scheduler.running if sequence in ranks]
+        served |= {sequence.client for sequence in scheduler.running}
+        for waiting in scheduler.waiting:
+            if waiting.client not in served and waiting in ranks:
+                assert all(rank <= ranks[waiting] + MAX_OVERTAKING_S for rank in admitted)
+        for event in world.events[seen:]:
+            if event.finish_reason is not None:
+                open_answers[event.sequence_id] -= 1
+                if not open_answers[event.sequence_id]:
+                    ask(asking[event.sequence_id])
+        seen = len(world.events)
+    return world, came_s
+
+
+@pytest.mark.parametrize("sizes", [{"max_sequences": 6}, {"max_sequences": 8, "pages": 72}])
+def test_nobody_is_overlooked_in_a_storm(sizes: dict[str, int]) -> None:
+    """Who comes more than 30 s later, by the clock that priorities shift, never begins before one that waits.
+
+    So a request waits at most for those that were there and those that come within that time, which are as many as may
+    wait; and each of them ends.
+    """
+    world, came_s = run_storm(1, sizes)
+    assert len(came_s) > 50, "the storm is one"
+    assert world.engine.stats().preemptions > 0
+    world.run()
+    assert world.first_s.keys() == came_s.keys()
