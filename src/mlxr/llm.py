@@ -18,6 +18,7 @@ from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import LoadedModel, Progress
 from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.completion import Completion, fold_events
+from mlxr.service.embedding import Pooling, choose_pooling, scale_vector
 from mlxr.service.opening import (
     build_engine,
     build_session,
@@ -115,6 +116,18 @@ class LLM:
             raise InvalidRequest("adapter", f"must be one for each prompt; got {len(listed)} for {len(wanted)}")
         token_ids = [self._session.encode_prompt(prompt) for prompt in wanted]
         return self._session.generate(token_ids, own_params, listed)
+
+    def embed(self, texts: str | Sequence[str], *, pooling: Pooling | None = None) -> list[list[float]]:
+        """A vector of length 1 for each text, (hidden size,); all of them are computed together.
+
+        `pooling` says of which tokens: of all (`mean`), of the `last` or of the first (`cls`); None: as the model's
+        files state, else of all. Raises InvalidRequest for a text that is too long, and where the files state what mlxr
+        does not do.
+        """
+        used = choose_pooling(self._loaded.pooling, pooling, "texts")
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        token_ids = [self._loaded.tokenizer.encode(text) for text in listed]
+        return [scale_vector(vector).tolist() for vector in self._session.embed(token_ids, used)]
 
     def load_adapter(self, path: str | Path, name: str | None = None) -> str:
         """Load a low-rank adapter (LoRA): a PEFT folder or a GGUF file; returns the name by which requests choose it.

@@ -92,6 +92,7 @@ class LoadedModel:
     configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
     numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of
     its own file that does; their weights count among the bytes in memory.
+    `pooling` is how the files say that texts become vectors (`mean`, `last`, `cls`, ...), None where they do not.
     `group` are the GPUs that compute it together, if there are several.
     """
 
@@ -107,6 +108,7 @@ class LoadedModel:
     file_bytes: int
     file: GGUFFile | SafetensorsFolder
     fingerprint: bytes
+    pooling: str | None = None
     draft: LoadedModel | None = None
     head: DraftHead | EagleHead | None = None
     group: Group | None = None
@@ -222,6 +224,7 @@ def load(
         file_bytes=sum(tensor.nbytes for tensor in parts.file.tensors.values()),
         file=parts.file,
         fingerprint=fingerprint,
+        pooling=parts.pooling,
     )
 
 

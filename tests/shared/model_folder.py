@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 import tokenizers
+
+from mlxr.formats import TensorToWrite, open_gguf, write_gguf
 
 WORDS = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the warm sun of the garden "
 TEMPLATE = (
@@ -95,3 +98,15 @@ def make_folder(folder: Path, **changes: object) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     safetensors.numpy.save_file(make_weights(config), str(folder / "model.safetensors"))
     return folder
+
+
+def write_with(source: Path, path: Path, **keys: object) -> Path:
+    """A copy of a GGUF file at `path` with further metadata, `__` for each dot of a key."""
+    with open_gguf(source) as file:
+        metadata = {**file.metadata, **{name.replace("__", "."): value for name, value in keys.items()}}
+        tensors = [
+            TensorToWrite(one.name, one.type_name, one.shape, partial(list, [one.data]))
+            for one in file.tensors.values()
+        ]
+        write_gguf(path, metadata, tensors)
+    return path

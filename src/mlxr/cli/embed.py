@@ -29,9 +29,15 @@ Model = Annotated[
 Texts = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT", help="The texts. If there are none, each line of stdin is a text.")
 ]
-Pooling = Literal["mean", "last"]
-LastToken = Annotated[
-    bool, typer.Option("--last-token", help="Take the state of a text's last token instead of the mean of all.")
+LastToken = Annotated[bool, typer.Option("--last-token", help="The same as --pooling last.")]
+Pooling = Literal["mean", "last", "cls"]
+PoolingOption = Annotated[
+    Pooling | None,
+    typer.Option(
+        "--pooling",
+        help="Make vectors of the states of all tokens, of the last or of the first one; default: as the model's files "
+        "state, else of all.",
+    ),
 ]
 
 
@@ -39,13 +45,16 @@ def embed(
     model: Model,
     settings: Settings,
     texts: Texts = None,
+    pooling: PoolingOption = None,
     last_token: LastToken = False,
     json: Json = False,
     url: Url = None,
 ) -> None:
     """Print a vector of length 1 for each text. Each line of output is the JSON list of the numbers of one vector."""
     wanted = texts or _read_lines()
-    pooling: Pooling = "last" if last_token else "mean"
+    if last_token and pooling not in (None, "last"):
+        raise InvalidRequest("--last-token", f"is the same as --pooling last; got --pooling {pooling} as well")
+    pooling = "last" if last_token else pooling
     if url is not None:
         refuse_model_settings(settings)
         vectors = _ask(settings, url, model, wanted, pooling)
@@ -68,13 +77,13 @@ def _read_lines() -> list[str]:
     return lines
 
 
-def _ask(settings: Settings, url: str, model: str, texts: Sequence[str], pooling: Pooling) -> list[list[float]]:
+def _ask(settings: Settings, url: str, model: str, texts: Sequence[str], pooling: Pooling | None) -> list[list[float]]:
     body: dict[str, object] = {"model": model, "input": list(texts), "pooling": pooling}
     reply = ask_server(settings, url, "/v1/embeddings", body, timeout_s=None)
     return [entry["embedding"] for entry in reply["data"]]
 
 
-async def _compute(settings: Settings, model: str, texts: Sequence[str], pooling: Pooling) -> list[list[float]]:
+async def _compute(settings: Settings, model: str, texts: Sequence[str], pooling: Pooling | None) -> list[list[float]]:
     from mlxr.service.async_session import AsyncSession
     from mlxr.service.embedding import scale_vector
     from mlxr.service.opening import open_model

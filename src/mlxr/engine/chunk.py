@@ -47,7 +47,9 @@ class Chunk:
         """How many hidden states at the end of the chunk are needed, for an embedding or for scores."""
         pool, scores = self.sequence.pool, self.sequence.scores
         if pool is not None:
-            return pool.count_wanted(self.tokens, completes=self.completes)
+            return pool.count_wanted(
+                self.tokens, is_first=not self.sequence.table.length_tokens, completes=self.completes
+            )
         return self.tokens if scores is not None and scores.is_open else 0
 
     @property

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-Pooling = Literal["mean", "last"]
+Pooling = Literal["mean", "last", "cls"]
 
 
 class Pool:
-    """Hidden states of one text after the final norm: their mean, or the last one."""
+    """Hidden states of one text after the final norm: their mean, the last one, or the first (`cls`)."""
 
     __slots__ = ("_pooling", "_tokens", "_total")
 
@@ -24,14 +24,20 @@ class Pool:
         self._total: npt.NDArray[np.float64] | None = None
         self._tokens = 0
 
-    def count_wanted(self, tokens: int, *, completes: bool) -> int:
-        """How many states at the end of a chunk of `tokens` tokens are needed; `completes` if it ends the text."""
-        return tokens if self._pooling == "mean" else int(completes)
+    def count_wanted(self, tokens: int, *, is_first: bool, completes: bool) -> int:
+        """How many states at the end of a chunk of `tokens` tokens are needed.
+
+        `is_first` if it begins the text, `completes` if it ends it.
+        """
+        if self._pooling == "last":
+            return int(completes)
+        return tokens if self._pooling == "mean" or is_first else 0
 
     def add(self, hidden: Floats, *, is_first: bool) -> None:
         """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
         if is_first:
             self._total, self._tokens = None, 0
+        hidden = hidden[:1] if self._pooling == "cls" else hidden
         for state in hidden.astype(np.float64):
             self._total = state if self._total is None else self._total + state
         self._tokens += len(hidden)

@@ -10,6 +10,7 @@ from pathlib import Path
 from mlxr.core.errors import ModelError, TemplateError, TokenizerError
 from mlxr.formats import GGUFFile, SafetensorsFolder, open_gguf, open_safetensors
 from mlxr.kernels.tensor import TensorSource
+from mlxr.model_files.pooling import read_folder_pooling, read_gguf_pooling
 from mlxr.model_files.tensors import read_tensors
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.tokenizers import (
@@ -35,13 +36,17 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """An opened model: its tensors under their canonical names, its configuration and its tokenizer."""
+    """An opened model: its tensors under their canonical names, its configuration and its tokenizer.
+
+    `pooling` is how its files say that texts become vectors, None where they say nothing.
+    """
 
     file: GGUFFile | SafetensorsFolder
     tensors: Mapping[str, TensorSource]
     config: ModelConfig
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    pooling: str | None
 
 
 def open_model_files(path: Path) -> ModelFiles:
@@ -55,7 +60,9 @@ def _open_gguf(path: Path) -> ModelFiles:
         with name_in_errors(path):
             config = config_from_gguf(file.metadata, file.tensors)
             tokenizer = from_gguf(file.metadata)
-            return ModelFiles(file, file.tensors, config, tokenizer, chat_template_from_gguf(file.metadata, tokenizer))
+            template = chat_template_from_gguf(file.metadata, tokenizer)
+            pooling = read_gguf_pooling(file.metadata)
+            return ModelFiles(file, file.tensors, config, tokenizer, template, pooling)
     except BaseException:
         file.close()
         raise
@@ -68,7 +75,8 @@ def _open_folder(path: Path) -> ModelFiles:
             config = config_from_hf(file.config)
             tokenizer = from_folder(path)
             tensors = read_tensors(file, config)
-            return ModelFiles(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
+            template = chat_template_from_folder(path, tokenizer)
+            return ModelFiles(file, tensors, config, tokenizer, template, read_folder_pooling(path))
     except BaseException:
         file.close()
         raise

@@ -17,6 +17,7 @@ from mlxr.kernels.sources import Reordered
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
+from mlxr.model_files.pooling import GGUF_KEY, GGUF_POOLINGS, read_folder_pooling
 from mlxr.model_files.tensors import read_tensors
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.draft_layer import DraftLayer, add_draft_layer, describe_draft_layer, take_draft_layer
@@ -86,7 +87,10 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
     orders = {name: gguf_row_order(name, config) for name in tensors}
     return SourceModel(
         config=config,
-        metadata={"general.name": path.resolve().name} | metadata | to_gguf_metadata(path),
+        metadata={"general.name": path.resolve().name}
+        | metadata
+        | _state_pooling(path, metadata)
+        | to_gguf_metadata(path),
         metadata_types={},
         tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
         row_orders={name: order for name, order in orders.items() if order is not None},
@@ -94,6 +98,15 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
         file=folder,
         head_config=None if layer is None else layer.config,
     )
+
+
+def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, object]:
+    """The key for how texts become vectors, where the folder says so and GGUF has a number for it."""
+    pooling = read_folder_pooling(path)
+    if pooling is not None and pooling not in GGUF_POOLINGS:
+        logger.warning("%s: its vectors are made with %s, which GGUF cannot state; it is left out", path, pooling)
+    key = f"{metadata['general.architecture']}.{GGUF_KEY}"
+    return {key: GGUF_POOLINGS.index(pooling)} if pooling in GGUF_POOLINGS else {}
 
 
 def _order_columns(name: str, tensor: Any, config: ModelConfig) -> Any:

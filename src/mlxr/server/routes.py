@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
@@ -184,6 +184,6 @@ def _check_messages(value: object) -> None:
             raise ServerError(400, "invalid_request", text, field)
 
 
-def reply_json(reply: BaseModel, status: int = 200) -> Response:
+def reply_json(reply: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """`reply` as the body of a response; fields spelt by their aliases."""
-    return Response(reply.model_dump_json(by_alias=True), status, media_type="application/json")
+    return Response(reply.model_dump_json(by_alias=True), status, headers, media_type="application/json")

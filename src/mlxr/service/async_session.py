@@ -8,6 +8,7 @@ what nobody has fetched yet is queued, at most the `max_tokens` of the request. 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
@@ -21,12 +22,13 @@ from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.live import LiveReading
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.page_exchange import PageExchange
-from mlxr.engine.pooling import Floats, Pooling
+from mlxr.engine.pooling import Floats
 from mlxr.engine.stats import EngineReport
 from mlxr.loading import Adapter, LoadedModel, ModelConfig
 from mlxr.registry import AdapterRecord
 from mlxr.service.async_stream import AsyncStream as AsyncStream
 from mlxr.service.async_stream import forward_to
+from mlxr.service.embedding import Pooling, choose_pooling, describe_pooling
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
 from mlxr.service.page_source import PageSource
@@ -39,6 +41,7 @@ from mlxr.service.stats import OperatorCount, SessionStats, collect_dispatches, 
 from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
+logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
 T = TypeVar("T")
@@ -78,6 +81,7 @@ class AsyncSession:
     ) -> None:
         self.loaded = loaded
         self.base, self._thinking = self, Thinking.read(settings)
+        self._has_told_pooling = False
         self._measuring: asyncio.Task[MachineLimits] | None = None
         with ExitStack() as undo:
             undo.callback(loaded.close)
@@ -275,19 +279,39 @@ class AsyncSession:
     async def embed(
         self,
         prompt: Prompt,
-        pooling: Pooling,
+        pooling: Pooling | None = None,
         *,
         client: str | None = None,
         deadline_s: float | None = None,
         adapter: Adapter | None = None,
     ) -> Floats:
-        """Return the embedding of a text, (hidden size,), not normalised: the mean over its tokens, or the last one's.
+        """Return the embedding of a text, (hidden size,), not normalised, pooled as the model says or as is asked for.
 
         Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
         """
+        pooling = self.choose_pooling(pooling)
         token_ids = self._preparation.encode_prompt(prompt)
         own = self._preparation.find_adapter(adapter)
         return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s, adapter=own)
+
+    def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
+        """How texts become vectors; raises InvalidRequest where the model has a way that mlxr has not."""
+        if asked is None and self.loaded.pooling in (None, "none") and not self.base._has_told_pooling:
+            self.base._has_told_pooling = True
+            logger.warning(
+                "%s is asked for vectors, but its files state no pooling, so it may not be made for them; they are the "
+                "mean over all tokens",
+                self.loaded.name,
+            )
+        return choose_pooling(self.loaded.pooling, asked, field)
+
+    def describe_pooling(self, used: Pooling) -> str:
+        """What to tell of vectors that are pooled so."""
+        return describe_pooling(self.loaded.pooling, used)
+
+    def cut_text(self, token_ids: Sequence[int]) -> list[int]:
+        """As much of a text as the context holds, with what the tokenizer puts around every text."""
+        return self.tokenizer.cut(token_ids, self.context_tokens)
 
     async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
         """Which pages the prompt of a request fills, by the names under which the cache knows them.

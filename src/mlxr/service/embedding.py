@@ -1,10 +1,16 @@
-"""Vectors of texts as clients want them: scaled to length 1, cut to fewer dimensions."""
+"""Vectors of texts as clients want them: pooled as the model was made, scaled to length 1, cut to fewer dimensions."""
 
 from __future__ import annotations
+
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxr.core.errors import InvalidRequest
+from mlxr.engine.pooling import Pooling as Pooling
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 Vector = NDArray[np.float32]
 
 
@@ -14,3 +20,25 @@ def scale_vector(vector: Vector, dimensions: int | None = None) -> Vector:
     length = float(np.linalg.norm(cut))
     scaled: Vector = cut / np.float32(length) if length else cut
     return scaled
+
+
+def choose_pooling(stated: str | None, asked: Pooling | None, field: str) -> Pooling:
+    """How states become a vector: as asked for, else as the model's files state, else their mean.
+
+    Raises InvalidRequest, naming the `field` with the texts, for what files state and mlxr does not do.
+    """
+    if asked is not None:
+        return asked
+    if stated is None or stated == "none":
+        return "mean"
+    if stated in POOLINGS:
+        return stated
+    what = "is made to rank pairs of texts" if stated == "rank" else f"makes vectors with {stated}"
+    remedy = f"ask for another `pooling`, one of {', '.join(POOLINGS)}, or take another model"
+    raise InvalidRequest(field, f"this model {what}, as its files say, and mlxr does not do that; {remedy}")
+
+
+def describe_pooling(stated: str | None, used: Pooling) -> str:
+    """What to tell of a vector that is made with `used`."""
+    unstated = stated is None or stated == "none"
+    return f"{used}; the files of this model state none, so it may not be made for embeddings" if unstated else used

@@ -14,10 +14,11 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from mlxr.core.errors import InvalidRequest, QueueFull
+from mlxr.core.errors import InvalidRequest, QueueFull, RequestFailed
 from mlxr.core.events import Event, Finish
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
 from mlxr.service.adapters import AdapterChoice, Adapters
@@ -57,6 +58,15 @@ class _Open:
         return event
 
 
+MAX_TEXTS = 64  # that one call has in the queue at a time
+
+
+def _read_vector(event: TokenEvent) -> Floats:
+    if event.embedding is None:
+        raise RequestFailed(str(event.finish_reason), event.error or "the request was cancelled")
+    return event.embedding
+
+
 class Session:
     """Texts and conversations on one engine. Thread-safe: one step runs at a time."""
 
@@ -89,6 +99,8 @@ class Session:
         )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
+        self._expected: set[int] = set()  # texts that somebody waits for
+        self._embedded: dict[int, TokenEvent] = {}
         self._lock = Lock()
 
     @property
@@ -170,6 +182,32 @@ class Session:
                     if self._engine.has_work:  # others may have made room meanwhile
                         self._step()
 
+    def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> list[Floats]:
+        """One vector (hidden size,) for each text of token ids, not normalised, computed in the same batches.
+
+        Raises as `Engine.submit_embedding` does, and RequestFailed for a text that could not be computed.
+        """
+        waiting, vectors = deque(enumerate(texts)), dict[int, Floats]()
+        places: dict[int, int] = {}
+        try:
+            while waiting or places:
+                with self._lock:
+                    while waiting and len(places) < MAX_TEXTS:
+                        place, token_ids = waiting.popleft()
+                        places[self._engine.submit_embedding(token_ids, pooling)] = place
+                    for number in [number for number in places if number in self._embedded]:
+                        vectors[places.pop(number)] = _read_vector(self._embedded.pop(number))
+                    if places:
+                        self._expected |= places.keys()
+                        self._step()
+        finally:
+            with self._lock:
+                self._expected -= places.keys()
+                for number in places:
+                    self._engine.cancel(number)
+                    self._embedded.pop(number, None)
+        return [vectors[place] for place in range(len(texts))]
+
     def stats(self) -> EngineStats:
         """The engine's counts at this moment, after requests that nobody waits for have been ended."""
         with self._lock:
@@ -220,6 +258,9 @@ class Session:
             if not self._engine.has_work:
                 raise RuntimeError("an answer has not ended, but the engine has nothing to do")
             for event in self._engine.step():
+                if event.sequence_id in self._expected:
+                    self._expected.discard(event.sequence_id)
+                    self._embedded[event.sequence_id] = event
                 entry = self._open.get(event.sequence_id)
                 if entry is not None and not entry.answers[event.index].finished:
                     self._deliver(entry, event)

@@ -48,6 +48,9 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def cut(self, ids: Sequence[int], limit: int, /) -> list[int]:
+        """At most `limit` of the ids that `encode` gave: of a text that is too long, its end, but not the end token."""
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`, bytes that form no character as U+FFFD; control tokens are left out or spelt."""
         ...

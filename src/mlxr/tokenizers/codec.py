@@ -51,6 +51,13 @@ class VocabularyTokenizer(ABC):
         ids = self.vocabulary.take_firsts(self._encode_text(text, parse_special)) if text else []
         return [*self.rules.prefix_ids, *ids, *self.rules.suffix_ids] if add_special else ids
 
+    def cut(self, ids: Sequence[int], limit: int) -> list[int]:
+        """The first `limit` of `ids`; what goes behind every text stays at its end. See `base.Tokenizer.cut`."""
+        suffix = self.rules.suffix_ids
+        if len(ids) <= limit or len(suffix) >= limit or tuple(ids[len(ids) - len(suffix) :]) != suffix:
+            return list(ids[:limit])
+        return [*ids[: limit - len(suffix)], *suffix]
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; see `base.Tokenizer.decode`."""
         parts: list[bytes] = []

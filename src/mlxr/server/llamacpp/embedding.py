@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,7 @@ from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.llamacpp.errors import ERRORS
 from mlxr.server.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router
-from mlxr.service.embedding import Vector, scale_vector
+from mlxr.service.embedding import Pooling, Vector, scale_vector
 
 router = Router()
 
@@ -27,7 +27,9 @@ class EmbeddingBody(RequestModel):
     model: str | None = None
     content: Prompts | None = None
     input: Prompts | None = None
-    pooling: Literal["mean", "last"] | None = Field(None, description="An addition: which tokens count. Absent: mean.")
+    pooling: Pooling | None = Field(
+        None, description="An addition: which tokens count. Absent: what the model's files state, else all."
+    )
     embd_normalize: Annotated[int, Field(ge=-1, le=64)] | None = Field(
         None, description="-1: as it is, 0: largest number 32760, 1: sum 1, 2 (absent): length 1, p: p-norm 1."
     )
@@ -54,10 +56,11 @@ async def create_embedding(request: Request, body: EmbeddingBody) -> Response:
     prompts = await session.run(
         lambda: [session.encode_prompt(read_prompt(session, one, field)) for one in texts], reads=texts
     )
-    vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
+    vectors, headers = await embed_all(request, lease, prompts, body.pooling, field)
     norm = 2 if body.embd_normalize is None else body.embd_normalize
     return JSONResponse(
-        [{"index": index, "embedding": [_normalise(one, norm).tolist()]} for index, one in enumerate(vectors)]
+        [{"index": index, "embedding": [_normalise(one, norm).tolist()]} for index, one in enumerate(vectors)],
+        headers=headers,
     )
 
 

@@ -64,7 +64,7 @@ class EmbeddingsReply(ReplyModel):
 
 @router.post("/api/embed", response_model=EmbedReply, responses=ERRORS)
 async def embed(request: Request, body: EmbedBody) -> Response:
-    """Vectors of texts: the mean over the hidden states of their tokens. Without any text only load the model."""
+    """Vectors of texts, pooled as the model's files state. Without any text only load the model."""
     check_options(body.options or {})
     note_options(request, body.options)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -74,7 +74,7 @@ async def embed(request: Request, body: EmbedBody) -> Response:
     if body.dimensions is not None and body.dimensions > size:
         raise InvalidRequest("dimensions", f"must be at most {size}, the model's own; got {body.dimensions}")
     prompts = [_encode(lease, text, f"input[{index}]", body.truncate) for index, text in enumerate(texts)]
-    vectors = await embed_all(request, lease, prompts, "mean")
+    vectors, headers = await embed_all(request, lease, prompts, None)
     return reply_json(
         EmbedReply(
             model=body.model,
@@ -82,7 +82,8 @@ async def embed(request: Request, body: EmbedBody) -> Response:
             total_duration=to_ns(monotonic() - in_flight(request).arrived_s),
             load_duration=to_ns(lease.load_s),
             prompt_eval_count=sum(len(prompt) for prompt in prompts),
-        )
+        ),
+        headers=headers,
     )
 
 
@@ -93,8 +94,8 @@ async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
     note_options(request, body.options)
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     prompts = [_encode(lease, body.prompt, "prompt", True)] if body.prompt else []
-    vectors = await embed_all(request, lease, prompts, "mean")
-    return reply_json(EmbeddingsReply(embedding=vectors[0].tolist() if vectors else []))
+    vectors, headers = await embed_all(request, lease, prompts, None, "prompt")
+    return reply_json(EmbeddingsReply(embedding=vectors[0].tolist() if vectors else []), headers=headers)
 
 
 def _encode(lease: ModelLease, text: str, field: str, truncate: bool | None) -> list[int]:
@@ -106,4 +107,4 @@ def _encode(lease: ModelLease, text: str, field: str, truncate: bool | None) -> 
     limit = lease.session.context_tokens
     if len(ids) > limit and truncate is False:
         raise ContextFull(field, f"has {len(ids)} tokens, more than the context of {limit}", len(ids), limit)
-    return ids[:limit]
+    return lease.session.cut_text(ids)

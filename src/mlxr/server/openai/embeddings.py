@@ -19,7 +19,7 @@ from mlxr.server.openai.route import ERRORS
 from mlxr.server.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.async_session import AsyncSession
-from mlxr.service.embedding import Vector, scale_vector
+from mlxr.service.embedding import Pooling, Vector, scale_vector
 
 router = Router()
 
@@ -31,8 +31,10 @@ class EmbeddingRequest(RequestModel):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = Field(None, description="Keep the first so many numbers, scaled to length 1 again.")
-    pooling: Literal["mean", "last"] | None = Field(
-        None, description="Which tokens the vector is made of: all (`mean`), or the last. An addition to the dialect."
+    pooling: Pooling | None = Field(
+        None,
+        description="Which tokens the vector is made of: all (`mean`), the `last` or the first (`cls`). An addition to "
+        "the dialect; absent: what the model's files state.",
     )
 
 
@@ -70,7 +72,7 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
         raise InvalidRequest("dimensions", f"the model's vectors have {hidden} dimensions, got {body.dimensions}")
     texts, _ = split_prompts(body.input, "input")
     prompts = await session.run(_encode_all, session, texts, reads=body.input)
-    vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
+    vectors, headers = await embed_all(request, lease, prompts, body.pooling)
     scaled = [scale_vector(vector, body.dimensions) for vector in vectors]
     tokens = sum(len(ids) for ids in prompts)
     return reply_json(
@@ -81,7 +83,8 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
             ],
             model=body.model or lease.record.short_name,
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
-        )
+        ),
+        headers=headers,
     )
 
 

@@ -1,0 +1,114 @@
+"""Texts become vectors as the model's files say, whichever way they are asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from model_folder import make_folder, write_with
+
+from mlxr import LLM
+from mlxr.core.errors import FormatError, InvalidRequest
+from mlxr.loading import ASSETS, open_source
+from mlxr.model_files.pooling import GGUF_POOLINGS, read_folder_pooling, read_gguf_pooling
+from mlxr.service.embedding import choose_pooling, describe_pooling
+
+MODULES = "sentence_transformers.models."
+
+
+def write_folder(folder: Path, pooling: object = None, *kinds: str, path: str = "1_Pooling") -> Path:
+    (folder / path).mkdir(parents=True)
+    if pooling is not None:
+        (folder / path / "config.json").write_text(json.dumps(pooling))
+    if kinds:
+        paths = {"Transformer": "", "Pooling": path}
+        modules = [
+            {"idx": i, "type": MODULES + kind, "path": paths.get(kind, f"{i}_{kind}")} for i, kind in enumerate(kinds)
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [*enumerate(GGUF_POOLINGS), (7, "pooling_type 7"), ("x", "pooling_type 'x'")]
+)
+def test_gguf_states_it_by_a_number(number: object, word: str) -> None:
+    assert read_gguf_pooling({"general.architecture": "qwen3", "qwen3.pooling_type": number}) == word
+    assert read_gguf_pooling({"general.architecture": "qwen3", "llama.pooling_type": 3}) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "kinds", "word"),
+    [
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, ("Transformer", "Pooling"), "last"),
+        ({"pooling_mode_cls_token": True}, (), "cls"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": True}, ("Transformer", "Pooling", "Normalize"), "mean"),
+        ({"pooling_mode": "lasttoken"}, (), "last"),
+        ({"pooling_mode_max_tokens": True}, (), "max_tokens"),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, (), "max_tokens and cls_token"),
+        ({"pooling_mode_mean_tokens": True}, ("Transformer", "Pooling", "Dense", "Normalize"), "a module Dense"),
+        ({}, (), None),
+        (None, (), None),
+    ],
+)
+def test_a_folder_states_it_in_its_modules(
+    stated: object, kinds: tuple[str, ...], word: str | None, tmp_path: Path
+) -> None:
+    assert read_folder_pooling(write_folder(tmp_path, stated, *kinds)) == word
+
+
+def test_modules_name_the_folder_of_the_pooling(tmp_path: Path) -> None:
+    stated = {"pooling_mode_lasttoken": True}
+    assert read_folder_pooling(write_folder(tmp_path / "a", stated, "Transformer", "Pooling", path="2_Pool")) == "last"
+    folder = write_folder(tmp_path / "b", stated)
+    (folder / "modules.json").write_text('[{"type": "x.Pooling", "path": "../a"}, 7]')
+    assert read_folder_pooling(folder) == "last"
+    (folder / "modules.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"modules\.json.*not a list"):
+        read_folder_pooling(folder)
+
+
+def test_what_is_not_done_is_refused_by_name_unless_something_else_is_asked_for() -> None:
+    for stated, used in ((None, "mean"), ("none", "mean"), ("mean", "mean"), ("last", "last"), ("cls", "cls")):
+        assert choose_pooling(stated, None, "input") == used
+        assert choose_pooling(stated, "last", "input") == "last"
+    for stated, words in (("rank", "rank pairs of texts"), ("a module Dense", "a module Dense")):
+        with pytest.raises(InvalidRequest, match=f"input: this model .*{words}.*ask for another `pooling`"):
+            choose_pooling(stated, None, "input")
+        assert choose_pooling(stated, "cls", "input") == "cls"
+    assert describe_pooling("last", "last") == "last"
+    assert describe_pooling(None, "mean").startswith("mean; the files of this model state none")
+
+
+def test_a_model_embeds_as_its_file_says(tmp_path: Path) -> None:
+    texts = ["import os", "a longer text " * 40]
+    with LLM(ASSETS / "demo-draft.gguf", threads=1, arena_bytes=2**23) as llm:
+        plain = {pooling: llm.embed(texts, pooling=pooling) for pooling in ("mean", "last", "cls")}
+        assert llm.embed(texts) == plain["mean"]
+        assert llm.embed(texts[1]) == plain["mean"][1:]
+        first = llm.embed([texts[1].split()[0], texts[1]], pooling="cls")
+        assert len({json.dumps(vectors) for vectors in plain.values()}) == 3
+        assert sum(one * other for one, other in zip(*first, strict=True)) > 0.999
+    for number, pooling in ((3, "last"), (2, "cls"), (1, "mean"), (0, "mean")):
+        path = write_with(ASSETS / "demo-draft.gguf", tmp_path / f"{number}.gguf", llama__pooling_type=number)
+        with LLM(path, threads=1, arena_bytes=2**23) as llm:
+            assert llm.embed(texts) == plain[pooling]
+    with (
+        LLM(
+            write_with(ASSETS / "demo-draft.gguf", tmp_path / "4.gguf", llama__pooling_type=4),
+            threads=1,
+            arena_bytes=2**23,
+        ) as llm,
+        pytest.raises(InvalidRequest, match="rank pairs of texts"),
+    ):
+        llm.embed(texts)
+
+
+def test_a_folder_keeps_it_when_it_is_converted(tmp_path: Path) -> None:
+    folder = write_folder(make_folder(tmp_path / "model"), {"pooling_mode_lasttoken": True}, "Transformer", "Pooling")
+    source = open_source(folder)
+    with source.file:
+        assert source.metadata["llama.pooling_type"] == 3
+    with LLM(folder, threads=1, arena_bytes=2**23) as llm:
+        assert llm.embed("the fox") == llm.embed("the fox", pooling="last") != llm.embed("the fox", pooling="mean")
