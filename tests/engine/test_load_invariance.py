@@ -178,6 +178,7 @@ def draw_engine(chance: random.Random, store_folder: Path | None) -> Engine:
     return draft_eagerly(engine, right, most_tokens) if most_tokens else engine
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(choose_amount(100)))
 def test_answers_are_those_given_alone(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

@@ -324,6 +324,7 @@ def draw_prompt(chance: random.Random) -> list[int]:
     return [*prompt[: chance.randrange(length) + 1], *[chance.randrange(50) for _ in range(chance.randrange(6))]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(choose_amount(200)))
 def test_no_schedule_changes_a_state(seed: int, tmp_path: Path) -> None:
     """Chunks, neighbours, cancelled, preempted and failing ones, forks, evictions, the disk and a restart."""

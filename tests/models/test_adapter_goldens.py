@@ -17,6 +17,7 @@ CASES = sorted(path.name for path in ADAPTERS.iterdir())
 TOLERANCE = 1e-4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "layout", "device"),
     [

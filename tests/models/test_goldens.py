@@ -38,6 +38,7 @@ from mlxr.models.weights import arrange_tensors
 TOLERANCE = 1e-4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_reference_equals_golden(case: str) -> None:
     config, seed, tokens, golden = read_golden(case)
@@ -46,6 +47,7 @@ def test_reference_equals_golden(case: str) -> None:
     assert np.abs(logits - golden).max() < TOLERANCE
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
 def test_gguf_layout_equals_golden(case: str) -> None:
     """Permuted rows and interleaved rotation, metadata written and read back: the same model."""
@@ -55,6 +57,7 @@ def test_gguf_layout_equals_golden(case: str) -> None:
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_chunked_reference_equals_golden(case: str) -> None:
     config, seed, tokens, golden = read_golden(case)
@@ -62,6 +65,7 @@ def test_chunked_reference_equals_golden(case: str) -> None:
     assert np.abs(logits - golden).max() < TOLERANCE
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "change"),
     [
@@ -196,6 +200,7 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "change"),
     [
@@ -247,6 +252,7 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
     test_goldens_see_every_feature(case, {"mixture": replace(mixture, activation=activation)})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "ending"),
     [
@@ -464,6 +470,7 @@ def halve_inputs(tensor: TensorSource) -> TensorSource:
     return make_source(tensor.name, np.ascontiguousarray(values))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_cpu_equals_golden(case: str, threads: int) -> None:

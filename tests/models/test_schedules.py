@@ -176,6 +176,7 @@ def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ["qwen2moe", "gpt-oss", "gemma4moe"])
 @pytest.mark.parametrize("expert_percent", [15, 40, 80])
 def test_experts_that_stay_in_their_file_change_no_bit(case: str, expert_percent: int) -> None:

@@ -109,6 +109,7 @@ def test_one_command_answers() -> None:
     assert run.stderr == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

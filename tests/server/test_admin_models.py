@@ -106,6 +106,7 @@ def test_a_file_below_a_listed_folder_gets_a_name(shelf: Path, make_server: Make
     assert (shelf / "small.gguf").exists(), "files that were imported stay"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [

@@ -33,6 +33,7 @@ def refuse(client: httpx.Client, path: str, body: object, status: int = 400) -> 
     return text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "start"),
     [

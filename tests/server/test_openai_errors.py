@@ -45,6 +45,7 @@ def message_of(path: str, reply: httpx.Response) -> str:
     return str(body["error"]["message"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [
@@ -116,6 +117,7 @@ def test_a_wrong_field_is_named(client: httpx.Client, path: str, field: str, val
         assert message.startswith(field)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize(
     "body",
@@ -141,6 +143,7 @@ def test_a_body_that_is_no_request(client: httpx.Client, path: str, body: bytes)
     assert message_of(path, reply)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("name", ["no-such-model", "/etc/passwd", "../../demo", "demo:other", "a/b/c/d/e", "\x00", "ü"])
 def test_an_unknown_model(client: httpx.Client, path: str, name: str) -> None:

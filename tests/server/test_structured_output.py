@@ -69,6 +69,7 @@ TEXT_OF = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [

@@ -362,6 +362,7 @@ def test_the_cut_of_the_text_does_not_matter(
     assert read_pieces(data.draw(cut_text(text))) == read_pieces([text])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format_name", FORMATS)
 @given(data=st.data())
 def test_nothing_but_markers_and_space_is_lost(format_name: str, data: st.DataObject) -> None:
@@ -370,6 +371,7 @@ def test_nothing_but_markers_and_space_is_lost(format_name: str, data: st.DataOb
     assert "".join(str(part) for part in read(format_name, data.draw(cut_text(text)))) == text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("format_name", "text", "expected"), [case for case in CASES if 'arguments": "' not in case[1]]
 )

@@ -59,6 +59,7 @@ def validate(model: str | Path = "demo", **given: object) -> LogitsCheck:
         return validate_model(loaded, settings, PROMPT, 8).logits
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, change = FAULTS[fault]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-QUICK_SHARE = 4
+QUICK_SHARE = 8
 
 # Set from the command line before any test is collected.
 is_thorough = False
@@ -14,7 +14,7 @@ family_schedules: int | None = None  # instead of the usual number
 
 
 def choose_amount(full: int) -> int:
-    """Return `full` in a thorough run and a quarter of it otherwise, for counts of random cases, kills and steps."""
+    """Return `full` in a thorough run and an eighth of it otherwise, for counts of random cases, kills and steps."""
     return full if is_thorough else max(1, full // QUICK_SHARE)
 
 

@@ -34,6 +34,7 @@ TOTAL = "on the way"
 BITS = "makes a number of"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
