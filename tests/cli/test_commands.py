@@ -268,6 +268,20 @@ def test_chat_in_a_pipe_forgets_the_oldest_turns_when_the_context_is_full(
     assert output.err.splitlines()[0] == "(the context is full: the oldest turn was forgotten)"
 
 
+@pytest.mark.parametrize("name", ["gemma3", "mistral-v3"])
+def test_a_long_chat_goes_on_with_a_template_that_alternates(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = Path(__file__).parents[1] / "tokenizers" / "templates" / f"{name}.jinja"
+    with LLM(folder, chat_template=file if file.exists() else name) as llm:
+        opening = [{"role": "assistant", "content": "the dog"}, {"role": "assistant", "content": "the fox"}]
+        conversation = Conversation(llm, SamplingParams(max_tokens=2), "be brief", opening)
+        for number in range(40):
+            conversation.ask(f"the fox {number}", show_answer)
+        assert 1 < len(conversation.turns) < 40
+    assert "forgotten" in capsys.readouterr().err
+
+
 def test_an_answer_that_the_context_cuts_makes_room_for_the_next(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,14 @@ WITH_MODEL = ("run", "chat", "embed", "perplexity", "bench", "profile", "validat
 WITH_REGISTRY = {"list", "pull", "import", "create", "cp", "rm", "show", "adapters"}
 
 
+def test_a_template_that_is_none_ends_the_command_before_a_model_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("bench", "serve"):
+        assert main([command, "demo", "--chat-template", "chatlm"]) == 2
+        assert capsys.readouterr().err.startswith("mlxr: chat_template: chatlm is no file, and none of chatml, ")
+        assert main([command, "demo", "--chat-template-kwargs", "[1]"]) == 2
+        assert capsys.readouterr().err.startswith("mlxr: chat_template_kwargs: must be an object in JSON")
+
+
 def execute(*arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None) -> Sequence[object]:
     """A process of its own: exit code, stdout, stderr."""
     run = subprocess.run(

@@ -37,7 +37,7 @@ def client(small: RunningServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="module", params=["gemma3", "mistral-tools"])
+@pytest.fixture(scope="module", params=["gemma3", "mistral-tools", "qwen3.5"])
 def model(small: RunningServer, request: pytest.FixtureRequest) -> str:
     registry = small.app.state.registry
     changes = Changes(template=(TEMPLATES / f"{request.param}.jinja").read_text())
@@ -74,7 +74,7 @@ def send_llamacpp(client: httpx.Client, model: str, talk: Sequence[object]) -> h
 
 
 def send_message(client: httpx.Client, model: str, talk: Sequence[Any]) -> httpx.Response:
-    others = [message for message in talk if message["role"] != "system"]
+    others = talk[1:] if talk[0] == SYSTEM else talk
     return client.post(
         "/v1/messages", json={"model": model, "system": "Be brief.", "messages": others, "max_tokens": 1}
     )
@@ -111,6 +111,15 @@ def test_where_the_client_shortens(client: httpx.Client, model: str, send: Send)
     assert refused
     for dropped in range(1, 4):  # and so it goes on
         assert send(client, model, [SYSTEM, *talk[1 + dropped :]]).status_code == 200
+
+
+@pytest.mark.parametrize("send", [send_ollama, send_response, send_chat, send_llamacpp, send_message])
+def test_instructions_in_the_middle_and_neighbours_are_answered(client: httpx.Client, model: str, send: Send) -> None:
+    user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}
+    for talk in ([SYSTEM, user, SYSTEM], [user, answer, SYSTEM, user], [user, user], [answer, answer, user]):
+        reply = send(client, model, talk)
+        assert reply.status_code == 200, reply.text
+    assert send(client, model, [user, answer, answer]).status_code == 200  # the last one is continued
 
 
 # --- what goes, and how much work that is -----------------------------------------------------------------------------

@@ -99,8 +99,6 @@ class ChatCompletionRequest(PenaltyFields):
         if adds and continues:
             raise InvalidRequest("continue_final_message", "and add_generation_prompt cannot both be true")
         if continues or (is_unfinished(messages) and continues is None and adds is None):
-            if is_unfinished(messages[:-1]):
-                raise InvalidRequest("messages", "end with two messages of the assistant; one can be continued")
             return "continued"
         return "closed" if adds is False else "new turn"
 
