@@ -124,6 +124,16 @@ def test_calls_of_tools_stay_calls_where_the_template_can_show_them() -> None:
     assert "[TOOL_RESULTS]" not in plain or plain.index("[INST]") < plain.index("[TOOL_RESULTS]")
 
 
+def test_turns_without_a_word_say_dots_where_none_may_be_empty() -> None:
+    source = (TEMPLATES / "mistral-tools.jinja").read_text()
+    check = "{% for m in messages if not m.content and not m.tool_calls %}{{ raise_exception('empty') }}{% endfor %}"
+    chat = Chat(open_demo().tokenizer, ChatTemplate(check + source, bos_token="<s>", eos_token="</s>", name="full"))
+    text = chat.render(ChatRequest(make_talk("uctu"), SamplingParams(), tools=[TOOL]))
+    assert "[/TOOL_RESULTS] …</s>[AVAILABLE_TOOLS]" in text
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "b"}]
+    assert chat.render(ChatRequest(talk, SamplingParams())) == "<s>[INST] a[/INST] …</s>[INST] b[/INST]"
+
+
 @pytest.mark.parametrize("name", STRICT)
 @pytest.mark.parametrize("letters", ["a", "uaa", "sua", "auua", "uasa", "ucta", "uctua"])
 def test_what_was_begun_is_continued(name: str, letters: str) -> None:

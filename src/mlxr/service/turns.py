@@ -18,6 +18,7 @@ Messages = list[dict[str, object]]
 SYSTEM_ROLES = ("system", "developer")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
 _CALL = {"id": "probe7d1f", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
+_DOTS = "…"
 _LETTERS = {"system": "s", "developer": "d"}
 _PROBES: Mapping[str, Callable[[str], dict[str, object]]] = {
     "s": lambda word: {"role": "system", "content": word},
@@ -87,6 +88,7 @@ def list_shapes(messages: Messages) -> Iterator[Messages]:
         lambda given: given,  # neighbours become one message, as they do after each step
         show_systems,
         fill_gaps,
+        speak_empty,
         move_system,
         lambda given: fill_gaps(merge_neighbours(GenericFormat().prepare_messages(given, ()))),
     )
@@ -159,6 +161,14 @@ def fill_gaps(messages: Messages) -> Messages:
             last, place = str(message["role"]), len(filled) + 1
         filled.append(message)
     return filled
+
+
+def speak_empty(messages: Messages) -> Messages:
+    """The conversation with three dots for turns without a word, which some templates refuse."""
+    return [
+        {**message, "content": _DOTS} if message["content"] == "" and "tool_calls" not in message else message
+        for message in messages
+    ]
 
 
 def move_system(messages: Messages) -> Messages:
