@@ -94,7 +94,8 @@ def encode_iq4_xs(values: Floats) -> Bytes:
 def encode_mxfp4(values: Floats) -> Bytes:
     """A power of two per 32 values, so that the largest magnitude lies in the levels' upper octave."""
     largest = np.abs(values).max(axis=1)
-    exponents = np.floor(np.log2(largest, out=np.full_like(largest, -np.inf), where=largest > 0)) + np.float32(125)
+    octaves = np.frexp(largest)[1] - 1  # exact, which NumPy's log2 is not on every processor
+    exponents = np.where(largest > 0, np.where(np.isinf(largest), 254, octaves + 125), 0)
     block = np.empty(len(values), MXFP4)
     block["e"] = np.clip(exponents, 0, 254).astype(np.uint8)
     scale = scale_of_exponent(block["e"])[:, None]

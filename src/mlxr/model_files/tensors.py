@@ -35,7 +35,8 @@ def name_tensors(tensors: Mapping[str, WeightTensor], config: ModelConfig) -> di
 def _arrange(name: str, tensor: WeightTensor, row: Architecture) -> WeightTensor:
     """A tensor of a folder with the values and the shape that it has in GGUF."""
     if name.endswith(".ssm_a"):  # folders have the logarithm of what states decay by
-        return _make_floats(tensor, -np.exp(tensor.to_float32()))
+        # In float32 the last bit of NumPy's exp depends on the processor.
+        return _make_floats(tensor, -np.exp(tensor.to_float32().astype(np.float64)).astype(np.float32))
     if adds_one(name, row):
         return _add_one(tensor)
     return tensor

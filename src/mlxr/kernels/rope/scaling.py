@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from typing import Literal, get_args
 
 from mlxr.core.errors import ModelError
@@ -24,6 +25,7 @@ ScalingKind = Literal["linear", "ntk", "yarn", "llama3", "longrope", "proportion
 SCALING_KINDS: tuple[str, ...] = get_args(ScalingKind)
 _NEEDS_ORIGINAL_CONTEXT = ("yarn", "llama3", "longrope")
 _POSITIVE = ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "rotated")
+_DIGITS = Context(prec=40)
 MAX_FACTOR = 1e6
 
 
@@ -101,11 +103,21 @@ class QueryTemperature:
             )
 
 
+def power(base: float, numerator: int, denominator: int) -> float:
+    """`base` to the power of a fraction, rounded once from 40 digits, so that it is the same on every machine."""
+    return float(_DIGITS.power(Decimal(base), _DIGITS.divide(Decimal(numerator), Decimal(denominator))))
+
+
+def logarithm(value: float) -> float:
+    """The natural logarithm, rounded once from 40 digits."""
+    return float(_DIGITS.ln(Decimal(value)))
+
+
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """The attention factor yarn recommends: 0.1 ln(factor) + 1, or the quotient of two such with given weights."""
 
     def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return 0.1 * weight * logarithm(factor) + 1.0 if factor > 1 else 1.0
 
     if mscale and mscale_all_dim:
         return scale(mscale) / scale(mscale_all_dim)
@@ -116,4 +128,4 @@ def longrope_attention_factor(factor: float, original_context: int) -> float:
     """The attention factor that longrope recommends for a model made `factor` times as long as its original context."""
     if factor <= 1 or original_context <= 1:
         return 1.0
-    return math.sqrt(1.0 + math.log(factor) / math.log(original_context))
+    return math.sqrt(1.0 + logarithm(factor) / logarithm(original_context))

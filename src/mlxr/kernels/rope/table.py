@@ -1,7 +1,8 @@
 """Tables of cos and sin by position, shared by all layers of a model.
 
 Angles are computed in float64, so they are exact to float32 at any position; a row does not depend on how many rows
-the table has.
+the table has. Processors and libraries differ in the last bit of powers and logarithms, which a large position would
+bring into view. So those are computed in decimals, and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.rope.scaling import QueryTemperature, RopeScaling
+from mlxr.kernels.rope.scaling import QueryTemperature, RopeScaling, logarithm, power
 from mlxr.kernels.tensor import FloatArray
 
 DoubleArray = npt.NDArray[np.float64]
@@ -103,9 +104,7 @@ def inverse_frequencies(
 
 
 def _plain(rot_dim: int, theta: float) -> DoubleArray:
-    exponents = np.arange(0, rot_dim, 2, dtype=np.float64) / rot_dim
-    result: DoubleArray = float(theta) ** -exponents
-    return result
+    return np.array([power(theta, -2 * pair, rot_dim) for pair in range(rot_dim // 2)])
 
 
 def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling, context: int | None) -> DoubleArray:
@@ -115,7 +114,7 @@ def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling,
         case "ntk":
             if rot_dim < 4:
                 refuse("build_table", "rot_dim with ntk scaling", rot_dim, "at least 4")
-            return _plain(rot_dim, theta * scaling.factor ** (rot_dim / (rot_dim - 2)))
+            return _plain(rot_dim, theta * power(scaling.factor, rot_dim, rot_dim - 2))
         case "yarn":
             keep = 1.0 - _yarn_ramp(rot_dim, theta, scaling)
             return plain * keep + plain / scaling.factor * (1.0 - keep)
@@ -140,7 +139,7 @@ def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
     def pair_turning(rotations: float) -> float:
         assert scaling.original_context is not None  # checked when made
         turns = scaling.original_context / (rotations * 2 * math.pi)
-        return rot_dim * math.log(turns) / (2 * math.log(theta))
+        return rot_dim * logarithm(turns) / (2 * logarithm(theta))
 
     low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
     if scaling.truncate:
