@@ -9,6 +9,8 @@ THOROUGH ?=
 TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests/page
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore
 EVERYDAY_CLIENTS := $(addprefix tests/clients/test_,adapters.py anthropic.py ollama.py)
+SANITIZED := build/sanitized
+FILES ?= 3000
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
@@ -22,7 +24,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench page check-page test-page test-gpu test-real test-peers test-wheel clean
+.PHONY: help run test quick lint format bench page check-page test-page test-gpu test-sanitized test-real test-peers test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -67,6 +69,17 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --thorough $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
+
+test-sanitized: $(VENV)/.dev ## kernels and model files that lie, under address and undefined-behaviour sanitizers (needs g++; FILES=3000)
+	@mkdir -p build
+	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=g++ \
+		-DMLXR_SANITIZE=address,undefined -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >$(SANITIZED).log 2>&1 || { cat $(SANITIZED).log; exit 1; }
+	@$(BIN)/cmake --build $(SANITIZED)
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		PYTHONPATH=tests/shared $(BIN)/python -m pytest -p sanitized_native -n 2 --dist worksteal -o timeout=3000 \
+		--mutated-files $(FILES) tests/kernels tests/models/test_mutated_models.py
 
 test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
 	@$(BIN)/python -m pytest -rs tests/real_models

@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cluster", type=int, metavar="N", help="let a cluster of N replicas answer tests of the server")
     parser.addoption("--gpus", type=int, metavar="N", help="fail where this machine shows fewer GPUs than these")
+    parser.addoption("--mutated-files", type=int, metavar="N", help="model files that lie, for each instruction set")
     parser.addoption("--schedules", type=int, metavar="N", help="random schedules of each family of models")
 
 

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "bindings/embed.h"
 #include "probe/probe.h"
 
 namespace nb = nanobind;
@@ -43,9 +44,24 @@ double run_multiply(const mlxr::Probe& self, mlxr::Runtime& runtime, int64_t mac
     return self.multiply(runtime, macs);
 }
 
+#if defined(MLXR_SANITIZED)
+int32_t read_stray(const mlxr::Runtime& runtime, mlxr::RawBlocks data, int64_t at) {
+    return mlxr::probe_table(runtime.isa)->read_stray(data.data(), at);
+}
+
+int32_t add(const mlxr::Runtime& runtime, int32_t a, int32_t b) {
+    return mlxr::probe_table(runtime.isa)->add(a, b);
+}
+#endif
+
 }  // namespace
 
 void bind_probe(nb::module_& m) {
+#if defined(MLXR_SANITIZED)
+    m.def("read_stray", &read_stray, nb::arg("runtime"), nb::arg("data").noconvert(), nb::arg("at"),
+          "A canary: reads a vector at byte `at`, which nobody checks.");
+    m.def("add", &add, nb::arg("runtime"), nb::arg("a"), nb::arg("b"), "A canary: adds, which may overflow.");
+#endif
     nb::class_<mlxr::Probe>(m, "Probe", "What the machine can do: memory reads and int8 products.")
         .def("__init__", &make_probe, nb::arg("runtime"), nb::arg("bytes"))
         .def_prop_ro("nbytes", &mlxr::Probe::bytes)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -41,6 +42,11 @@ void release_file(const uint8_t* data, size_t bytes) {
 
 Pages::Pages(size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
+    if constexpr (kExactMemory) {
+        data_ = static_cast<uint8_t*>(::operator new(bytes, std::align_val_t{kLine}));
+        std::memset(data_, 0, bytes);
+        return;
+    }
     // Map with room to align, then give back what lies outside.
     const size_t wanted = whole_pages(bytes), mapped = wanted + kHuge;
     if (wanted < bytes || mapped < wanted) throw std::bad_alloc();
@@ -57,7 +63,12 @@ Pages::Pages(size_t bytes) : bytes_(bytes) {
 }
 
 Pages::~Pages() {
-    if (data_ != nullptr) munmap(data_, whole_pages(bytes_));
+    if (data_ == nullptr) return;
+    if constexpr (kExactMemory) {
+        ::operator delete(data_, std::align_val_t{kLine});
+    } else {
+        munmap(data_, whole_pages(bytes_));
+    }
 }
 
 Pages::Pages(Pages&& other) noexcept
@@ -70,7 +81,7 @@ Pages& Pages::operator=(Pages&& other) noexcept {
 }
 
 Slice Slices::take(size_t bytes) {
-    if (bytes > kRegion) return {std::make_shared<Pages>(bytes), 0, bytes};
+    if (bytes > kRegion || kExactMemory) return {std::make_shared<Pages>(bytes), 0, bytes};
     std::shared_ptr<Pages> region = region_.lock();
     if (region == nullptr || bytes > region->bytes() - used_) {
         region = std::make_shared<Pages>(kRegion);

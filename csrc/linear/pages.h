@@ -9,6 +9,13 @@
 
 namespace mlxr {
 
+// Under sanitizers memory is given out to the byte and not shared, so that they see what lies outside.
+#if defined(MLXR_SANITIZED)
+inline constexpr bool kExactMemory = true;
+#else
+inline constexpr bool kExactMemory = false;
+#endif
+
 class Pages {
   public:
     Pages() = default;

@@ -73,7 +73,25 @@ int32_t multiply_steps(const uint8_t* data, int64_t steps) {
     return fold(total);
 }
 
-constexpr mlxr::ProbeTable kTable{read_memory, multiply_steps, int64_t{kWeights} * kTokens * 2 * kVectorBytes};
+#if defined(MLXR_SANITIZED)
+int32_t read_stray(const uint8_t* data, int64_t at) {
+    return fold(load_ints(data + at));
+}
+
+int32_t add(int32_t a, int32_t b) {
+    return a + b;
+}
+#endif
+
+constexpr mlxr::ProbeTable kTable{
+    read_memory,
+    multiply_steps,
+    int64_t{kWeights} * kTokens * 2 * kVectorBytes,
+#if defined(MLXR_SANITIZED)
+    read_stray,
+    add,
+#endif
+};
 
 }  // namespace
 

@@ -15,6 +15,11 @@ struct ProbeTable {
     // Products of `steps` steps on data of the first-level cache, multiply_macs multiply-adds each. Returns their sum.
     int32_t (*multiply)(const uint8_t* data, int64_t steps);
     int64_t multiply_macs;
+#if defined(MLXR_SANITIZED)
+    // Canaries: a vector that begins at byte `at` of `data`, wherever that is, and a sum that may overflow.
+    int32_t (*read_stray)(const uint8_t* data, int64_t at);
+    int32_t (*add)(int32_t a, int32_t b);
+#endif
 };
 
 inline constexpr int64_t kProbeDataBytes = 4096;  // that `multiply` needs

@@ -13,6 +13,7 @@ constexpr size_t kMostFreeBytes = size_t{256} << 20;
 }  // namespace
 
 Pages Buffers::take(size_t bytes) {
+    if (kExactMemory) return Pages(bytes);
     const size_t wanted = (bytes + kUnit - 1) / kUnit * kUnit;
     {
         const std::lock_guard lock(mutex_);
@@ -35,7 +36,7 @@ Pages Buffers::take(size_t bytes) {
 void Buffers::give_back(Pages block) {
     const std::lock_guard lock(mutex_);
     const size_t bytes = block.bytes();
-    if (free_bytes_ + bytes > kMostFreeBytes) return;
+    if (kExactMemory || free_bytes_ + bytes > kMostFreeBytes) return;
     free_.push_back(std::move(block));
     free_bytes_ += bytes;
 }

@@ -1,0 +1,28 @@
+"""For `make test-sanitized`: `pytest -p sanitized_native` gives the tests the native module that sanitizers watch.
+
+Processes that tests start have the ordinary one, unless they import this.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "build" / "sanitized"
+NAME = "mlxr._native"
+
+
+def load() -> None:
+    """Put the module where it is imported from."""
+    found = next(FOLDER.glob("_native.*.so"), None)
+    if found is None:
+        raise SystemExit(f"{FOLDER} has no native module; make test-sanitized builds it")
+    spec = spec_from_file_location(NAME, found)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[NAME] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[NAME])
+
+
+load()
