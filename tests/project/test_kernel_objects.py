@@ -17,8 +17,9 @@ SHARED_KINDS = set("WwVvuC")  # weak functions and objects, unique ones, common 
 
 
 def find_objects() -> list[Path]:
-    """Of the kernels of all tiers, wherever this checkout was built."""
-    return sorted(ROOT.glob("build/**/mlxr_*.dir/**/*.o"))
+    """Of the kernels of all tiers, wherever this checkout was built; sanitizers add code of their own."""
+    found = sorted(ROOT.glob("build/**/mlxr_*.dir/**/*.o"))
+    return [path for path in found if "sanitized" not in path.parts]
 
 
 def list_symbols(path: Path) -> list[tuple[str, str]]:
