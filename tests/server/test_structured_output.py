@@ -69,6 +69,36 @@ TEXT_OF = {
 }
 
 
+def test_a_call_that_must_come_may_repeat_the_last_ones(client: httpx.Client) -> None:
+    """Twice it was called, with the same result; once more is asked for in every dialect."""
+    call = {"id": "c1", "type": "function", "function": {"name": "pick", "arguments": "{}"}}
+    round_ = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1", "content": "busy"}]
+    options = {"tools": [TOOL], "max_tokens": 60}
+    chat = {"messages": [*ASK, *round_, *round_], **options}
+    for choice in ("required", {"type": "function", "function": {"name": "pick"}}):
+        (answer,) = post(client, "/v1/chat/completions", tool_choice=choice, **chat).json()["choices"]
+        assert answer["finish_reason"] == "tool_calls"
+        assert [called["function"] for called in answer["message"]["tool_calls"]] == [call["function"]]
+    stream = post(client, "/v1/chat/completions", tool_choice="required", stream=True, **chat).text
+    assert '"content":"{' not in stream
+    assert '"finish_reason":"tool_calls"' in stream
+    blocks = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "pick", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "busy"}]},
+    ]
+    tool = {"name": "pick", "input_schema": {"type": "object", "properties": {}}}
+    body = {"messages": [*ASK, *blocks, *blocks], "tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 60}
+    message = post(client, "/v1/messages", **body).json()
+    assert ([block["type"] for block in message["content"]], message["stop_reason"]) == (["tool_use"], "tool_use")
+    items = [
+        {"type": "function_call", "call_id": "c1", "name": "pick", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "busy"},
+    ]
+    flat = [{"type": "function", **TOOL["function"]}]
+    body = {"input": [*ASK, *items, *items], "tools": flat, "tool_choice": "required", "max_output_tokens": 60}
+    assert [item["type"] for item in post(client, "/v1/responses", **body).json()["output"]] == ["function_call"]
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fields", "pattern"),

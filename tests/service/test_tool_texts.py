@@ -139,14 +139,14 @@ def test_no_cut_of_a_text_changes_what_is_read(format_name: str, data: st.DataOb
     thought = data.draw(st.sampled_from(["", "<think>\nhm", "<think>\nhm\n</think>\n\n", "</think>\n"]))
     text = thought + "".join(words)
     is_enforced, is_thinking = data.draw(st.booleans()), data.draw(st.booleans())
-    limit = data.draw(st.sampled_from([None, 1, 2]))
+    limit, drops_repeats = data.draw(st.sampled_from([None, 1, 2])), data.draw(st.booleans())
     answered = data.draw(st.sampled_from([frozenset(), frozenset({("say", '{"t": "a\\nb é"}'), ("now", "{}")})]))
 
     def read(pieces: list[str]) -> list[object]:
         calls = FORMATS[format_name].open_parser((SAY, NOW), is_enforced=is_enforced)
         calls.max_calls, calls.answered = limit, answered
         tags = None if FORMATS[format_name].marks_answers else ReasoningSplitter(TAGS[1], is_open=is_thinking)
-        parser = OutputParser(tags, calls)
+        parser = OutputParser(tags, calls, drops_repeats=drops_repeats)
         return merge([part for piece in pieces for part in parser.push(piece)] + parser.flush())
 
     found = read([text])
@@ -157,6 +157,25 @@ def test_no_cut_of_a_text_changes_what_is_read(format_name: str, data: st.DataOb
             arguments = json.loads(part.arguments, parse_constant=pytest.fail, parse_float=float)
             assert float("inf") not in arguments.values()
             part.arguments.encode()
+
+
+@pytest.mark.parametrize("format_name", ["generic", "hermes", "xml"])
+def test_a_run_of_calls_that_must_come_has_each_once(format_name: str) -> None:
+    """A model that has to call writes the same call until its tokens run out; what is new behind it is kept."""
+    a, b, c = (write_call(format_name, "say", t=text) for text in ("a", "b", "abc"))
+    for calls, texts, is_over in (
+        ([a, a, b], "a b", False),
+        ([a, a, b, a, c], "a b abc", False),
+        ([c, a, a, a, b], "abc a", True),
+        ([a, b, a, b, c], "a b", True),
+    ):
+        text = "\n".join(calls)
+        for pieces in ([text], list(text)):
+            parser = OutputParser(None, FORMATS[format_name].open_parser((SAY,), is_enforced=True), drops_repeats=True)
+            found = merge([part for piece in pieces for part in parser.push(piece)] + parser.flush())
+            assert [part.call for part in found] == list(range(len(found)))
+            assert [json.loads(part.arguments)["t"] for part in found] == texts.split()
+            assert parser.is_over is is_over
 
 
 ENDS = {

@@ -181,7 +181,7 @@ class Chat:
                 calls.max_calls = 1 if once else None
                 calls.answered = answered
                 calls.place = "thought" if turn.is_thinking else "text" if turn.has_thought else "start"
-            return OutputParser(reasoning, calls, wrappers)
+            return OutputParser(reasoning, calls, wrappers, drops_repeats=request.tool_choice == "required")
 
         shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if has_parser else ())]
         ids = {spelling: self._find_special(spelling) for spelling in shown}

@@ -6,7 +6,6 @@ object is complete and known to be a call: what has been given out cannot be tak
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 
@@ -16,7 +15,7 @@ from mlxr.service.tools.format import CallPiece
 
 _INSIDE = re.compile(r'["\\]')
 _HEAD = re.compile(
-    r'\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"]*)"\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 
@@ -143,9 +142,9 @@ class CallReader:
         self.raw += text
         if self._arguments is None and self._streams:
             head = _HEAD.match(self.raw)
-            name = None if head is None else json.loads(head[1])
-            if head is not None and name in self._names:
-                self._arguments, text = ArgumentsReader(self._number, name, is_enforced=True), self.raw[head.end() :]
+            if head is not None and head[1] in self._names:
+                self._arguments = ArgumentsReader(self._number, head[1], is_enforced=True)
+                text = self.raw[head.end() :]
         return self._gather() if self._arguments is None else self._stream(self._arguments, text)
 
     def finish(self) -> list[CallPiece]:
