@@ -97,10 +97,11 @@ class Chat:
         finish = self.conversation.ask(question, show_answer)
         if self.is_verbose:
             seconds = time.perf_counter() - start_s
-            tokens = finish.usage.completion_tokens
+            tokens, thought_tokens = finish.usage.completion_tokens, finish.usage.reasoning_tokens
+            thoughts = f" ({thought_tokens} of them thoughts)" if thought_tokens else ""
             print_note(
                 f"{finish.usage.prompt_tokens} prompt tokens ({finish.usage.cached_tokens} of them cached), {tokens} "
-                f"tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s; ended by {finish.reason.value}"
+                f"tokens{thoughts} in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s; ended by {finish.reason.value}"
             )
 
     def _make_conversation(self, system: str | None) -> Conversation:

@@ -19,6 +19,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.parameter import Parameter
 from mlxr.core.sampling import BY_SPELLING
 from mlxr.core.types import PARAMETERS, Grammar
+from mlxr.service.reasoning import EFFORTS
 
 SHORTCUTS = (
     ("Tab", "completes a command"),
@@ -220,12 +221,20 @@ def _set_verbose(is_verbose: bool) -> Callable[[Session, str], None]:
     return set_it
 
 
-def _set_think(think: bool) -> Callable[[Session, str], None]:
-    def set_it(session: Session, _: str) -> None:
-        session.conversation.think = think
-        print_note("the model thinks before it answers" if think else "the model answers without thinking")
+def _set_think(session: Session, words: str) -> None:
+    """Let the model think: as much as it likes, with an effort, or at most so many tokens."""
+    if words.isascii() and words.isdigit():
+        _set_parameter(session, f"thinking_budget {words}")
+        words = ""
+    elif words and words not in EFFORTS:
+        raise InvalidRequest("/set think", f"takes tokens or one of {', '.join(EFFORTS)}, got {words[:40]!r}")
+    session.conversation.think = words or True
+    print_note(f"the model thinks before it answers{f', with the effort {words}' if words else ''}")
 
-    return set_it
+
+def _unset_think(session: Session, _: str) -> None:
+    session.conversation.think = False
+    print_note("the model answers without thinking")
 
 
 _SETTERS: Mapping[str, Callable[[Session, str], None]] = {
@@ -237,8 +246,8 @@ _SETTERS: Mapping[str, Callable[[Session, str], None]] = {
     "nohistory": _set_history(False),
     "verbose": _set_verbose(True),
     "quiet": _set_verbose(False),
-    "think": _set_think(True),
-    "nothink": _set_think(False),
+    "think": _set_think,
+    "nothink": _unset_think,
 }
 SETTINGS_HELP: Sequence[tuple[str, str]] = (
     ("parameter NAME VALUE", "how tokens are chosen, such as temperature 0.7"),
@@ -246,7 +255,7 @@ SETTINGS_HELP: Sequence[tuple[str, str]] = (
     ("format json, noformat", "answers that are JSON objects, or any text"),
     ("history, nohistory", "remember the turns, or answer each question by itself"),
     ("verbose, quiet", "print counts and times after each answer, or not"),
-    ("think, nothink", "let the model reason first, or not"),
+    ("think, nothink", "let the model reason first, or not; think low: with an effort, think 500: so many tokens"),
 )
 SHOWN = ("info", "license", "modelfile", "parameters", "system", "template")
 COMMANDS: tuple[ChatCommand, ...] = (

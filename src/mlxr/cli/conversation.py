@@ -51,7 +51,7 @@ class Conversation:
         self._context_tokens = answerer.context_tokens
         self._opening = list(opening)
         self.sampling, self.system = sampling, system
-        self.think: bool | None = None
+        self.think: bool | str | None = None
         self.grammar: Grammar | None = None
         self.keeps_history = True
         self.turns: list[Turn] = []

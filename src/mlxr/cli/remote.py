@@ -73,7 +73,7 @@ class Answerer(Protocol):
         params: SamplingParams,
         /,
         *,
-        think: bool | None = None,
+        think: bool | str | None = None,
         grammar: Grammar | None = None,
     ) -> AnswerStream:
         """Answer a conversation; see `LLM.chat`."""
@@ -175,13 +175,15 @@ class RemoteModel:
         messages: Sequence[Mapping[str, object]],
         params: SamplingParams,
         *,
-        think: bool | None = None,
+        think: bool | str | None = None,
         grammar: Grammar | None = None,
     ) -> RemoteStream:
         """Answer a conversation. Of grammars only that of any JSON object is known here."""
         question: dict[str, object] = {"messages": list(messages)}
-        if think is not None:
-            question["reasoning_effort"] = "medium" if think else "none"
+        if isinstance(think, str):
+            question["reasoning_effort"] = think
+        elif think is not None:
+            question["reasoning"] = {"enabled": think}
         if grammar is not None:
             question["response_format"] = {"type": grammar.kind}
         return self._start("/v1/chat/completions", question, params)
@@ -305,7 +307,8 @@ class _Chunks:
         if isinstance(usage, dict):
             details = usage.get("prompt_tokens_details") or {}
             cached_tokens = details.get("cached_tokens", 0)
-            self._usage = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached_tokens)
+            thought_tokens = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens", 0)
+            self._usage = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached_tokens, thought_tokens)
         if isinstance(timings, dict):
             milliseconds = [timings.get(name, 0.0) for name in ("queue_ms", "prompt_ms", "predicted_ms")]
             self._timings = Timings(*(value / 1000 for value in milliseconds))

@@ -224,8 +224,9 @@ def describe(completion: Completion) -> dict[str, object]:
 def format_stats(completion: Completion, timing: dict[str, float]) -> str:
     """One line of numbers."""
     usage = completion.usage
+    thoughts = f" ({usage.reasoning_tokens} of them thoughts)" if usage.reasoning_tokens else ""
     return (
         f"{usage.prompt_tokens} prompt tokens, first text after {timing['first_text_ms']:.0f} ms; "
-        f"{usage.completion_tokens} tokens in {timing['total_ms']:.0f} ms, "
+        f"{usage.completion_tokens} tokens{thoughts} in {timing['total_ms']:.0f} ms, "
         f"{timing['ms_per_later_token']:.2f} ms each after the first; ended by {completion.finish_reason.value}"
     )

@@ -39,11 +39,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one answer; `cached_tokens` of the prompt came from the cache."""
+    """Token counts of one answer; `cached_tokens` of the prompt came from the cache, `reasoning_tokens` of the answer
+    are thoughts, with their tags.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

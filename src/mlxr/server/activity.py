@@ -27,6 +27,7 @@ class InFlight:
     Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields of its body
     that have no effect, as `ignored.note_ignored` spells them. `failure` is why it was refused or failed, None if it
     was not; `is_gone` says that the client closed the connection before it had its answer. `task` is what serves it.
+    `thought_ends` close the thoughts of its answers; `reply_id` is what the reply calls itself.
     """
 
     id: str
@@ -47,6 +48,8 @@ class InFlight:
     failure: ServerError | None = None
     is_gone: bool = False
     cancels: list[Callable[[], None]] = field(default_factory=list)
+    thought_ends: list[Callable[[], None]] = field(default_factory=list)
+    reply_id: str | None = None
     task: asyncio.Task[object] | None = None
     is_cut_off: bool = False
 
@@ -92,8 +95,23 @@ class Activity:
         self._rows.pop(row.id, None)
 
     def find(self, request_id: str) -> InFlight | None:
-        """The row of a request, None when there is none such."""
-        return self._rows.get(request_id)
+        """The row of a request, by its id or by that of its reply; None when there is none such."""
+        found = self._rows.get(request_id)
+        return found or next((row for row in self if row.reply_id == request_id), None)
+
+    def end_thoughts(self, request_id: str, key_id: str | None, field: str) -> None:
+        """Close the thoughts of a request that came with the same key, so that the model answers.
+
+        Raises ServerError naming `field` where there are none.
+        """
+        row = self.find(request_id)
+        if row is None or row.key_id != key_id:
+            raise ServerError(404, "not_found", f"there is no request {request_id[:100]} in flight", field)
+        if not row.thought_ends:
+            reason = f"the answers to {request_id[:100]} have no thoughts to end"
+            raise ServerError(400, "invalid_request", f"{field}: {reason}", field)
+        for end in row.thought_ends:
+            end()
 
     def cut_off_all(self) -> None:
         """End all requests for a server that stops."""

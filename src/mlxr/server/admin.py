@@ -15,7 +15,7 @@ from mlxr.core.errors import EngineStopped
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.server import admin_adapters, admin_models
-from mlxr.server.activity import Activity, InFlight
+from mlxr.server.activity import Activity, InFlight, in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import Router
 from mlxr.service.opening import find_device
@@ -190,6 +190,13 @@ async def cancel_request(request: Request, request_id: str) -> Done:
     if row is None:
         raise ServerError(404, "not_found", f"there is no request {request_id} in flight", "request_id")
     row.cancel()
+    return Done()
+
+
+@router.post("/requests/{request_id}/end_thinking")
+async def end_thinking(request: Request, request_id: str) -> Done:
+    """Close the thoughts of a request's answers, so that the model answers now; the id may be that of its reply."""
+    request.app.state.activity.end_thoughts(request_id, in_flight(request).key_id, "request_id")
     return Done()
 
 

@@ -133,6 +133,8 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     note_ignored(request, (f"schema.{keyword}" for keyword in stream.relaxed))
     await row.stack.enter_async_context(stream)
     row.cancels.append(stream.cancel)
+    if stream.thought_end is not None:
+        row.thought_ends.append(stream.thought_end.end)
     span = row.stack.enter_context(start_span("mlxr.generate", request.headers, wanted=settings.tracing))
     operation = "chat" if isinstance(wanted, ChatRequest) else "text_completion"
     counts = RequestMetrics(request.app.state.metrics, row, lease.name, operation, len(stream.prompt_ids))

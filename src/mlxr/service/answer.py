@@ -66,7 +66,7 @@ class Answer:
         self._wants_logprobs = params.logprobs is not None
         self._prompt_tokens = prompt_tokens
         self._completion_tokens = 0
-        self._cached_tokens = 0
+        self._cached_tokens = self._reasoning_tokens = 0
         self._pending_ids: list[int] = []
         self._pending_tokens: list[TokenInfo] = []
         self._last: Piece = ""  # the kind of what was given out last
@@ -76,7 +76,7 @@ class Answer:
     @property
     def usage(self) -> Usage:
         """How many tokens the prompt and the answer have so far, and how many came from the cache."""
-        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
+        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
 
     def push(self, event: TokenEvent) -> list[Event]:
         """Events that follow from one token event. After a Finish the caller pushes nothing more.
@@ -187,6 +187,7 @@ class Answer:
         if isinstance(piece, str):
             events.append(TextDelta(piece, ids, tokens, self._index))
         elif isinstance(piece, Thought):
+            self._reasoning_tokens += len(ids)
             events.append(ReasoningDelta(piece.text, ids, tokens, self._index))
         else:
             call_id = None if piece.name is None else self._make_id()
@@ -217,6 +218,7 @@ class Answer:
     def _make_last(self) -> Event:
         ids, tokens = tuple(self._pending_ids), tuple(self._pending_tokens)
         if isinstance(self._last, Thought):
+            self._reasoning_tokens += len(ids)
             return ReasoningDelta("", ids, tokens, self._index)
         if isinstance(self._last, str):
             return TextDelta("", ids, tokens, self._index)

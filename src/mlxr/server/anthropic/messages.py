@@ -43,8 +43,9 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
         generation = await start(request, lease, _fit_model(lease, body, wanted))
+    reply_id = in_flight(request).reply_id = make_id("msg_")
     events = MessageEvents(
-        make_id("msg_"),
+        reply_id,
         body.model,
         len(generation.prompt_ids),
         body.max_tokens,

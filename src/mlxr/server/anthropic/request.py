@@ -76,11 +76,14 @@ class NoChoice(RequestModel):
 
 
 class ThinkingOn(RequestModel):
-    """Think before answering, if the model is one that does. Thoughts count towards `max_tokens`, the only bound that
-    holds for them: `budget_tokens` has no effect.
+    """Think before answering, if the model is one that does. Thoughts count towards `max_tokens`, of which a quarter
+    stays for the answer where the budget would leave less.
     """
 
     type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
+        None, description="Most tokens of thought; the same as `thinking_budget`."
+    )
     display: Literal["summarized", "omitted", "updates"] | None = None
 
 
@@ -124,6 +127,11 @@ class ConversationFields(RequestModel):
     output_format: JsonFormat | None = Field(None, description="The older place of output_config.format.")
     mcp_servers: Unsupported = None
     thread: Unsupported = None  # a conversation that the service keeps; clients send it whole once this is refused
+
+    @property
+    def budget_tokens(self) -> int | None:
+        """The budget of `thinking`."""
+        return self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
@@ -201,7 +209,7 @@ class CountRequest(ConversationFields):
 
     def to_request(self) -> ChatRequest:
         """The conversation for the service."""
-        return self.make_request(SamplingParams())
+        return self.make_request(SamplingParams(thinking_budget=self.budget_tokens))
 
 
 class MessageRequest(AnthropicParameters, ConversationFields):
@@ -215,6 +223,11 @@ class MessageRequest(AnthropicParameters, ConversationFields):
     def hides_thoughts(self) -> bool:
         """Whether the reply says that there were thoughts, but not what they were."""
         return getattr(self.thinking, "display", None) == "omitted"
+
+    def list_given(self) -> dict[str, object]:
+        """The values that the request sets; a budget in `thinking` is one of them."""
+        given = super().list_given()
+        return given if self.budget_tokens is None else {"thinking_budget": self.budget_tokens, **given}
 
     def to_request(self) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""

@@ -71,6 +71,7 @@ class Ended(ReplyModel):
     prompt_eval_duration: int | None = optional()
     eval_count: int | None = optional()
     eval_duration: int | None = optional()
+    thinking_count: int | None = optional()  # of eval_count
     logprobs: list[LogprobReply] | None = optional()
 
 
@@ -161,6 +162,7 @@ class Parts:
             "prompt_eval_count": event.usage.prompt_tokens,
             "prompt_eval_duration": to_ns(timings.prompt_s if timings is not None else 0.0),
             "eval_count": event.usage.completion_tokens,
+            **({"thinking_count": event.usage.reasoning_tokens} if event.usage.reasoning_tokens else {}),
             "eval_duration": to_ns(timings.generate_s if timings is not None else 0.0),
         }
 

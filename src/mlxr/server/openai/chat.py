@@ -7,14 +7,15 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxr.server.activity import in_flight
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
-from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, ChatInputTokens, VerboseReply
-from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, ChatInputTokens, ControlReply, VerboseReply
+from mlxr.server.openai.chat_request import ChatCompletionRequest, ControlRequest
 from mlxr.server.openai.chat_stream import ChatChunks
 from mlxr.server.openai.replies import RunningTimings
 from mlxr.server.openai.route import ERRORS, STREAMED, Head, error_frame, fit_effort, token_bytes_if
@@ -41,6 +42,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
         note_ignored(request, ["prediction"])
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
     wanted = fill_chat(fit_effort(request, lease, wanted, "reasoning_effort"), lease.record, body)
+    in_flight(request).reply_id = head.id
     with spell_fields(FIELDS):
         generation = await start(request, lease, wanted)
     prompt_tokens, answers = len(generation.prompt_ids), wanted.params.n
@@ -63,6 +65,13 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
         prompt = lease.session.tokenizer.decode(generation.prompt_ids, skip_special=False)
         reply = reply.model_copy(update={"verbose": VerboseReply(prompt=prompt)})
     return reply_json(reply)
+
+
+@router.post("/v1/chat/completions/control", response_model=ControlReply, responses=ERRORS)
+async def control_chat_completion(request: Request, body: ControlRequest) -> Response:
+    """Let a model that thinks answer now, as llama.cpp's server has it."""
+    request.app.state.activity.end_thoughts(body.id, in_flight(request).key_id, "id")
+    return reply_json(ControlReply())
 
 
 @router.post("/v1/chat/completions/input_tokens", response_model=ChatInputTokens, responses=ERRORS)

@@ -73,6 +73,12 @@ class ChatInputTokens(ReplyModel):
     input_tokens: int
 
 
+class ControlReply(ReplyModel):
+    """What was asked of a growing answer has been done."""
+
+    success: Literal[True] = True
+
+
 def name_finish(reason: FinishReason) -> ChatFinish:
     """OpenAI's word for how an answer ended; a cancelled one counts as cut short. Failed ones never get here."""
     if reason is FinishReason.TOOL_CALLS:

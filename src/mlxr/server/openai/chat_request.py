@@ -10,19 +10,15 @@ from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.formats import ResponseFormat
-from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
+from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported
 from mlxr.server.openai.chat_messages import ChatMessage, ContentPart, join_text, read_messages
-from mlxr.server.openai.fields import Effort, PenaltyFields
+from mlxr.server.openai.fields import Effort, PenaltyFields, ReasoningOptions
 from mlxr.server.openai.tools import FunctionTool, Mode, ObjectChoice, read_offer
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.prompt import Message
 from mlxr.service.requests import ChatRequest, Ending
 
-
-class ReasoningOptions(RequestModel):
-    """The object `reasoning`: another spelling of `reasoning_effort`."""
-
-    effort: Effort | None = None
+MAX_MESSAGE_CHARACTERS = 4096
 
 
 class PredictedContent(RequestModel):
@@ -43,7 +39,13 @@ class ChatCompletionRequest(PenaltyFields):
     tool_choice: Mode | ObjectChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: ReasoningOptions | None = Field(None, description="Another place of these: OpenRouter's.")
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARACTERS)] | None = Field(
+        None, description="What a thought ends with when its budget is used up. Absent: the setting thinking_message."
+    )
+    reasoning_control: bool | None = Field(
+        None, description="Thoughts can always be ended by POST /v1/chat/completions/control, whatever this says."
+    )
     modalities: list[Literal["text"]] | None = None
     functions: Unsupported = None
     function_call: Unsupported = None
@@ -69,10 +71,16 @@ class ChatCompletionRequest(PenaltyFields):
         """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def list_given(self) -> dict[str, object]:
+        """The values that the request sets; a budget in `reasoning` is one of them."""
+        nested = None if self.reasoning is None else self.reasoning.max_tokens
+        given = super().list_given()
+        return given if nested is None else {"thinking_budget": nested, **given}
+
     def to_request(self) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
         offer = read_offer(self.tools, self.tool_choice)
-        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+        effort = self.reasoning_effort or (self.reasoning.think if self.reasoning else None)
         messages = read_messages(self.messages)
         return ChatRequest(
             messages=messages,
@@ -88,6 +96,7 @@ class ChatCompletionRequest(PenaltyFields):
             think=False if effort == "none" else effort,
             chat_template=self.chat_template or None,
             template_values=self.chat_template_kwargs or {},
+            thinking_message=self.reasoning_budget_message,
             cache_prompt=self.cache_prompt is not False,
             priority=self.priority or 0,
             deadline_s=self.deadline_s,
@@ -106,3 +115,10 @@ class ChatCompletionRequest(PenaltyFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ControlRequest(RequestModel):
+    """A word to the answer that grows; `id` is that of the completion, or of its request."""
+
+    id: Text
+    action: Literal["reasoning_end"]

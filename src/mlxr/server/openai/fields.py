@@ -24,6 +24,21 @@ Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
+class ReasoningOptions(RequestModel):
+    """How much to think: an effort, or tokens. Thoughts are given as they are, never as a summary."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
+        None, description="Most tokens of thought; the same as `thinking_budget`."
+    )
+    enabled: bool | None = Field(None, description="Whether to think, where no effort says it.")
+
+    @property
+    def think(self) -> bool | str | None:
+        """The effort, or whether to think."""
+        return self.enabled if self.effort is None else self.effort
+
+
 class StreamOptions(RequestModel):
     """Says what a stream carries besides the answer."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from mlxr.core.types import MAX_INT
 from mlxr.server.formats import FlatFormat
 from mlxr.server.json_models import RequestModel, Unsupported
-from mlxr.server.openai.fields import Effort, SamplingFields
+from mlxr.server.openai.fields import ReasoningOptions, SamplingFields
 from mlxr.server.openai.response_input import ForeignItem, InputItem, list_items, list_loaded, read_input
 from mlxr.server.openai.response_tools import (
     ResponseTool,
@@ -28,12 +28,6 @@ from mlxr.service.requests import ChatRequest
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ReasoningConfig(RequestModel):
-    """How much to think. Thoughts are given as they are, never as a summary."""
-
-    effort: Effort | None = None
-
-
 class TextConfig(RequestModel):
     """What the text must look like."""
 
@@ -46,7 +40,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
     input: str | list[InputItem] = Field(default_factory=list)
     instructions: str | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: ReasoningConfig | None = None
+    reasoning: ReasoningOptions | None = None
     text: TextConfig | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: ResponseToolChoice | None = None
@@ -75,6 +69,12 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
         """Whether log-probabilities were asked for."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
+    def list_given(self) -> dict[str, object]:
+        """The values that the request sets; a budget in `reasoning` is one of them."""
+        nested = None if self.reasoning is None else self.reasoning.max_tokens
+        given = super().list_given()
+        return given if nested is None else {"thinking_budget": nested, **given}
+
     def list_left_out(self) -> Iterator[str]:
         """Tools of the service, and items that are of no use here."""
         yield from super().list_left_out()
@@ -88,7 +88,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
         """
         items = list_items(self.input) if given is None else given
         offer = read_offer(read_tools(self.tools, list_loaded([*history, *items])), self.tool_choice)
-        effort = self.reasoning.effort if self.reasoning else None
+        effort = self.reasoning.think if self.reasoning else None
         return ChatRequest(
             messages=read_input(self.instructions, [*history, *items], len(history)),
             params=self.make_params(

@@ -98,6 +98,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
     with spell_fields(FIELDS):
         generation = await start(request, lease, await asked.fit(request, lease, body))
+    in_flight(request).reply_id = head.id
     begun = begin_response(body, head, is_kept=asked.store.is_on and body.store is not False)
     prompt_tokens = len(generation.prompt_ids)
     running = RunningTimings(prompt_tokens) if body.stream and body.timings_per_token else None

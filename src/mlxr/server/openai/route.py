@@ -56,7 +56,7 @@ def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
 
 
 def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: str) -> ChatRequest:
-    """The request with an effort that the model knows: to one that has no levels, every level means to think.
+    """The request with an effort that the model knows; to one that has no levels, an effort stands for a budget.
 
     A model that does not think answers without, and `field`, where the effort stands, has no effect. To one that has
     levels and always thinks, none means the lowest. A template that the request brings says itself what it knows.
@@ -65,7 +65,7 @@ def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: 
         return wanted
     if wanted.think is False:
         return replace(wanted, think=lease.session.fit_think(False) or False)
-    if not isinstance(wanted.think, str):
+    if wanted.think is None:
         return wanted
     if "thinking" not in lease.session.capabilities:
         note_ignored(request, [field])
