@@ -259,7 +259,7 @@ def test_a_full_lexer_is_renewed(
 def test_a_grammar_that_outgrows_its_bounds_is_an_error(
     demo: Tokenizer, host: Context | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 30)
+    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 120)
     compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
     constraint = compiler.compile(Grammar("regex", "([a-z]{1,300}[0-9]){1,100}"))
     with pytest.raises(GrammarError, match="too many states"):
@@ -314,6 +314,43 @@ def test_schemas_that_take_too_long_are_refused(demo_compiler: GrammarCompiler, 
     with pytest.raises(InvalidRequest, match=r"too many|too big|Too many"):
         demo_compiler.compile(Grammar("json_schema", json.dumps(schema)))
     assert time.process_time() - start_s < 10
+
+
+def test_wide_grammars_are_answered(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    words = [f" word{index * 7919 % 100_000}" for index in range(2500)]
+    choice = "root ::= " + " | ".join(map(json.dumps, words))
+    lark = "start: " + " | ".join(f"w{index}" for index in range(2001)) + "\n"
+    lark += "".join(f"w{index}: {json.dumps(word)}\n" for index, word in enumerate(words[:2001]))
+    branches = [{"type": "object", "properties": {word: {"type": "null"}}, "required": [word]} for word in words[:2001]]
+    for grammar in (
+        Grammar("gbnf", choice),
+        Grammar("lark", lark),
+        Grammar("json_schema", json.dumps({"anyOf": branches})),
+    ):
+        assert walk(demo_compiler.compile(grammar), demo, 3, tokens=60)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("gbnf", 'root ::= ("a"{1,1000}){1,1000}'.replace("(", "((").replace(")", "){1,1000})")),
+        Grammar("regex", "x((a{1,1000}){1,1000}){1,1000}"),
+        Grammar("lark", 'start: "x" (("a"{1,1000}){1,1000}){1,1000}'),
+        Grammar("json_schema", '{"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}'),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_what_has_too_many_meanings_is_refused_before_it_is_answered(
+    demo_compiler: GrammarCompiler, grammar: Grammar
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"grammar: .*[Tt]oo many"):
+        demo_compiler.compile(grammar)
+
+
+def test_lists_of_words_take_little_time(demo_compiler: GrammarCompiler) -> None:
+    start_s = time.process_time()
+    demo_compiler.compile(Grammar("gbnf", "root ::= " + " | ".join(f'"w{index}"' for index in range(6000))))
+    assert time.process_time() - start_s < 3
 
 
 def test_large_schemas_that_people_write_work(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:

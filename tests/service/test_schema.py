@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import jsonschema
+import numpy as np
 import pytest
 from whole_answers import load_demo, takes
 
 from mlxr.core.types import Grammar
+from mlxr.engine.constraint import MaskSource
 from mlxr.service.schema_check import enforce
 from mlxr.service.schema_document import SchemaError
 
@@ -55,6 +57,25 @@ NODE = {"type": "object", "properties": {"v": A["a"], "next": {"allOf": [{"$ref"
         ),
         ({"allOf": [AB], "unevaluatedProperties": False}, [{"a": 1}], [{"c": 1}]),
         ({"type": "object", "patternProperties": {"^x_": A["a"]}}, [{"x_y": 1}], [{"y": 1}]),
+        (
+            {"properties": A, "patternProperties": {"^a$": {"minimum": 5}}, "required": ["a"]},
+            [{"a": 6}],
+            [{"a": 4}, {}, {"a": 6, "a ": 6}],
+        ),
+        (
+            {**AB, "patternProperties": {"^(a|b)$": True, "^x": False}, "additionalProperties": False},
+            [{}, {"a": 1, "b": True}],
+            [{"a": 1, "x": 1}, {"b": 1}],
+        ),
+        (
+            {
+                "type": "object",
+                "allOf": [{"properties": A}, {"$ref": "#/$defs/p"}],
+                "$defs": {"p": {"patternProperties": {"^a$": {"maximum": 7}}, "additionalProperties": False}},
+            },
+            [{}, {"a": 6}],
+            [{"a": 8}, {"b": 1}],
+        ),
         ({"type": "object", "propertyNames": {"pattern": "^[a-z]$"}, **AB}, [{"a": 1}], [{"c": 1}]),
         (
             {"type": "object", "propertyNames": {"pattern": "^[xy]$"}, "additionalProperties": A["a"]},
@@ -145,3 +166,36 @@ def test_large_hostile_schemas_take_little_time() -> None:
     enforce(json.dumps({"properties": {f"p{n}": {"type": "string", "pattern": f"^a{{{n}}}$"} for n in range(700)}}))
     chain = {f"d{n}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(99)}
     enforce(json.dumps({"$defs": {**chain, "d99": {"type": "null"}}, "$ref": "#/$defs/d0"}))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": A, "patternProperties": {"^a$": A["a"]}, "required": ["a"], "additionalProperties": False},
+        {**AB, "patternProperties": {"^[ab]$": True, "^x": False}},
+        {"type": "object", "allOf": [{"properties": A}, {"patternProperties": {"^a$": True}}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"properties": A, "patternProperties": {"^a$": True}}}},
+        {"anyOf": [{"properties": A, "patternProperties": {"^a$": True}, "required": ["a"]}, {"type": "null"}]},
+        {"properties": {'\u00e9"': A["a"]}, "patternProperties": {'^\u00e9"$': True}},
+    ],
+    ids=str,
+)
+def test_patterns_that_only_named_properties_match_leave_no_comma_behind_them(schema: dict[str, object]) -> None:
+    demo, compiler = load_demo()
+    constraint = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    for seed in range(12):
+        masks, draw = MaskSource(constraint.fork(), demo.vocab_size), np.random.default_rng(seed)
+        for _ in range(60):
+            masks.fill()
+            assert masks.error is None
+            allowed = np.flatnonzero(np.unpackbits(masks.mask.view(np.uint8), bitorder="little"))
+            token_id = int(draw.choice(allowed))
+            if token_id in demo.eos_ids:
+                break
+            masks.accept(token_id)
+
+
+def test_patterns_that_leave_names_stay() -> None:
+    for pattern in ("^x-", "^[a-z_]+$", ".*", "^(a|c)$"):
+        schema = {"properties": A, "patternProperties": {pattern: True}}
+        assert "patternProperties" in enforce(json.dumps(schema)).schema

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from mlxr.core.errors import InvalidRequest
@@ -32,9 +33,10 @@ MAX_SOURCE_CHARACTERS = 4 << 20
 # A grammar takes some 40 bytes for each character of its source, and 1.5 kB for each of its symbols, of which there
 # can be one in four characters.
 _BYTES_PER_CHARACTER, _SYMBOL_BYTES_PER_CHARACTER, _SYMBOL_BYTES = 40, 400, 1500
-# A mask takes up to half a second where it meets the bound on items, and some milliseconds with 1,000 optional
-# properties; the library's own bounds would allow half a minute.
-MAX_SYMBOLS, MAX_STEP_ITEMS = 20_000, 10_000
+# Masks of large vocabularies take some 15,000 items with everyday grammars, in 2 ms. A mask takes up to a second where
+# it meets the bound, and 30 ms with 2,000 optional properties; the library's own bounds would allow half a minute.
+MAX_SYMBOLS, MAX_STEP_ITEMS = 20_000, 20_000
+_PROBED_TOKENS = 3
 # A lexer gains states with every new text and keeps them. States take 1 to 2 kB.
 MAX_LEXER_STATES = 50_000
 MAX_SHARED_TOKENS = 4096  # accepted by all that share a lexer; then the next answer starts with a lexer of its own
@@ -72,10 +74,21 @@ class _Compiled:
         symbols_bytes = min(characters * _SYMBOL_BYTES_PER_CHARACTER, MAX_SYMBOLS * _SYMBOL_BYTES)
         return characters * _BYTES_PER_CHARACTER + symbols_bytes
 
-    def find_fault(self, mask_words: int) -> str:
-        """Why no answer can follow the grammar, "" if one can. The first mask is the one that takes longest."""
-        probe = self.first.fork()
-        return "" if probe.write_mask(np.zeros(mask_words, np.uint32)) else probe.read_error()
+    def find_fault(self, longest_first: npt.NDArray[np.intp], mask_words: int) -> str:
+        """Why no answer can follow the grammar, "" if one can.
+
+        The first mask is the one that takes longest. Long tokens show what has too many meanings, such as repetitions
+        of repetitions; `longest_first` are all that have a text.
+        """
+        probe, mask = self.first.fork(), np.zeros(mask_words, np.uint32)
+        for _ in range(_PROBED_TOKENS + 1):
+            if not probe.write_mask(mask):
+                return probe.read_error()
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[longest_first]
+            if not allowed.any():
+                break
+            probe.accept(int(longest_first[allowed.argmax()]))
+        return ""
 
     @property
     def is_used_up(self) -> bool:
@@ -171,7 +184,7 @@ class GrammarCompiler:
             if len(grammar.text) > MAX_SOURCE_CHARACTERS:
                 raise InvalidRequest(field, f"has {len(grammar.text)} characters, more than {MAX_SOURCE_CHARACTERS}")
             compiled = _Compiled(library, *_write_source(grammar, answer, field))
-            if reason := compiled.find_fault(-(-self._vocabulary[2] // 32)):
+            if reason := compiled.find_fault(self._longest_first, -(-self._vocabulary[2] // 32)):
                 raise InvalidRequest(field, summarize(reason))
         with self._lock:
             self._compiled[grammar, answer] = compiled
@@ -193,6 +206,7 @@ class GrammarCompiler:
             vocabulary = GrammarVocabulary(tokenizer, eos_ids, vocab_size)
             groups = group_tokens(max(map(len, vocabulary.tokens)))
             self._closing_tokens = ClosingTokens(vocabulary, eos_ids)
+            self._longest_first = vocabulary.list_longest_first()
             self._library = open_library(vocabulary, eos_ids, groups, self._host)
         return self._library
 

@@ -157,7 +157,8 @@ class FunctionLibrary:
         self._functions.llg_constraint_init_set_defaults(ctypes.byref(init), self._tokenizer)
         init.log_stderr_level = 0
         init.limits.max_lexer_states = limits.lexer_states
-        init.limits.max_grammar_size, init.limits.step_max_items = limits.symbols, limits.step_items
+        init.limits.max_grammar_size = limits.symbols
+        init.limits.max_items_in_row = init.limits.step_max_items = limits.step_items
         init.limits.verbose_errors = False
         matcher = self._functions.llg_new_matcher(ctypes.byref(init), _KIND, source.encode())
         return self._module.GrammarMatcher(self._runtime, self, self._addresses, matcher, self._mask_words)

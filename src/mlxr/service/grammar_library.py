@@ -88,6 +88,7 @@ class ClassLibrary:
         given = LLParserLimits(
             max_lexer_states=limits.lexer_states,
             max_grammar_size=limits.symbols,
+            max_items_in_row=limits.step_items,  # one row may take all that a step may
             step_max_items=limits.step_items,
             verbose_errors=False,
         )

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+import numpy.typing as npt
+
 from mlxr.core.errors import InvalidRequest
 from mlxr.tokenizers import Tokenizer
 
@@ -43,6 +46,13 @@ class GrammarVocabulary:
                 self._forced.clear()
             token_ids = self._forced[text] = self._find_tokens(text)
         return token_ids
+
+    def list_longest_first(self) -> npt.NDArray[np.intp]:
+        """Return all tokens that have a text, those with the most bytes first."""
+        lengths = np.array([len(part) for part in self.tokens])
+        lengths[self.special_token_ids] = 0
+        order = np.argsort(-lengths, kind="stable")
+        return order[: np.count_nonzero(lengths)]
 
     def _find_tokens(self, text: bytes) -> list[int]:
         """A tokenizer that writes a space before every text, or changes it, is asked for a further line, which begins

@@ -8,7 +8,7 @@ names below `$defs`. Knows JSON Schema (drafts 4 to 2020-12) and what the librar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from mlxr.service.schema_document import (
@@ -25,6 +25,8 @@ from mlxr.service.schema_document import (
 
 Check = Callable[[Schema], str]
 """Says why the library refuses a schema; empty if it does not."""
+HasMoreNames = Callable[[Collection[str], Collection[str]], bool]
+"""Says whether an object that has all properties of these names may have others, by these patterns of names."""
 
 MAX_CHECKS = 500  # of parts of one schema; what comes later is left for the library to judge as a whole
 
@@ -51,7 +53,7 @@ class Enforceable:
     heaviest: int = 0
 
 
-def make_enforceable(schema: object, check: Check, *, closes: bool = True) -> Enforceable:
+def make_enforceable(schema: object, check: Check, has_more_names: HasMoreNames, *, closes: bool = True) -> Enforceable:
     """Rewrite `schema`; `check` is asked about the parts that the library may refuse.
 
     With `closes` off objects take any further properties, as the standard has it. Raises SchemaError for what is no
@@ -61,7 +63,7 @@ def make_enforceable(schema: object, check: Check, *, closes: bool = True) -> En
         return Enforceable({})
     if not is_object(schema):
         raise SchemaError(f"the schema must be an object, got {str(schema)[:40].lower()}")
-    writer = _Writer(schema, check, closes=closes)
+    writer = _Writer(schema, check, has_more_names, closes=closes)
     body = writer.write_object(schema)
     if writer.definitions:
         body["$defs"] = writer.definitions
@@ -73,8 +75,9 @@ def make_enforceable(schema: object, check: Check, *, closes: bool = True) -> En
 class _Writer:
     """Rewrites one document. `definitions` are what its references became."""
 
-    def __init__(self, root: Schema, check: Check, *, closes: bool) -> None:
+    def __init__(self, root: Schema, check: Check, has_more_names: HasMoreNames, *, closes: bool) -> None:
         self._document, self._check, self._closes = Document(root), check, closes
+        self._has_more_names = has_more_names
         self._names: dict[tuple[int, bool], str] = {}
         self._verdicts: dict[str, str] = {}
         self.definitions: Schema = {}
@@ -112,6 +115,7 @@ class _Writer:
             self._close(out, [*self._document.list_names(schema), *sorted(outer)])
             if not any(part.keys() & {"type", "enum", "const", "anyOf", "oneOf"} for part in parts):
                 out["type"] = "object"
+        self._spend_patterns(out)
         self._bound_members(out)
         return out
 
@@ -225,6 +229,36 @@ class _Writer:
             del out["patternProperties"]
             out["additionalProperties"] = next(iter(patterns.values())) if len(patterns) == 1 else True
 
+    def _spend_patterns(self, out: Schema) -> None:
+        """Write patterns that only named properties match as rules of these.
+
+        The library would allow a comma after the last of them, and then nothing.
+        """
+        inner = [self._write_out(part) for part in read_list("allOf", out.get("allOf", [])) if is_object(part)]
+        parts = [out, *inner]
+        names = {name for part in parts for name in _read_members(part, "properties")}
+        patterns = {key: rule for part in parts for key, rule in _read_members(part, "patternProperties").items()}
+        is_closed = any(part.get("additionalProperties") is False for part in parts)
+        allowed = [pattern for pattern, rule in patterns.items() if rule is not False]
+        if not (patterns and names and is_closed) or self._has_more_names(sorted(names), allowed):
+            return
+        if inner:
+            out["allOf"] = inner
+        for part in parts:
+            own, known = _read_members(part, "patternProperties"), _read_members(part, "properties")
+            part.pop("patternProperties", None)
+            for name in sorted(names):
+                rules = [rule for pattern, rule in own.items() if re.search(pattern, name)]
+                if rules:
+                    known[name] = _join([known.get(name, True), *rules])
+            if known:
+                part["properties"] = known
+
+    def _write_out(self, part: Schema) -> Schema:
+        """A part of `allOf`; one that names a definition with patterns of names is written as that."""
+        target = self.definitions.get(str(part.get("$ref")).removeprefix("#/$defs/")) if len(part) == 1 else None
+        return dict(target if is_object(target) and "patternProperties" in target else part)
+
     def _name_relaxed(self, schema: Schema) -> None:
         """Note the keywords that no grammar here can hold."""
         is_joined = bool(schema.keys() & {"$ref", *JOINED})
@@ -271,6 +305,19 @@ def _must_close(schema: Schema, parts: list[Schema]) -> bool:
     return is_named and not any(
         "additionalProperties" in part or part.get("unevaluatedProperties", False) is not False for part in parts
     )
+
+
+def _read_members(part: Schema, word: str) -> Schema:
+    members = part.get(word)
+    return dict(members) if is_object(members) else {}
+
+
+def _join(rules: list[object]) -> object:
+    """One schema for a value that all of them must fit."""
+    held = [rule for place, rule in enumerate(rules) if rule is not True and rule not in rules[:place]]
+    if False in rules:
+        return False
+    return {"allOf": held} if len(held) > 1 else held[0] if held else True
 
 
 def _unwrap(schema: Schema) -> Schema:

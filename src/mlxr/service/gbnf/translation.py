@@ -7,11 +7,15 @@ or in another terminal. Where one could, the part is split, down to single chara
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from mlxr.service.gbnf.automaton import Alphabet, Automaton, Effort, TooLarge, build, runs_into
+from mlxr.service.gbnf.automaton import MAX_POSITIONS, Alphabet, Automaton, Effort, TooLarge, build, runs_into
 from mlxr.service.gbnf.nodes import Chars, Choice, Node, Ref, Repeat, Sequence, Token
 from mlxr.service.gbnf.parsing import parse
+
+MAX_WRITTEN = 200_000  # characters of one terminal that lists texts
+MAX_TERMINALS = 3000  # that are compared with each other
 
 
 def translate(text: str) -> str:
@@ -40,6 +44,9 @@ class _Translation:
 
     def write(self) -> str:
         """The grammar, once every terminal is safe."""
+        root = self._rules["root"]
+        if MAX_POSITIONS < self._count_written(root, {}) <= MAX_WRITTEN:  # many texts, which nothing follows
+            return f"start: T0{'?' * self._starts['root'][0]}\nT0: /{self._write_regex(root)}/ & /(?s:.+)/\n"
         effort = Effort()
         while True:
             text, terminals = self._write_rules()
@@ -73,6 +80,21 @@ class _Translation:
             not isinstance(part, Token) and (not isinstance(part, Ref) or part.name in self._regular)
             for part in _walk(node)
         )
+
+    def _count_written(self, node: Node, known: dict[str, float]) -> float:
+        """Characters of a node without repetitions and tokens when its rules are written out, infinite for others."""
+        match node:
+            case Chars():
+                return 1
+            case Ref():
+                if node.name not in known:
+                    known[node.name] = math.inf  # of a rule that comes back to itself
+                    known[node.name] = self._count_written(self._rules[node.name], known)
+                return known[node.name]
+            case Sequence() | Choice():
+                return 1 + sum(self._count_written(part, known) for part in node.parts)
+            case _:
+                return math.inf
 
     def _start(self, node: Node) -> tuple[bool, int]:
         """Whether a node may be empty, and its first characters, as far as the rules are known."""
@@ -133,15 +155,19 @@ class _Translation:
     def _find_unsafe(self, terminals: list[Node], effort: Effort) -> set[Node]:
         """The terminals that the lexer could read too far, or instead of others."""
         unsafe: set[Node] = set()
+        if len(terminals) > MAX_TERMINALS:
+            raise TooLarge
         for node in terminals:
             if self._automata[node].find_extensions() & self._after[node]:
                 unsafe.add(node)
         if unsafe:
             return unsafe
-        for node in terminals:
+        firsts = {node: self._automata[node].collect(self._automata[node].first) for node in terminals}
+        for node in filter(self._after.get, terminals):
             for other in terminals:
-                one, two, after = self._automata[node], self._automata[other], self._after[node]
-                if other is not node and other not in unsafe and runs_into(one, two, after, effort):
+                if not firsts[node] & firsts[other] or other is node or other in unsafe:
+                    continue
+                if runs_into(self._automata[node], self._automata[other], self._after[node], effort):
                     unsafe.add(other)
         return unsafe
 
