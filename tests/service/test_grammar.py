@@ -286,6 +286,24 @@ def test_old_grammars_are_forgotten(demo_compiler: GrammarCompiler, monkeypatch:
 
 
 @pytest.mark.slow
+def test_many_schemas_take_bounded_memory(demo: Tokenizer, host: Context | None) -> None:
+    compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
+    before = read_resident_bytes()
+    for number in range(400):
+        properties = {f"p{number}_{index}": {"type": ["string", "integer"]} for index in range(8)}
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    assert len(compiler._compiled) < 350
+    assert read_resident_bytes() - before < grammar_module.MAX_COMPILED_BYTES
+
+
+def test_what_answers_leave_in_a_lexer_counts(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    constraint = demo_compiler.compile(Grammar("regex", "[a-z]{50}"))
+    before = constraint._compiled.nbytes
+    walk(constraint, demo, 1)
+    assert (constraint._compiled.nbytes > before) is constraint._compiled._library.shares_lexers
+
+
 def test_large_grammars_take_bounded_memory(demo: Tokenizer, host: Context | None) -> None:
     compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
     before = read_resident_bytes()

@@ -28,11 +28,12 @@ from mlxr.service.schema_document import SchemaError
 from mlxr.service.tools.format import JSON_STYLE
 from mlxr.tokenizers import Tokenizer
 
-MAX_COMPILED_BYTES = 256 << 20  # of the grammars that are kept for later requests
+MAX_COMPILED_BYTES = 64 << 20  # of the grammars that are kept for later requests: some 300 schemas
 MAX_SOURCE_CHARACTERS = 4 << 20
 # A grammar takes some 40 bytes for each character of its source, and 1.5 kB for each of its symbols, of which there
 # can be one in four characters.
 _BYTES_PER_CHARACTER, _SYMBOL_BYTES_PER_CHARACTER, _SYMBOL_BYTES = 40, 400, 1500
+_BYTES_PER_SHARED_TOKEN = 8000  # which answers leave in a lexer that they share
 # Masks of large vocabularies take some 15,000 items with everyday grammars, in 2 ms. A mask takes up to a second where
 # it meets the bound, and 30 ms with 2,000 optional properties; the library's own bounds would allow half a minute.
 MAX_SYMBOLS, MAX_STEP_ITEMS = 20_000, 20_000
@@ -72,7 +73,8 @@ class _Compiled:
         """About how much memory it takes."""
         characters = len(self._source)
         symbols_bytes = min(characters * _SYMBOL_BYTES_PER_CHARACTER, MAX_SYMBOLS * _SYMBOL_BYTES)
-        return characters * _BYTES_PER_CHARACTER + symbols_bytes
+        shared_bytes = self.shared_tokens * _BYTES_PER_SHARED_TOKEN if self._library.shares_lexers else 0
+        return characters * _BYTES_PER_CHARACTER + symbols_bytes + shared_bytes
 
     def find_fault(self, longest_first: npt.NDArray[np.intp], mask_words: int) -> str:
         """Why no answer can follow the grammar, "" if one can.
