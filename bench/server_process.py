@@ -80,8 +80,8 @@ class ServerProcess:
             self._process.kill()
 
 
-def start_own(folder: Path, model: str, *flags: str) -> ServerProcess:
-    """`mlxr serve` with a registry in `folder`."""
+def start_own(folder: Path, model: str, *flags: str, open_files: int | None = None) -> ServerProcess:
+    """`mlxr serve` with a registry in `folder`; it may have no more than `open_files`."""
     command = [
         sys.executable,
         "-m",
@@ -93,6 +93,8 @@ def start_own(folder: Path, model: str, *flags: str) -> ServerProcess:
         "--models-folder",
         str(folder / "models"),
     ]
+    if open_files is not None:
+        command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
     environment = {"PYTHONPATH": str(SOURCE)}
     log = folder / "mlxr.log"
     return ServerProcess("mlxr", [*command, "--log-level", "warning", *flags], "/health", log, environment)

@@ -18,6 +18,7 @@ from mlxr.server.connections import (
     FULL,
     MAX_CONNECTIONS,
     SeldomComplaints,
+    TimedProtocol,
     count_connections,
     raise_descriptor_limit,
 )
@@ -69,11 +70,24 @@ def test_who_says_nothing_makes_room_for_who_asks(narrow: RunningServer) -> None
         assert ask(used).startswith(b"HTTP/1.1 200")
 
 
-def test_where_all_are_served_one_more_is_told_so(narrow: RunningServer) -> None:
+@pytest.mark.parametrize("begun", [b"", b"POST /v1", SLOW_BODY])
+def test_a_flood_of_half_requests_takes_no_place_of_who_has_asked(narrow: RunningServer, begun: bytes) -> None:
     with ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(connect(narrow)).sendall(SLOW_BODY)
-        wait_until(lambda: sum(other.is_served for other in narrow.server.connections._open) == 4)
+        used = stack.enter_context(connect(narrow))
+        assert ask(used).startswith(b"HTTP/1.1 200")
+        for _ in range(9):
+            flood = stack.enter_context(connect(narrow))
+            flood.sendall(begun)
+            assert ask(stack.enter_context(connect(narrow))).startswith(b"HTTP/1.1 200"), "a new one finds a place"
+            assert ask(used).startswith(b"HTTP/1.1 200")
+
+
+def test_where_all_are_answered_one_more_is_told_so(narrow: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr(TimedProtocol, "is_answered", True)
+        for number in range(4):
+            stack.enter_context(connect(narrow))
+            wait_until(lambda number=number: len(narrow.server.connections) == number + 1)
         refused = stack.enter_context(connect(narrow))
         assert refused.recv(1 << 16) == FULL
         assert refused.recv(1) == b""

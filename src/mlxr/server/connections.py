@@ -55,16 +55,18 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: TimedProtocol) -> bool:
-        """Take in a connection; where there are too many, the one closes that has waited longest without a request.
+        """Take in a connection; where there are too many, the one closes that was silent longest and is not answered.
 
-        False where all are being served, so that there is no place for this one.
+        Those that have not sent a whole request yet go before those that have. False where all are being answered, so
+        that there is no place for this one.
         """
         if len(self._open) >= self.most:
-            idle = next((other for other in self._open if not other.is_served), None)
-            if idle is None:
+            idle = [other for other in self._open if not other.is_answered]
+            if not idle:
                 return False
-            self.leave(idle)
-            idle.transport.close()
+            leaving = next((other for other in idle if not other.has_asked), idle[0])
+            self.leave(leaving)
+            leaving.transport.close()
         self._open[connection] = None
         return True
 
@@ -88,10 +90,15 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().__init__(*arguments, **options)
         self._timeout_s, self._counted = timeout_s, connections
         self._timer: asyncio.TimerHandle | None = None
+        self.has_asked = False  # sent a whole request, now or before
 
     @property
-    def is_served(self) -> bool:
-        """Whether a request of the connection is being answered."""
+    def is_answered(self) -> bool:
+        """Whether a request of the connection, which has come whole, is being answered."""
+        return self._has_head and not self.cycle.more_body
+
+    @property
+    def _has_head(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
@@ -107,6 +114,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Take in what came, and note that something did."""
         self._counted.note(self)
         super().data_received(data)
+        self.has_asked = self.has_asked or (self.cycle is not None and not self.cycle.more_body)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,7 +124,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        if self.is_served:
+        if self._has_head:
             self._rest()
         elif self._timer is None:
             self._timer = self.loop.call_later(self._timeout_s, self.transport.close)
