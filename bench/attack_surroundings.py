@@ -1,4 +1,4 @@
-"""What an attack needs around a server: a slow hub, a held catalogue, a small disk, few descriptors, a storm of clients."""
+"""What attacks need around a server: a slow hub, a held catalogue, a small disk, few descriptors, many clients."""
 
 from __future__ import annotations
 

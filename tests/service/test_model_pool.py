@@ -21,6 +21,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.stats import CacheMemory
 from mlxr.loading import ASSETS
 from mlxr.registry.record import AdapterRef, ModelRecord
+from mlxr.service import model_pool
 from mlxr.service.completion import fold_events
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool
 from mlxr.service.requests import ChatRequest, TextRequest
@@ -386,6 +387,22 @@ def test_stopping_refuses_waits_for_loads_and_ends_what_is_in_use() -> None:
         assert sessions.opened == sessions.stopped or set(sessions.opened) == {"a", "b"}
         await pool.stop()
 
+    run(test, models_memory_bytes=1000 * MIB)
+
+
+def test_stopping_gives_up_a_load_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(pool: ModelPool, sessions: Sessions, _: Shelf) -> None:
+        await use(pool, "a")
+        sessions.may_open.clear()
+        load = asyncio.create_task(use(pool, "b"))
+        await settle()
+        await pool.stop()
+        assert pool.has_given_up
+        assert sessions.stopped == ["a"]
+        load.cancel()
+        sessions.may_open.set()
+
+    monkeypatch.setattr(model_pool, "LOAD_END_S", 0.01)
     run(test, models_memory_bytes=1000 * MIB)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import webbrowser
@@ -72,6 +73,10 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
             threading.Thread(target=open_browser, args=(name_local(address),), daemon=True).start()
 
     serve_app(app, settings, [listener], on_ready)
+    if app.state.pool.has_given_up:
+        # A thread is still in native code, which must not find the interpreter gone.
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def check_page(app: Starlette, settings: Settings) -> None:

@@ -37,6 +37,7 @@ from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
 MEMORY_PERCENT = 80  # of the memory that is free at the start, where the settings do not say what models may take
+LOAD_END_S = 1.0  # for which a load is waited for when the pool is stopped
 LOOK_THREADS = 4  # that ask the catalogue for names
 
 
@@ -231,7 +232,7 @@ class ModelPool:
         self._room = asyncio.Lock()  # one load at a time, first come first served
         self._loader = WorkThreads("mlxr-load", 1)
         self._closing: set[asyncio.Task[None]] = set()
-        self._is_stopping = False
+        self._is_stopping = self.has_given_up = False
 
     async def acquire(self, name: str | None = None, *, keep_alive_s: float | None = None) -> ModelLease:
         """The model of that name, or the default model, loaded first if need be.
@@ -312,10 +313,17 @@ class ModelPool:
             await entry.gone.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, let those under way end for at most `drain_s` seconds, free all models."""
+        """Refuse new requests, let those under way end for at most `drain_s` seconds, free all models.
+
+        A load that does not end within LOAD_END_S is given up, as it may hang; `has_given_up` tells of it.
+        """
         self._is_stopping = True
         template_workers.cut_short()  # nobody waits any more for what they do
-        await asyncio.gather(*(self._close(entry, drain_s) for entry in list(self._entries.values())))
+        entries = list(self._entries.values())
+        loading = {entry.loading for entry in entries if entry.session is None and entry.loading is not None}
+        late = (await asyncio.wait(loading, timeout=LOAD_END_S))[1] if loading else set()
+        self.has_given_up = bool(late)
+        await asyncio.gather(*(self._close(entry, drain_s) for entry in entries if entry.loading not in late))
         await asyncio.gather(*self._closing)
         for threads in (self._loader, self._looks, self._notes):
             threads.stop()
@@ -531,8 +539,9 @@ class ModelPool:
             return
         await load.session.stop(drain_s)
         load.session = load.opening = None
-        with contextlib.suppress(EngineStopped):  # the pool is being stopped
-            await self._loader.run(return_free_memory)
+        if not self._is_stopping:  # then a load that hangs may have the thread, and the process ends anyway
+            with contextlib.suppress(EngineStopped):
+                await self._loader.run(return_free_memory)
         self._drop(load)
         self._close_soon(self._divide())
 
