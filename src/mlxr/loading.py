@@ -26,7 +26,7 @@ from mlxr.kernels.gpu.kernel import TARGETS as KERNEL_TARGETS
 from mlxr.kernels.listing import list_kernel_sources, list_native_operators
 from mlxr.model_files.files import ModelFiles, name_in_errors, open_model_files
 from mlxr.model_files.finding import ASSETS, NAMED_MODELS, find_draft, find_model
-from mlxr.model_files.reading import read_eagle, read_footprint, read_sampling, read_template
+from mlxr.model_files.reading import read_eagle, read_footprint, read_sampling, read_template, read_unknown_keys
 from mlxr.model_files.source import SourceModel, list_files, name_quantization, open_source
 from mlxr.model_files.tensors import read_tensors
 from mlxr.models import Decoder, ModelConfig
@@ -67,6 +67,7 @@ __all__ = [
     "read_footprint",
     "read_sampling",
     "read_template",
+    "read_unknown_keys",
 ]
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
-from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template
+from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template, read_unknown_keys
 from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.service.capabilities import describe_template
@@ -77,7 +77,8 @@ def show(
             fields: dict[str, object] = {} if record is None else {"record": describe_record(record)}
             recommended = {"sampling": read_sampling(path), "chat": describe_template(read_template(path))}
             read = describe_footprint(find_footprint(path)) | {"states": describe_states(find_states(path, settings))}
-            print_json(fields | describe(opened, with_tensors=tensors) | read | recommended)
+            unknown = {"unknown_keys": find_unknown_keys(path)}
+            print_json(fields | describe(opened, with_tensors=tensors) | read | recommended | unknown)
             return
         if record is not None:
             print_record(record)
@@ -86,6 +87,8 @@ def show(
         name = file if record is None else record.short_name
         if adapters := [one.name for one in open_registry(settings).adapters.list() if one.base == name]:
             rows.append(("adapters", ", ".join(adapters)))
+        if unknown_keys := find_unknown_keys(path):
+            rows.append(("no effect", make_printable(f"keys that mlxr does not know: {', '.join(unknown_keys)}")))
         print_description(opened, rows, with_tensors=tensors)
 
 
@@ -110,6 +113,14 @@ def find_footprint(path: Path) -> Footprint | None:
         return read_footprint(path)
     except MlxrError:
         return None
+
+
+def find_unknown_keys(path: Path) -> list[str]:
+    """What a file states of the model that has no effect here; nothing of files of which no model is made here."""
+    try:
+        return read_unknown_keys(path)
+    except MlxrError:
+        return []
 
 
 def find_states(path: Path, settings: Settings) -> StateUse | None:

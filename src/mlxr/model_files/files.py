@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from mlxr.formats import GGUFFile, SafetensorsFolder, open_gguf, open_safetensor
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.pooling import read_folder_pooling, read_gguf_pooling
 from mlxr.model_files.tensors import read_tensors
-from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models import ModelConfig, config_from_gguf, config_from_hf, list_unknown_keys
 from mlxr.tokenizers import (
     ChatTemplate,
     Tokenizer,
@@ -21,6 +22,9 @@ from mlxr.tokenizers import (
     from_folder,
     from_gguf,
 )
+
+logger = logging.getLogger(__name__)
+MAX_SHOWN_KEYS = 8
 
 
 @contextmanager
@@ -59,6 +63,10 @@ def _open_gguf(path: Path) -> ModelFiles:
     try:
         with name_in_errors(path):
             config = config_from_gguf(file.metadata, file.tensors)
+            unknown = list_unknown_keys(file.metadata, file.tensors)
+            if unknown:
+                shown = ", ".join([*unknown[:MAX_SHOWN_KEYS], *["..."] * (len(unknown) > MAX_SHOWN_KEYS)])
+                logger.warning("%s: has keys that mlxr does not know and that have no effect: %s", path, shown)
             tokenizer = from_gguf(file.metadata)
             template = chat_template_from_gguf(file.metadata, tokenizer)
             pooling = read_gguf_pooling(file.metadata)

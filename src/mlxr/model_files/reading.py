@@ -11,7 +11,7 @@ from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
 from mlxr.model_files.source import find_draft_layer
 from mlxr.model_files.tensors import read_tensors
-from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models import ModelConfig, config_from_gguf, config_from_hf, list_unknown_keys
 from mlxr.models.eagle import is_eagle, read_eagle_config
 from mlxr.models.footprint import Footprint, measure_footprint
 from mlxr.models.weights import arrange_tensors
@@ -29,6 +29,18 @@ def read_footprint(path_or_name: str | Path) -> Footprint:
         tensors = read_tensors(file, config)
         layer = find_draft_layer(path, config, tensors)
         return measure_footprint(config, arrange_tensors(config, tensors), 0 if layer is None else layer.nbytes)
+
+
+def read_unknown_keys(path_or_name: str | Path) -> list[str]:
+    """The keys of a GGUF file that state something of the model and that mlxr does not read; none of a folder.
+
+    Raises as `load` does for models that do not run.
+    """
+    path = find_model(path_or_name)
+    if path.is_dir():
+        return []
+    with name_in_errors(path), open_gguf(path) as file:
+        return list_unknown_keys(file.metadata, file.tensors)
 
 
 def read_eagle(path: Path) -> ModelConfig | None:

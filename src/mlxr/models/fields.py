@@ -13,13 +13,17 @@ from mlxr.core.errors import ModelError
 
 
 class Fields:
-    """Typed access to `values`; keys are given without `prefix`. A null value counts as absent."""
+    """Typed access to `values`; keys are given without `prefix`. A null value counts as absent.
 
-    __slots__ = ("_prefix", "_values")
+    It knows which keys were asked for: those are understood, so no list of them has to agree with the readers.
+    """
+
+    __slots__ = ("_asked", "_prefix", "_values")
 
     def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
         self._values = values
         self._prefix = prefix
+        self._asked: set[str] = set()
 
     def key(self, name: str) -> str:
         """The key as the file spells it."""
@@ -27,15 +31,33 @@ class Fields:
 
     def get(self, name: str) -> object:
         """The raw value, or None."""
+        self._asked.add(name)
         return self._values.get(self._prefix + name)
 
     def has(self, name: str) -> bool:
         """Whether the key is there at all, null or not."""
+        self._asked.add(name)
         return self._prefix + name in self._values
 
     def names(self) -> list[str]:
         """The keys that are there, without the prefix."""
         return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
+
+    def note(self, names: Iterable[str]) -> None:
+        """Count the keys as asked for: what they say is known otherwise."""
+        self._asked.update(names)
+
+    def list_unread(self) -> list[str]:
+        """The keys, without the prefix, that nobody has asked for and that switch something on."""
+        return [
+            name for name in self.names() if name not in self._asked and not says_nothing(self._values[self.key(name)])
+        ]
+
+    def refuse_unread(self, changing: Mapping[str, tuple[object, ...]], why: str) -> None:
+        """Raise for a key that is there, was not asked for, and changes answers unless it has one of the values."""
+        for name in self.list_unread():
+            if name in changing:
+                self.refuse_unless((name,), changing[name], why)
 
     def refuse(self, name: str, wants: str) -> NoReturn:
         """Raise the error about one value."""
@@ -122,6 +144,13 @@ class Fields:
             value = self.get(name)
             if value is not None and not (isinstance(value, int | float | str) and value in harmless):
                 raise ModelError(f"{self.key(name)} is {_shorten(value)}: {why}")
+
+
+def says_nothing(value: object) -> bool:
+    """Whether a value switches nothing on: null, false, 0, nothing, or a list of such."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return not value
+    return all(says_nothing(item) for item in value)
 
 
 def _as_integer(value: object) -> int | None:

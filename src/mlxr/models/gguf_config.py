@@ -6,15 +6,17 @@ its own is seen from the names of its tensors, as the metadata does not say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sized
 
+from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.architecture import EPS_KEYS
 from mlxr.models.architectures import by_gguf_name
 from mlxr.models.bias_config import find_gguf_biases
 from mlxr.models.config import ModelConfig
-from mlxr.models.fields import Fields
+from mlxr.models.fields import Fields, says_nothing
 from mlxr.models.mixture import read_gguf_mixture
 from mlxr.models.recurrence_config import read_counts, read_gguf_recurrence
 from mlxr.models.rope_config import read_gguf_rope_layers, read_gguf_scaling, read_gguf_temperature
@@ -44,13 +46,77 @@ _REFUSED = (
 )
 
 
+# Keys that answers do not depend on, or only together with others, where their readers ask for them.
+_HARMLESS = frozenset(
+    (
+        *("vocab_size", "pooling_type", "nextn_predict_layers", "leading_dense_block_count", "n_deepstack_layers"),
+        *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.relative_buckets_count"),
+        *("rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.attn_factor"),
+        *("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_beta_fast"),
+        *("rope.scaling.yarn_beta_slow", "rope.scale_linear", "attention.temperature_length", "rope.freq_base"),
+        *("rope.dimension_count", "feed_forward_length", "expert_feed_forward_length", "expert_shared_count"),
+        *("expert_shared_feed_forward_length", "full_attention_interval", "classifier.output_labels"),
+    )
+)
+# Keys of other families that would change answers, with the values by which they do not.
+_CHANGING: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("moe_every_n_layers", "interleave_moe_layer_step", "expert_group_scale"), (1,)),
+    **dict.fromkeys(("expert_chunk_feed_forward_length", "experts_per_group", "router_logit_softcapping"), ()),
+    **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp", "activation_sparsity_scale"), ()),
+    **dict.fromkeys(("altup.num_inputs", "embedding_length_per_layer_input", "swin_norm", "token_shift_count"), ()),
+    **dict.fromkeys(("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla"), ()),
+    **dict.fromkeys(("attention.value_length_mla", "attention.shared_kv_layers", "attention.group_norm_groups"), ()),
+    **dict.fromkeys(("attention.chunk_size", "attention.sinks", "kda.head_dim", "wkv.head_size"), ()),
+    **dict.fromkeys(("attention.output_scale", "attention.value_scale"), (1,)),
+    **dict.fromkeys((f"dense_{place}_feat_{side}" for place in (2, 3) for side in ("in", "out")), ()),
+}
+_CHANGES = "it changes answers, and mlxr does not know it in this family; take another file of the model"
+# Files whose weights stand in another basis say so, wherever they do, in a key with one of these words.
+_ROTATED = re.compile(r"(^|[._])(hadamard|rotations?|rotated|quarot|spinquant|flatquant|ostquant)([._]|$)")
+_OTHER_COMPUTATIONS = ("diffusion.shift_logits", "xielu.")
+_EXTENSIONS = ("prism.",)  # of which unknown keys are told
+
+
 def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> ModelConfig:
     """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported.
 
-    Of the `tensors` only the factors of longrope are read.
+    So it does for keys that nobody here reads and that are known to change answers. Of the `tensors` only the factors
+    of longrope are read.
     """
+    return _read_config(metadata, tensors)[0]
+
+
+def list_unknown_keys(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> list[str]:
+    """The keys of a file that state something of the model and that nothing here reads; raises as the configuration."""
+    _, fields = _read_config(metadata, tensors)
+    unread = [fields.key(name) for name in fields.list_unread() if name not in _HARMLESS]
+    return unread + [name for name in metadata if name.startswith(_EXTENSIONS)]
+
+
+def _read_config(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> tuple[ModelConfig, Fields]:
+    """The configuration, and the fields that were asked for it."""
     name = Fields(metadata).text("general.architecture")
     fields = Fields(metadata, f"{name}.")
+    _refuse_other_bases(metadata)
+    config = _make_config(metadata, fields, tensors, name)
+    fields.refuse_unread(_CHANGING, _CHANGES)
+    return config, fields
+
+
+def _refuse_other_bases(metadata: Mapping[str, object]) -> None:
+    """Refuse files whose weights, or whose whole computation, are others than the family's."""
+    for key, value in metadata.items():
+        if key.startswith(("general.", "tokenizer.")) or says_nothing(value):
+            continue
+        if _ROTATED.search(key.lower()):
+            raise ModelError(f"{key} is there: the weights are rotated, which mlxr does not undo; take another file")
+        if key.startswith(_OTHER_COMPUTATIONS):
+            raise ModelError(f"{key} is there: it changes answers, and mlxr does not know it")
+
+
+def _make_config(
+    metadata: Mapping[str, object], fields: Fields, tensors: Mapping[str, TensorSource], name: str
+) -> ModelConfig:
     row = by_gguf_name(name, fields.integer("expert_count", 0, 1 << 16, default=0) > 0)
     read: list[tuple[str, ...]] = [SOFTCAPS] * row.scales.softcaps + [_WINDOW_THETA, _PATTERN] * (
         row.windows.full_every is not None
@@ -64,6 +130,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     for names, harmless, why in _REFUSED:
         if names not in read:
             fields.refuse_unless(names, harmless, why)
+        fields.note(names)
     hidden = fields.integer("embedding_length", 1, limits.MAX_WIDTH)
     heads = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
     head_dim = _read_head_dim(fields, hidden, heads)

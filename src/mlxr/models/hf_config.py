@@ -52,6 +52,18 @@ _REFUSED = (
 )
 
 
+# Keys that would change answers where the family has no reader for them, with the values by which they do not.
+_CHANGING: dict[str, tuple[object, ...]] = {
+    "use_bidirectional_attention": ("vision",),
+    **dict.fromkeys(("bidirectional", "use_alibi", "alibi", "scale_attn_by_inverse_layer_idx"), ()),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_percent"), (1,)),
+    **dict.fromkeys(("attention_chunk_size", "attn_temperature_tuning", "use_attention_sinks", "attention_sinks"), ()),
+    **dict.fromkeys(("no_rope_layer_interval", "router_logit_softcapping", "embedding_dense", "altup_num_inputs"), ()),
+    **dict.fromkeys(("hadamard", "online_hadamard", "quarot", "spinquant", "rotation_config", "rotated_weights"), ()),
+}
+_CHANGES = "it changes answers, and mlxr does not know it in this family"
+
+
 def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     """The configuration of a model folder. Raises ModelError naming a key that is missing, absurd or not supported.
 
@@ -59,6 +71,13 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     """
     whole = Fields(config)
     fields = whole.mapping("text_config") or whole
+    made = _make_config(whole, fields)
+    fields.refuse_unless(("is_causal",), (True,), "only causal attention is supported")
+    fields.refuse_unread(_CHANGING, _CHANGES)
+    return made
+
+
+def _make_config(whole: Fields, fields: Fields) -> ModelConfig:
     row = _find_architecture(fields)
     _refuse_others(whole, fields, row)
     hidden = fields.integer("hidden_size", 1, limits.MAX_WIDTH)
