@@ -256,6 +256,25 @@ def test_a_repeat_is_text_only_where_the_model_is_free() -> None:
         assert reads_call(rounds, is_enforced=is_enforced, grammar=Grammar("json_object"))
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (SHOW, '{"name": "weather"}'),
+        (f"<tool_call>{SHOW}{{{{ tools }}}}", '{"name": "weather", "arguments": {"city": "Oslo"}}'),
+    ],
+)
+def test_an_answer_of_a_format_is_no_call_that_it_resembles(source: str, text: str) -> None:
+    """The grammar has calls with their marks and their arguments."""
+    chat = make_chat(source)
+    for grammar, expected in ((None, True), (Grammar("json_object"), False)):
+        request = ask(USER, tools=[TOOL], grammar=grammar)
+        parser = chat.make_format(request, chat.encode(request), is_enforced=grammar is not None).open_parser()
+        assert parser is not None
+        found = [*parser.push(text), *parser.flush()]
+        assert parser.has_calls is expected
+        assert expected or found == [text]
+
+
 def make_round(*cities: str) -> list[dict[str, object]]:
     calls = [{**CALL, "function": {"name": "weather", "arguments": {"city": city}}} for city in cities]
     results = [{"role": "tool", "content": "rain"} for _ in cities]

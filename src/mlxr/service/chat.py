@@ -179,7 +179,7 @@ class Chat:
             calls = tool_format.open_parser(tools, is_enforced=is_sure) if has_parser else None
             if calls is not None:
                 calls.max_calls = 1 if once else None
-                calls.answered = answered
+                calls.answered, calls.is_bound = answered, is_enforced and not is_free
                 calls.place = "thought" if turn.is_thinking else "text" if turn.has_thought else "start"
             return OutputParser(reasoning, calls, wrappers, drops_repeats=request.tool_choice == "required")
 

@@ -15,7 +15,8 @@ from mlxr.service.tools.json_call import CallReader
 class BareJsonParser(CallParser):
     """Calls one after the other, with space and any of `separators` between; `leads` may come before each.
 
-    `closing` may come behind a call. Text is read on by `rest`, where there is one.
+    `closing` may come behind a call. Text is read on by `rest`, where there is one; that reads everything in answers
+    that are bound by a grammar, which has the marks of `rest`.
     """
 
     def __init__(
@@ -39,8 +40,8 @@ class BareJsonParser(CallParser):
         self._is_text = self._has_lead = self._is_behind = False
 
     def _advance(self) -> bool:
-        if self._is_text:
-            text, self._text = self._text, ""
+        if self._is_text or (self.is_bound and self._rest is not None):
+            self._is_text, text, self._text = True, self._text, ""
             self._pass_on(text)
             return False
         if self._reader is not None:
@@ -63,7 +64,12 @@ class BareJsonParser(CallParser):
         if bare.startswith("{"):
             self._keep_lead(bare)
             self._reader = CallReader(
-                self.calls, self._names, self._keys, is_enforced=self._is_enforced, stops=self._stops
+                self.calls,
+                self._names,
+                self._keys,
+                is_enforced=self._is_enforced,
+                needs_arguments=self.is_bound,
+                stops=self._stops,
             )
             return True
         self._turn_to_text("")

@@ -43,7 +43,8 @@ class CallParser(ABC):
     """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`.
 
     `place` is where the prompt ends, for formats that mark whole answers. `answered` are name and arguments (as
-    `write_json` writes them) of calls that have been answered so often that one more without a marker is text.
+    `write_json` writes them) of calls that have been answered so often that one more without a marker is text. With
+    `is_bound` a grammar holds for all of the answer, so that nothing is a call that only resembles one.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class CallParser(ABC):
         self.max_calls: int | None = None
         self.place: Place = "start"
         self.answered: frozenset[tuple[str, str]] = frozenset()
+        self.is_bound = False
         self._text = ""  # not decided yet
         self._found: list[Piece] = []
         self._said_after = 0  # calls that were complete when text was given out last

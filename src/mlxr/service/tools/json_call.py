@@ -127,9 +127,17 @@ class CallReader:
     """
 
     def __init__(
-        self, number: int, names: Collection[str], keys: Sequence[str], *, is_enforced: bool, stops: Sequence[str] = ()
+        self,
+        number: int,
+        names: Collection[str],
+        keys: Sequence[str],
+        *,
+        is_enforced: bool,
+        needs_arguments: bool = False,
+        stops: Sequence[str] = (),
     ) -> None:
         self._number, self._names, self._keys = number, names, keys
+        self._needs_arguments = needs_arguments
         self._streams = is_enforced
         self._arguments: ArgumentsReader | None = None
         self._closing = ""  # what stands behind the arguments, so far space
@@ -162,7 +170,8 @@ class CallReader:
     def _decide(self) -> list[CallPiece]:
         """The call, unless this is none."""
         is_short = self._end.misses_bracket and self.raw.rstrip().endswith("}")
-        call = read_call(self.raw + "}" * is_short, self._names, self._keys)
+        text = self.raw + "}" * is_short
+        call = read_call(text, self._names, self._keys, needs_arguments=self._needs_arguments)
         self.is_complete, self.is_broken = call is not None, call is None
         return [] if call is None else [CallPiece(self._number, call[1], call[0])]
 
@@ -179,13 +188,18 @@ class CallReader:
         return pieces, bare.removeprefix("}")
 
 
-def read_call(text: str, names: Collection[str], keys: Sequence[str]) -> tuple[str, str] | None:
-    """Name and arguments (JSON text) of a call written as one JSON object; None if it is no call of a known tool."""
+def read_call(
+    text: str, names: Collection[str], keys: Sequence[str], *, needs_arguments: bool
+) -> tuple[str, str] | None:
+    """Name and arguments (JSON text) of a call written as one JSON object; None if it is no call of a known tool.
+
+    Arguments may be left out, unless it `needs_arguments`.
+    """
     value = _parse(text)
     name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(name, str) or name not in names:
         return None
-    arguments: object = next((value[key] for key in keys if key in value), {})
+    arguments: object = next((value[key] for key in keys if key in value), None if needs_arguments else {})
     if isinstance(arguments, str):  # some models write the object as a string
         arguments = _parse(arguments)
     return (name, write_json(arguments)) if isinstance(arguments, dict) else None

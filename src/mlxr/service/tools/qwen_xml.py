@@ -79,14 +79,14 @@ class _Finder:
 
     def __init__(self, tools: Mapping[str, Tool], *, is_strict: bool) -> None:
         self._tools, self._is_strict = tools, is_strict
+        self._keys: Collection[str] = ()
         self._place, self._is_inside = 0, False
 
     def find(self, text: str) -> tuple[int, int] | None:
         """Return where the end marker begins and ends, if it is there."""
         while True:
             if self._is_inside:
-                keys = () if self._is_strict else _list_keys(text, self._tools)
-                end, self._place = find_value_end(text, self._place, keys, is_strict=self._is_strict)
+                end, self._place = find_value_end(text, self._place, self._keys, is_strict=self._is_strict)
                 if end is None:
                     return None
                 self._is_inside = False
@@ -100,6 +100,8 @@ class _Finder:
             if tag.end() == len(text) and not tag[0].endswith("\n"):  # the line may still end
                 return None
             self._place, self._is_inside = tag.end(), True
+            if not self._is_strict:
+                self._keys = self._keys or _list_keys(text, self._tools)
 
 
 def find_value_end(
