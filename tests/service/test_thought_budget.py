@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from cuts import merge
 from hypothesis import given
 from hypothesis import strategies as st
+from service_models import open_demo
 from test_harmony import open_tokenizer
 
+from mlxr.core.settings import resolve
+from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import FREE_TOKENS, MaskSource
+from mlxr.service.completion import fold_events
+from mlxr.service.opening import build_engine, build_session
 from mlxr.service.reasoning import TAGS, ReasoningSplitter, Tags, Thought
+from mlxr.service.requests import ChatRequest
+from mlxr.service.session import Session, Stream
 from mlxr.service.thought_budget import (
     ThoughtBudget,
     ThoughtEnd,
     ThoughtTokens,
     collect_thought_tokens,
 )
+from mlxr.tokenizers import ChatTemplate
 
 THINK = TAGS[1]
 MESSAGE = "So be it."
@@ -314,3 +325,59 @@ def test_a_budget_counts_all_messages_of_a_thought() -> None:
     more = [*channels(HARMONY.open), *channels("three four")]
     assert grow(constraint, more)[:4] == more[:4]
     assert constraint.count_allowed(channels(" five")) == 0
+
+
+THINKING_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}</think>"
+).replace("</think>", "{# </think> #}")
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("What does os.path.join do?", {"thinking_budget": 6}),
+    ("What does json.dumps do?", {"thinking_budget": 9, "temperature": 1.0, "seed": 3, "n": 2}),
+    ("What does zlib.compress do?", {"thinking_budget": 1000, "max_tokens": 30, "temperature": 1.5, "seed": 5}),
+]
+
+
+def open_session(**options: object) -> Session:
+    loaded = open_demo()
+    template = ChatTemplate(THINKING_TEMPLATE, bos_token="<s>", eos_token="</s>", name="test")
+    settings = resolve({"threads": 1, "context_tokens": 128, **options}, {})
+    return build_session(replace(loaded, chat_template=template), build_engine(loaded, settings))
+
+
+def start(session: Session, question: str, options: dict[str, Any], priority: int = 0) -> Stream:
+    params = SamplingParams(**{"max_tokens": 48, **options})
+    return session.start(ChatRequest([{"role": "user", "content": question}], params, priority=priority))
+
+
+def test_answers_are_the_same_alone_together_drafted_and_preempted() -> None:
+    with closing(open_session(draft="off", arena_bytes="64M")) as session:
+        alone = [fold_events(start(session, *asked)) for asked in ASKED]
+    assert alone[0].text
+    texts = [open_demo().tokenizer.decode(one.token_ids) for one in alone]
+    crowded = {"draft": "ngram", "arena_bytes": "500K", "max_batch_tokens": 16, "prefill_chunk_tokens": 16}
+    with closing(open_session(**crowded)) as session:
+        guessed = [(one[0], {**one[1], "prediction": text}) for one, text in zip(ASKED, texts, strict=True)]
+        first = start(session, *guessed[0])
+        begun = [next(first), next(first)]
+        urgent = [start(session, *asked, priority=1) for asked in guessed[1:]]
+        together = [fold_events([*begun, *first]), *map(fold_events, urgent)]
+        stats = session.stats()
+    for one, other in zip(alone, together, strict=True):
+        assert [choice.token_ids for choice in one.choices] == [choice.token_ids for choice in other.choices]
+    assert stats.preemptions > 0, "the arena is too large for this test"
+    assert stats.accepted_tokens > 0, "nothing was guessed"
+
+
+def test_a_prompt_of_tokens_has_a_budget_too() -> None:
+    with closing(open_session(arena_bytes="64M")) as session:
+        prompt = session.encode_chat([{"role": "user", "content": "What is a list?"}])
+        params = SamplingParams(max_tokens=48, thinking_budget=4)
+        (completion,) = session.generate([prompt], [params])
+        chat = fold_events(start(session, "What is a list?", {"thinking_budget": 4}))
+        stream = start(session, "What is a list?", {"max_tokens": 20})
+        stream.end_thinking()
+        ended = fold_events(stream)
+    assert completion.token_ids == chat.token_ids
+    assert chat.usage.reasoning_tokens > 4
+    assert ended.reasoning == ""

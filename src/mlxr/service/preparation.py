@@ -181,7 +181,7 @@ class Preparation:
                 constraint = self._compile(Rules(request.grammar, request.grammar.field))
                 prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
             else:
-                prepared = self._bound_text(prepared)
+                prepared = self.bound_text(prepared)
         return replace(
             prepared,
             priority=request.priority,
@@ -256,7 +256,7 @@ class Preparation:
         tokens, end = self._read_thoughts(chat.tags, message), ThoughtEnd()
         return ThoughtBudget(tokens, budget_tokens, end, inner, is_thinking=turn.is_thinking), end
 
-    def _bound_text(self, prepared: Prepared) -> Prepared:
+    def bound_text(self, prepared: Prepared) -> Prepared:
         """A text to continue, with the budget of its thought, which the prompt has begun or the answer opens."""
         tags = None if self._chat is None else self._chat.tags
         given = prepared.params.thinking_budget

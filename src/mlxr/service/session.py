@@ -126,7 +126,7 @@ class Session:
 
         Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
         """
-        prepared = self._preparation.prepare_tokens(token_ids, params)
+        prepared = self._preparation.bound_text(self._preparation.prepare_tokens(token_ids, params))
         return self._submit(replace(prepared, adapter=self._preparation.find_adapter(adapter)))
 
     def start(self, request: TextRequest | ChatRequest) -> Stream:
