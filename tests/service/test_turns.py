@@ -194,6 +194,14 @@ def test_what_leaves_out_later_instructions_gets_them_as_text() -> None:
     assert chat.render(ChatRequest(make_talk("suasu"), SamplingParams())) == "S:s00w\nU:u01w\nA:a02w\nU:s03w\nU:u04w\n"
 
 
+def test_developers_that_a_template_only_mentions_are_system() -> None:
+    source = "{# no developer #}{% for m in messages if m.role != 'developer' %}{{ m.role }} {{ m.content }}\n{% endfor %}"
+    chat = Chat(open_demo().tokenizer, ChatTemplate(source, bos_token="", eos_token="", name="silent"))
+    assert (
+        chat.render(ChatRequest(make_talk("sdud"), SamplingParams())) == "system s00w\n\nd01w\nuser u02w\nsystem d03w\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

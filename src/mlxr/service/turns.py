@@ -31,7 +31,7 @@ _PROBES: Mapping[str, Callable[[str], dict[str, object]]] = {
 
 
 class TurnOrder:
-    """What one chat template takes. Safe to use from several threads.
+    """Finds out what one chat template takes. Safe to use from several threads.
 
     `tools` is anything that a template can show as tools; it is needed where the model has a template of its own for
     them, which may take something else.
@@ -50,6 +50,10 @@ class TurnOrder:
 
         Raises NoTemplateWorker where it cannot be found out now.
         """
+        if any(message["role"] == "developer" for message in messages) and not self._shows("du"):
+            messages = merge_systems(
+                [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+            )
         later = {_LETTERS.get(str(message["role"])) for message in messages[_count_front(messages) :]}
         if any(not self._shows(f"u{letter}aua{letter}u") for letter in "sd" if letter in later):
             messages = show_systems(messages)
@@ -58,8 +62,8 @@ class TurnOrder:
         return messages if self._takes_system(messages) else move_system(messages)
 
     def _takes_system(self, messages: Messages) -> bool:
-        """Whether a system message before the others is shown. Some templates show it only with a message of the user,
-        or only where that is the last one.
+        """Tell whether a system message before the others is shown. Some templates show it only with a message of the
+        user, or only where that is the last one.
         """
         if not _count_front(messages):
             return True
@@ -69,7 +73,7 @@ class TurnOrder:
         return self._shows(f"su{tail}" if tail and self._shows(f"u{tail}") else "su")
 
     def _shows(self, letters: str) -> bool:
-        """Whether the template takes messages of these roles, and shows the words of all of them."""
+        """Tell whether the template takes messages of these roles, and shows the words of all of them."""
         known = self._known.get(letters)
         if known is None:
             probes = [_PROBES[letter](f"probe-{place}-7d1f") for place, letter in enumerate(letters)]
@@ -187,7 +191,7 @@ def move_system(messages: Messages) -> Messages:
 
 
 def _count_front(messages: Messages) -> int:
-    """How many system and developer messages the conversation begins with."""
+    """Count the system and developer messages that the conversation begins with."""
     places = (index for index, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES)
     return next(places, len(messages))
 

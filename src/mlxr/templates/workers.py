@@ -150,7 +150,7 @@ class _Worker:
                     raise
 
     def _explain_end(self, processor_s: int) -> _Overrun | _Lost:
-        """Why the connection broke: the template used its time, this program ended the process, or somebody else."""
+        """Tell why the connection broke: the template used up its time, or somebody ended the process."""
         if self._is_cut:
             return _Overrun("was on its way when this program ended it")
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a family writes; `{}` stands for the text, `<bos>` and `<eos>` for the vocabulary's tokens.
+    """Holds what a family writes; `{}` stands for the text, `<bos>` and `<eos>` for the vocabulary's tokens.
 
     `begin` is what a prompt begins with, besides a BOS that the vocabulary wants anyway; `opening` stands before an
     answer. Instructions are written as `system`, anywhere or only at the start (`system_first`), or as `in_user`,

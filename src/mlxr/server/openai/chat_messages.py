@@ -80,7 +80,7 @@ class ChatMessage(RequestModel):
 
     @property
     def hides_all(self) -> bool:
-        """Whether there is nothing but thoughts that are hidden, which is no turn."""
+        """Tell whether there is nothing but thoughts that are hidden, which is no turn."""
         says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls
         return bool(self.thinking_blocks or self.reasoning_details) and not says_something
 
