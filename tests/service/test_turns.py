@@ -195,7 +195,9 @@ def test_what_leaves_out_later_instructions_gets_them_as_text() -> None:
 
 
 def test_developers_that_a_template_only_mentions_are_system() -> None:
-    source = "{# no developer #}{% for m in messages if m.role != 'developer' %}{{ m.role }} {{ m.content }}\n{% endfor %}"
+    source = (
+        "{# no developer #}{% for m in messages if m.role != 'developer' %}{{ m.role }} {{ m.content }}\n{% endfor %}"
+    )
     chat = Chat(open_demo().tokenizer, ChatTemplate(source, bos_token="", eos_token="", name="silent"))
     assert (
         chat.render(ChatRequest(make_talk("sdud"), SamplingParams())) == "system s00w\n\nd01w\nuser u02w\nsystem d03w\n"

@@ -6,9 +6,9 @@ templates want it, and no result of a tool stays without its call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import chain
 
 from mlxr.core.errors import TemplateError
 from mlxr.service.async_session import AsyncSession
@@ -16,7 +16,6 @@ from mlxr.service.requests import ChatRequest
 
 ANSWER_SHARE = 4  # where turns must go, so many go that the answer may take at least this part of the context
 _SYSTEM = ("system", "developer")
-_Places = frozenset[int]
 
 
 def drop_oldest(session: AsyncSession, wanted: ChatRequest) -> ChatRequest:
@@ -30,33 +29,33 @@ def drop_oldest(session: AsyncSession, wanted: ChatRequest) -> ChatRequest:
     if len(session.encode_chat(wanted)) < tokens:
         return wanted
     turns, parts = _list_droppable(wanted.messages)
-    cuts = list(accumulate([*turns, *parts], lambda gone, more: gone | more))  # what is gone after each
-    if not cuts:
-        return wanted
     answer_tokens = min(wanted.params.max_tokens or tokens, tokens // ANSWER_SHARE)
-    shorter = [_without(wanted, gone) for gone in cuts]
-    found = _find_first(session, shorter[: len(turns)], tokens - answer_tokens)
-    return found or _find_first(session, shorter[max(len(turns) - 1, 0) :], tokens - 1) or shorter[-1]
+
+    def drop(count: int) -> ChatRequest:
+        gone = set(chain.from_iterable([*turns, *parts][:count]))
+        return replace(wanted, messages=[message for place, message in enumerate(wanted.messages) if place not in gone])
+
+    def fits(count: int, most_tokens: int) -> bool:
+        try:
+            return len(session.encode_chat(drop(count))) <= most_tokens
+        except TemplateError:  # the whole conversation was taken, and so will be one that is shorter still
+            return False
+
+    found = _find_first(1, len(turns), lambda count: fits(count, tokens - answer_tokens))
+    found = found or _find_first(max(len(turns), 1), len(turns) + len(parts), lambda count: fits(count, tokens - 1))
+    return drop(found or len(turns) + len(parts))
 
 
-def _find_first(session: AsyncSession, shorter: Sequence[ChatRequest], most_tokens: int) -> ChatRequest | None:
-    """The first of the conversations, each shorter than the one before, that has no more tokens than that."""
-    low, high = 0, len(shorter)
+def _find_first(low: int, last: int, fits: Callable[[int], bool]) -> int | None:
+    """The first number from `low` to `last` that fits, where all after it do as well; None where none does."""
+    high = last + 1
     while low < high:
         middle = (low + high) // 2
-        try:
-            fits = len(session.encode_chat(shorter[middle])) <= most_tokens
-        except TemplateError:  # the whole conversation was taken, and so will be one that is shorter still
-            fits = False
-        low, high = (low, middle) if fits else (middle + 1, high)
-    return shorter[low] if low < len(shorter) else None
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low if low <= last else None
 
 
-def _without(wanted: ChatRequest, gone: _Places) -> ChatRequest:
-    return replace(wanted, messages=[message for place, message in enumerate(wanted.messages) if place not in gone])
-
-
-def _list_droppable(messages: Sequence[Mapping[str, object]]) -> tuple[list[_Places], list[_Places]]:
+def _list_droppable(messages: Sequence[Mapping[str, object]]) -> tuple[list[list[int]], list[list[int]]]:
     """Places of messages that go together, in the order in which they go: whole turns, and then parts of the last."""
     turns: list[list[int]] = []
     before: object = None
@@ -77,4 +76,4 @@ def _list_droppable(messages: Sequence[Mapping[str, object]]) -> tuple[list[_Pla
             rounds.append([])
         rounds[-1].append(place)
     questions = [[place] for place in (asked if rounds else asked[:-1])]
-    return [frozenset(turn) for turn in older], [frozenset(part) for part in (*rounds[:-1], *questions)]
+    return older, [*rounds[:-1], *questions]
