@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import amounts
 import everyday
@@ -43,3 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(map(id, items)) - set(map(id, chosen))
     config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
     items[:] = chosen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models are that have no folder said: whoever runs the tests may have some, and one of these would answer
+    where none is named.
+    """
+    folder = tmp_path_factory.mktemp("data")
+    os.environ["XDG_DATA_HOME"] = str(folder)
+    return folder

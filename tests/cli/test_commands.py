@@ -11,6 +11,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.llm import LLM
 
 Run = Callable[..., str]
+GREEDY = ("--temperature", "0")
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -41,15 +43,15 @@ def test_run_prints_what_the_model_says(folder: Path, mlxr: Run) -> None:
     with LLM(folder) as llm:
         chatted = llm.chat(turns, SamplingParams(max_tokens=8)).text
         raw = llm.generate("the fox", SamplingParams(max_tokens=8))[0].text
-    options = ["--max-tokens", 8]
+    options = [*GREEDY, "--max-tokens", 8]
     assert mlxr("run", folder, "the fox", "--system", "be brief", *options) == chatted + "\n"
     assert mlxr("run", folder, "the fox", "--raw", *options) == raw + "\n"
     assert raw != chatted
 
 
 def test_run_as_json(folder: Path, mlxr: Run) -> None:
-    report = json.loads(mlxr("run", folder, "the fox", "--max-tokens", 5, "--json"))
-    assert report["text"] + "\n" == mlxr("run", folder, "the fox", "--max-tokens", 5)
+    report = json.loads(mlxr("run", folder, "the fox", *GREEDY, "--max-tokens", 5, "--json"))
+    assert report["text"] + "\n" == mlxr("run", folder, "the fox", *GREEDY, "--max-tokens", 5)
     assert report["usage"]["completion_tokens"] <= 5
     assert report["finish_reason"] in ("stop", "length")
     assert report["total_ms"] >= report["first_text_ms"] > 0
@@ -69,16 +71,43 @@ def test_run_says_the_same_with_drafts(gguf: Path, mlxr: Run, refused: Run) -> N
 def test_run_reads_stdin_and_tells_timings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mlxr: Run
 ) -> None:
-    expected = mlxr("run", folder, "the fox", "--max-tokens", 5)
+    expected = mlxr("run", folder, "the fox", *GREEDY, "--max-tokens", 5)
     feed(monkeypatch, b"the fox")
-    assert main(["run", str(folder), "-", "--max-tokens", "5", "--stats"]) == 0
+    assert main(["run", str(folder), "-", *GREEDY, "--max-tokens", "5", "--stats"]) == 0
     output = capsys.readouterr()
     assert output.out == expected
     assert "prompt tokens" in output.err
 
 
+def test_what_comes_through_a_pipe_belongs_to_the_prompt(folder: Path, tmp_path: Path, mlxr: Run) -> None:
+    options = (*GREEDY, "--max-tokens", "5", "--json")
+    command = [sys.executable, "-m", "mlxr", "run", str(folder), "the fox", *options]
+    (tmp_path / "text").write_text("is brown\n")
+    counts = [
+        json.loads(mlxr("run", folder, prompt, *options))["usage"]["prompt_tokens"]
+        for prompt in ("the fox", "the fox\n\nis brown")
+    ]
+    told = []
+    for given in (b"", b"is brown\n"):
+        run = subprocess.run(command, input=given, capture_output=True, check=True)
+        told.append(json.loads(run.stdout)["usage"]["prompt_tokens"])
+    with (tmp_path / "text").open("rb") as file:
+        run = subprocess.run(command, stdin=file, capture_output=True, check=True)
+    assert told == counts
+    assert json.loads(run.stdout)["usage"]["prompt_tokens"] == counts[1] > counts[0]
+
+
+def test_answers_that_people_read_are_sampled_as_they_expect(folder: Path, mlxr: Run) -> None:
+    usual = ("--temperature", 0.7, "--top-k", 40, "--top-p", 0.95, "--min-p", 0.05)
+    options = ("the fox", "--seed", 3, "--max-tokens", 12)
+    assert (
+        mlxr("run", folder, *options) == mlxr("run", folder, *options, *usual) != mlxr("run", folder, *options, *GREEDY)
+    )
+    assert "[default: 0.7, or what the model recommends]" in re.sub(r"[\s│]+", " ", mlxr("run", "--help"))
+
+
 def test_run_uses_seed_and_stop(folder: Path, mlxr: Run) -> None:
-    options = ["run", folder, "the fox", "--raw", "--max-tokens", 20, "--temperature", 2]
+    options = ["run", folder, "the fox", "--raw", "--max-tokens", 20, "--temperature", 2, "--top-k", 0]
     text = mlxr(*options, "--seed", 1)
     assert mlxr(*options, "--seed", 1) == text
     assert mlxr(*options, "--seed", 2) != text
@@ -100,7 +129,7 @@ def test_run_refuses_what_it_cannot_use(
 
 def test_run_refuses_a_prompt_beyond_the_context_or_the_arena(gguf: Path, refused: Run) -> None:
     assert "prompt" in refused("run", gguf, "hello " * 20, "--context-tokens", 16)
-    line = refused("run", gguf, "hello", "--max-tokens", 400, "--arena-bytes", "32K")
+    line = refused("run", gguf, "hello", *GREEDY, "--max-tokens", 400, "--arena-bytes", "32K")
     assert "pages" in line
     assert "arena_bytes" in line
 
@@ -123,9 +152,9 @@ def test_a_model_alone_answers_stdin(
 ) -> None:
     monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path))
     mlxr("import", folder, "mine")
-    expected = mlxr("run", folder, "the fox", "--max-tokens", 5)
+    expected = mlxr("run", folder, "the fox", *GREEDY, "--max-tokens", 5)
     feed(monkeypatch, b"the fox\n")
-    assert mlxr("run", "mine", "--max-tokens", 5) == expected
+    assert mlxr("run", "mine", *GREEDY, "--max-tokens", 5) == expected
     feed(monkeypatch, b"x")
     assert "missing:8b" in refused("run", "missing:8b")
 
@@ -144,7 +173,7 @@ def test_chat_through_a_pipe_keeps_the_conversation(
         fresh = llm.chat([{"role": "user", "content": "the dog"}], params).text
     assert fresh != answers[1]
     feed(monkeypatch, b"the fox\n\nthe dog\n/help\n/what\n/reset\nthe dog\n/exit\nnever read\n")
-    assert main(["chat", str(folder), "--max-tokens", "6"]) == 0
+    assert main(["chat", str(folder), *GREEDY, "--max-tokens", "6"]) == 0
     output = capsys.readouterr()
     assert output.out == "".join(f"{text}\n" for text in (*answers, fresh))
     assert "Forget the conversation" in output.err
@@ -169,7 +198,7 @@ def test_an_interrupt_stops_the_answer_and_the_chat_goes_on(folder: Path) -> Non
 
 def test_chat_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     """A real pseudo-terminal: prompt, answer, an error that does not end the chat, Ctrl-C and Ctrl-D at the prompt."""
-    command = [sys.executable, "-m", "mlxr", "run", str(folder), "--max-tokens", "4"]  # a model alone: a chat
+    command = [sys.executable, "-m", "mlxr", "run", str(folder), *GREEDY, "--max-tokens", "4"]  # a model alone: a chat
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore it
@@ -261,7 +290,7 @@ def test_chat_in_a_pipe_forgets_the_oldest_turns_when_the_context_is_full(
         alone = llm.chat(
             [{"role": "user", "content": "the fox 0 jumps over the lazy dog"}], SamplingParams(max_tokens=9)
         )
-    assert main(["chat", str(folder), "--max-tokens", "9"]) == 0
+    assert main(["chat", str(folder), *GREEDY, "--max-tokens", "9"]) == 0
     output = capsys.readouterr()
     assert output.out.count("\n") >= 12
     assert output.out.startswith(alone.text)
@@ -304,7 +333,7 @@ def test_chat_in_a_pipe_ends_at_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed(monkeypatch, b"hi\n" + b"fox " * 200 + b"\nhi\n")
-    assert main(["chat", str(folder), "--max-tokens", "3"]) == 2
+    assert main(["chat", str(folder), *GREEDY, "--max-tokens", "3"]) == 2
     output = capsys.readouterr()
     assert output.out.count("\n") >= 1
     assert output.err.startswith("mlxr: prompt")
@@ -325,6 +354,7 @@ def test_what_is_set_in_a_chat_holds_and_is_saved(
         alone = llm.chat([system, second], params)
     lines = [
         *("/set parameter num_predict 5", "/set parameter top_k 3", "/set parameter temperature 0.5"),
+        *("/set parameter top_p 1", "/set parameter min_p 0"),
         *("/set parameter seed 7", '/set parameter stop zz "y y"', '/set system """be', 'brief"""', "/set verbose"),
         *("the fox", "/save new", '"""the', ' dog"""', "/set nohistory", '"""the\n dog"""', "/load new"),
         *('"""the\n dog"""', "/show parameters", "/show system", "/show", "/bye", "never read"),
@@ -380,7 +410,7 @@ def test_what_a_chat_cannot_do_is_said_and_it_goes_on(
     assert "/load demo" in complete("/load d")
     assert complete("text") == complete("/nothing x") == []
     feed(monkeypatch, "\n".join(wrong).encode())
-    assert main(["chat", str(folder), "--max-tokens", "3"]) == 0
+    assert main(["chat", str(folder), *GREEDY, "--max-tokens", "3"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
     for line, text in wrong.items():
@@ -391,10 +421,10 @@ def test_a_line_that_is_not_utf8_is_left_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed(monkeypatch, b"hi\n")
-    assert main(["chat", str(folder), "--max-tokens", "3"]) == 0
+    assert main(["chat", str(folder), *GREEDY, "--max-tokens", "3"]) == 0
     expected = capsys.readouterr().out
     feed(monkeypatch, b"caf\xe9\nhi\n")
-    assert main(["chat", str(folder), "--max-tokens", "3"]) == 0
+    assert main(["chat", str(folder), *GREEDY, "--max-tokens", "3"]) == 0
     output = capsys.readouterr()
     assert output.out == expected
     assert output.err.startswith("line 1 is not UTF-8")

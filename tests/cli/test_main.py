@@ -185,7 +185,6 @@ def test_flags_become_settings_and_sampling() -> None:
         (["run", "missing.gguf", "hi"], "missing.gguf: no such file"),
         (["run", "demoo", "hi"], "did you mean demo"),
         (["run", "one", "two", "three"], "put the prompt in quotes"),
-        (["run"], "Missing argument"),
         (["nonsense"], "No such command 'nonsense'"),
         (["rum"], "Did you mean 'rm', 'run'"),
         (["--nonsense"], "No such option"),

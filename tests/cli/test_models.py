@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "registry"))
 from fake_hub import FakeHub
 
 Run = Callable[..., str]
+GREEDY = ("--temperature", "0")
 DRAFT = ASSETS / "demo-draft.gguf"
 
 
@@ -66,7 +67,8 @@ def test_pull_show_run_and_remove(
     shown = json.loads(mlxr("show", "hf.co/me/draft-gguf", "--json"))
     assert shown["record"]["quantization"] == "Q8_0"
     assert shown["metadata"] == json.loads(mlxr("show", DRAFT, "--json"))["metadata"]
-    assert mlxr("run", "hf.co/me/draft-GGUF", "x", "--max-tokens", 4) == mlxr("run", DRAFT, "x", "--max-tokens", 4)
+    options = ("x", *GREEDY, "--max-tokens", 4)
+    assert mlxr("run", "hf.co/me/draft-GGUF", *options) == mlxr("run", DRAFT, *options)
     mlxr("rm", "hf.co/me/draft-GGUF")
     assert list(models_folder.glob("blobs/*")) == []
 
@@ -79,6 +81,20 @@ def test_import_and_copies_leave_the_file_alone(mlxr: Run, own_file: Path, model
     assert "still there" in mlxr("rm", "me/second:v1", "my-draft", "third")
     assert own_file.read_bytes() == DRAFT.read_bytes()
     assert not (models_folder / "blobs").exists()
+
+
+def test_ones_own_model_answers_before_the_demo(mlxr: Run, own_file: Path) -> None:
+    def ask(*words: str) -> object:
+        return json.loads(mlxr("run", *words, "--max-tokens", 1, "--json"))["model"]
+
+    assert ask("Hi") == "demo"
+    mlxr("import", own_file, "first")
+    assert ask("Hi") == "first"
+    mlxr("cp", "first", "second")
+    assert ask("Hi") == "first"  # it was used last
+    assert (ask("second", "Hi"), ask("Hi")) == ("second", "second")
+    mlxr("rm", "second", "first")
+    assert ask("Hi") == "demo"
 
 
 def test_nothing_is_replaced_without_force(
@@ -152,8 +168,8 @@ def test_create_quantises(mlxr: Run, refused: Run, folder: Path, tmp_path: Path,
     assert (record["quantization"], record["format"], record["is_owned"]) == ("Q4_K_M", "gguf", True)
     assert record["options"] == {"num_predict": 6}
     mlxr("convert", folder, tmp_path / "same.gguf", "--type", "q4_k_m")
-    expected = mlxr("run", tmp_path / "same.gguf", "the fox", "--system", "Talk.", "--max-tokens", 6)
-    assert mlxr("run", "small", "the fox") == expected
+    expected = mlxr("run", tmp_path / "same.gguf", "the fox", "--system", "Talk.", *GREEDY, "--max-tokens", 6)
+    assert mlxr("run", "small", "the fox", *GREEDY) == expected
     modelfile.write_text("FROM small")
     assert "quantize: these weights are quantised already" in refused("create", "x", "-f", modelfile, "-q", "q8_0")
     assert "quantize: cannot convert to 'q9'" in refused("create", "x", "-f", modelfile, "-q", "q9")

@@ -156,6 +156,9 @@ def test_the_server_loads_it_again(device: str) -> None:
         def find(self, name: str) -> Any:
             return record
 
+        def find_default(self) -> str:
+            return "demo"
+
         def touch(self, name: str) -> None:
             pass
 

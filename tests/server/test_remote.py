@@ -144,6 +144,7 @@ def test_a_conversation_forgets_its_oldest_turns_when_the_servers_context_is_ful
     ("arguments", "message"),
     [
         (["run", "no-such-model", QUESTION], "no-such-model"),
+        (["run", "demmo", QUESTION], "near it: demo"),
         (["run", QUESTION, "--threads", "1"], "leave out --threads"),
         (["run", QUESTION, "--max-tokens", "-3"], "max_tokens: must be at least 0"),
         (["run", "one", "two", "three"], "put the prompt in quotes"),

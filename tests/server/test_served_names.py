@@ -39,6 +39,34 @@ def test_one_model_or_a_default_answers_for_any_name(registry: Registry) -> None
     assert stand_in(registry, default_model="second", strict_model_names=True) is None
 
 
+def test_the_default_model_is_ones_own_and_stays(registry: Registry) -> None:
+    served = ServedModels(registry, resolve({}, {}))
+    assert served.find_default() == "demo"
+    registry.import_file(DEMO, "first")
+    assert served.find_default() == "first"
+    registry.import_file(DEMO, "second")
+    registry.touch("second:latest")
+    assert served.find_default() == "first"
+    assert ServedModels(registry, resolve({}, {})).find_default() == "second"
+    assert ServedModels(registry, resolve({"default_model": "demo"}, {})).find_default() == "demo"
+    registry.remove("first")
+    assert served.find_default() == "second"
+
+
+def test_a_name_that_is_not_there_is_told_to_our_own_client(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(model_aliases="coder=demo")
+    body = {"model": "codre", "messages": QUESTION, "max_tokens": 1}
+    with server.client() as client:
+        with caplog.at_level("INFO", "mlxr.models"):
+            assert client.post("/v1/chat/completions", json=body).headers["x-mlxr-ignored"] == "model"
+        assert [(row.fields["wanted"], row.fields["model"]) for row in caplog.records] == [("codre", "demo")]  # type: ignore[attr-defined]
+        refused = client.post("/v1/chat/completions", json=body, headers={"x-mlxr-exact-model": "true"})
+        assert refused.status_code == 404
+        assert "near it: coder" in refused.json()["error"]["message"]
+
+
 def test_aliases_are_names(registry: Registry) -> None:
     registry.import_file(DEMO, "real")
     rows = ["GPT-4o = real", "claude-*=real", "claude-3=demo", "real=demo", "file=" + str(DEMO), "a?[b=demo"]

@@ -63,6 +63,9 @@ class Shelf:
             raise NotFound(f"{name}: no such model")
         return self.records[name.removesuffix(":latest")]
 
+    def find_default(self) -> str:
+        return "demo"
+
     def touch(self, name: str) -> None:
         self.touched.append(name)
 

@@ -14,7 +14,7 @@ from mlxr.cli.list import format_age
 from mlxr.cli.terminal import format_bytes, make_printable, print_fields, print_json, print_note, print_table
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import AdapterRecord, Registry
-from mlxr.service.catalogue import open_registry
+from mlxr.service.catalogue import choose_default, open_registry
 
 
 class Action(StrEnum):
@@ -39,7 +39,10 @@ File = Annotated[
     Path | None,
     typer.Argument(metavar="[PATH]", help="A folder as PEFT writes it, or a GGUF file. It stays where it is."),
 ]
-Base = Annotated[str, typer.Option("--model", help="The model that it is for, which it is checked against.")]
+Base = Annotated[
+    str | None,
+    typer.Option("--model", help="The model that it is for, which it is checked against; default: as for `mlxr run`."),
+]
 
 
 def adapters(
@@ -47,7 +50,7 @@ def adapters(
     action: What = Action.LIST,
     name: Name = None,
     path: File = None,
-    model: Base = "demo",
+    model: Base = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -60,7 +63,8 @@ def adapters(
         wanted = "NAME PATH" if action is Action.ADD else "NAME"
         raise InvalidRequest("adapters", f"{action} takes {wanted}")
     if path is not None:
-        record = registry.adapters.add(name, path, registry.find(model), replaces=force)
+        base = registry.find(model or choose_default(registry, settings).name)
+        record = registry.adapters.add(name, path, base, replaces=force)
         print_fields([("added", record.name), ("model", record.base), ("from", str(record.path))])
     elif action is Action.REMOVE:
         record = registry.remove_adapter(name)

@@ -159,6 +159,9 @@ def _set(session: Session, words: str) -> None:
 
 
 def _set_parameter(session: Session, words: str) -> None:
+    if not words:
+        _show(session, "parameters")
+        return
     name, _, text = words.partition(" ")
     row = BY_SPELLING.get(name)
     if row is None or not text.strip():
@@ -250,7 +253,7 @@ _SETTERS: Mapping[str, Callable[[Session, str], None]] = {
     "nothink": _unset_think,
 }
 SETTINGS_HELP: Sequence[tuple[str, str]] = (
-    ("parameter NAME VALUE", "how tokens are chosen, such as temperature 0.7"),
+    ("parameter NAME VALUE", "how tokens are chosen, such as temperature 0.2; alone it shows the values in use"),
     ("system TEXT", "the system message"),
     ("format json, noformat", "answers that are JSON objects, or any text"),
     ("history, nohistory", "remember the turns, or answer each question by itself"),

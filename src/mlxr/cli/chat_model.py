@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mlxr.cli.remote import DEFAULT_MODEL, Answerer, open_model
+from mlxr.cli.remote import Answerer, name_default, open_model
 from mlxr.cli.server_client import ask_parameters, ask_server
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
 from mlxr.loading import NAMED_MODELS
 from mlxr.registry import Changes, ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
-from mlxr.service.catalogue import open_registry
-from mlxr.service.opening import find_own_adapter, find_record, split_adapter
+from mlxr.service.catalogue import open_registry, recommend
+from mlxr.service.opening import find_own_adapter, find_record, note_use, split_adapter
 
 Message = Mapping[str, str]
 
@@ -35,28 +35,29 @@ class ModelCard:
 
 
 class ChatModel:
-    """One model at a time. `name` None is the default model, demo or the server's.
+    """One model at a time. `name` None is the default model, of this machine or the server's.
 
     `parameters` and `messages` are what the model brings along (see `mlxr create`). At a server there are no messages,
     since the server adds them itself.
     """
 
     def __init__(self, name: str | None, settings: Settings, url: str | None) -> None:
-        self.name, self._settings, self._url = name, settings, url
+        self.name = name_default(settings) if name is None and url is None else name
+        self._settings, self._url = settings, url
         self._stack = ExitStack()
         self.answerer: Answerer = self._open()
 
     @property
     def title(self) -> str:
         """Return the name that people use for the model."""
-        return self.name or self._url or DEFAULT_MODEL
+        return self.name or self._url or ""
 
     @property
     def parameters(self) -> Mapping[str, object]:
         """Sampling parameters under Ollama's names."""
         if self._url is not None:
             return ask_parameters(self._settings, self._url, self.name)
-        return self._record.parameters
+        return {**recommend(self._record.path), **self._record.parameters}
 
     @property
     def messages(self) -> list[Message]:
@@ -139,7 +140,9 @@ class ChatModel:
 
     def _open(self) -> Answerer:
         if self._url is None:
-            self._record = self._find_record(self.name or DEFAULT_MODEL)
+            assert self.name is not None
+            self._record = self._find_record(self.name)
+            note_use(self._record, self._settings)
         model = open_model(self.name, self._settings, self._url, needs_chat_template=True)
         return self._stack.enter_context(model)
 

@@ -17,6 +17,7 @@ from mlxr.cli.terminal import print_note
 from mlxr.cluster.routing import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import BY_NAME, Settings
+from mlxr.service.catalogue import choose_default, open_registry
 
 
 class Action(StrEnum):
@@ -101,7 +102,7 @@ def cluster(
     if max_replicas is not None and max_replicas < replicas:
         raise SettingError(f"--max-replicas: must be at least --replicas, that is {replicas}; got {max_replicas}")
     plan = ClusterPlan(
-        model=model or settings.default_model,
+        model=model or choose_default(open_registry(settings), settings).name,
         replicas=replicas,
         max_replicas=max_replicas,
         tokens_per_replica=tokens_per_replica,

@@ -19,7 +19,7 @@ from mlxr.cli.completion import complete_models
 from mlxr.cli.terminal import format_bytes
 from mlxr.core.parameter import Kind as ParameterKind
 from mlxr.core.parameter import Parameter
-from mlxr.core.sampling import ALL_TOKENS, read_params
+from mlxr.core.sampling import ALL_TOKENS, EVERYDAY, read_params
 from mlxr.core.setting import Kind, Scope, Setting
 from mlxr.core.settings import SETTINGS, Settings, resolve
 from mlxr.core.types import PARAMETERS, SamplingParams
@@ -148,10 +148,22 @@ def describe_value(setting: Setting, value: object) -> str:
 
 def _sampling_parameter(row: Parameter) -> inspect.Parameter:
     option = typer.Option(
-        row.flag, help=row.help, metavar=name_unit(row), show_default=False, rich_help_panel=SAMPLING_PANEL
+        row.flag,
+        help=f"{row.help}{_describe_default(row)}",
+        metavar=name_unit(row),
+        show_default=False,
+        rich_help_panel=SAMPLING_PANEL,
     )
     kind = FLAG_TYPES[row.kind]
     return _flag_parameter(row.name, Annotated[kind | None, option], None)
+
+
+def _describe_default(row: Parameter) -> str:
+    """The value that holds where neither the flag nor the model says another one, as the help shows it."""
+    value = EVERYDAY.get(row.name, row.default)
+    if row.name == "max_tokens" or value is None or isinstance(value, bool | tuple):
+        return ""
+    return rf" \[default: {value:g}{', or what the model recommends' if row.name in EVERYDAY else ''}]"
 
 
 def _flag_parameter(name: str, annotation: object, default: object) -> inspect.Parameter:

@@ -25,7 +25,7 @@ from mlxr.core.types import PARAMETERS, FinishReason, Grammar, SamplingParams, T
 if TYPE_CHECKING:
     import httpx
 
-DEFAULT_MODEL = "demo"
+EXACT = {"x-mlxr-exact-model": "true"}  # no other model shall answer for a name that the server does not know
 ALL_TOKENS = 2**31 - 1  # as far as the context reaches
 Url = Annotated[
     str | None,
@@ -93,7 +93,7 @@ def open_model(
     needs_chat_template: bool = False,
     adapter: str | Path | None = None,
 ) -> Answerer:
-    """The model on this machine (default: demo), or the one of the server at `url` (default: that server's).
+    """The model on this machine (default: that of `choose_default`), or of the server at `url` (default: its own).
 
     With `needs_chat_template`, a model on this machine that has none is refused with TemplateError, before its weights
     are read. `adapter` is a low-rank adapter for it, by its files or its name. A server says itself when a model
@@ -106,12 +106,19 @@ def open_model(
 
     with show_progress("loading") as progress:
         return LLM(
-            model or DEFAULT_MODEL,
+            model or name_default(settings),
             **settings.select("model"),
             needs_chat_template=needs_chat_template,
             progress=progress,
             adapter=adapter,
         )
+
+
+def name_default(settings: Settings) -> str:
+    """The model that answers on this machine where none is named."""
+    from mlxr.service.catalogue import choose_default, open_registry
+
+    return choose_default(open_registry(settings), settings).name
 
 
 def refuse_model_settings(settings: Settings) -> None:
@@ -147,7 +154,7 @@ class RemoteModel:
             raise InvalidRequest("--url", f"must begin with http://, https:// or unix:, got {url}")
         if path is not None and not Path(path).is_socket():
             raise InvalidRequest("--url", f"{url}: there is no socket")
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = EXACT if key is None else {**EXACT, "Authorization": f"Bearer {key}"}
         transport = None if path is None else httpx.HTTPTransport(uds=path)
         try:
             self._client = httpx.Client(base_url=base_url, headers=headers, timeout=None, transport=transport)

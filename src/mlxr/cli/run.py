@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,24 +16,28 @@ import typer
 
 from mlxr.cli.chat import chat
 from mlxr.cli.flags import Json, Sampling, System, make_sampling
-from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, RemoteModel, Url, find_own_key, open_model
+from mlxr.cli.remote import Answerer, AnswerStream, RemoteModel, Url, find_own_key, name_default, open_model
 from mlxr.cli.server_client import ask_parameters
 from mlxr.cli.terminal import print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.loading import read_sampling
+from mlxr.loading import find_model, read_sampling
 from mlxr.registry import ModelRecord
 from mlxr.registry.names import ModelName
-from mlxr.service.catalogue import open_registry
+from mlxr.service.catalogue import open_registry, recommend
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.opening import find_record, split_adapter
+from mlxr.service.opening import find_record, note_use, split_adapter
+
+SILENT_S = 2.0  # after which it is told that stdin is waited for
 
 Words = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
-        metavar="[MODEL] PROMPT", help="The model (default: demo) and the prompt; '-' reads the prompt from stdin."
+        metavar="[MODEL] [PROMPT]",
+        help="The model (default: your own that was used last, else demo) and the prompt; '-' reads the prompt from "
+        "stdin. What comes through a pipe beside a prompt is added to it.",
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")]
@@ -41,9 +48,9 @@ ShowStats = Annotated[bool, typer.Option("--stats", help="Print timings on stder
 
 
 def run(
-    words: Words,
     settings: Settings,
     sampling: Sampling,
+    words: Words = None,
     raw: Raw = False,
     system: System = None,
     stats: ShowStats = False,
@@ -56,7 +63,7 @@ def run(
     A prompt is a turn of a chat if the model has a chat template. Otherwise, and
     with --raw, it is plain text.
     """
-    model, prompt = split_words(words, lambda word: names_model(word, settings, url))
+    model, prompt = split_words(words or [], lambda word: names_model(word, settings, url))
     if adapter is not None and url is not None:
         raise InvalidRequest("--adapter", "is for a model that is loaded here; a server has its own adapters")
     if prompt is None and sys.stdin.isatty():
@@ -65,9 +72,12 @@ def run(
         return
     prompt = read_prompt(prompt, is_raw=raw)
     record, named = None, None
-    if url is None and model is not None:
+    if url is None:
+        model = model or name_default(settings)
         base, named = split_adapter(model, settings)
         model, record = str(base), find_record(base, settings)
+        if record is not None:
+            note_use(record, settings)
     params = make_sampling(find_parameters(model, record, settings, url), sampling)
     opening = () if record is None else record.messages
     needs_template = system is not None and not raw
@@ -79,7 +89,7 @@ def run(
         if completion.finish_reason is FinishReason.ERROR:
             raise MlxrError(completion.error or "the answer failed")
         if json:
-            print_json({"model": model or url or DEFAULT_MODEL, **describe(completion), **timing})
+            print_json({"model": model or url, **describe(completion), **timing})
         if stats:
             print_note(format_stats(completion, timing))
 
@@ -90,7 +100,10 @@ def find_parameters(
     """Sampling parameters of a model, under Ollama's names: those of its record, or what its files recommend."""
     if url is not None:
         return ask_parameters(settings, url, model)
-    return record.parameters if record is not None else read_sampling(model or DEFAULT_MODEL)
+    path = model or name_default(settings)
+    if record is not None:
+        return {**recommend(record.path), **record.parameters}
+    return {**recommend(find_model(path)), **read_sampling(path)}
 
 
 def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str | None, str | None]:
@@ -100,6 +113,8 @@ def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str 
     """
     if len(words) > 2:
         raise InvalidRequest("PROMPT", f"got {len(words)} words; put the prompt in quotes")
+    if not words:
+        return None, None
     if len(words) == 2:
         return words[0], words[1]
     return (words[0], None) if is_model(words[0]) else (None, words[0])
@@ -150,7 +165,9 @@ def refuse_flags(given: Mapping[str, bool]) -> None:
 
 
 def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
-    """The prompt itself; None and '-' stand for stdin. A line break at its end counts only with --raw.
+    """The prompt itself; None and '-' stand for stdin. A line break at the end of stdin counts only with --raw.
+
+    Behind another prompt and a blank line stands what comes through a pipe or from a file, if there is any.
 
     Raises InvalidRequest for bytes that are not UTF-8, and for an empty stdin where nothing else was given.
     """
@@ -161,9 +178,29 @@ def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
                 raise InvalidRequest("PROMPT", "is missing: none was given, and stdin is empty")
             return text if is_raw else text.removesuffix("\n")
         prompt.encode()  # arguments that are no UTF-8 arrive as lone surrogates
+        beside = read_beside().decode()
     except UnicodeError as error:
         raise InvalidRequest("PROMPT", "is not UTF-8") from error
-    return prompt
+    if not beside.strip():
+        return prompt
+    return f"{prompt}\n\n{beside if is_raw else beside.removesuffix(chr(10))}"
+
+
+def read_beside() -> bytes:
+    """Everything on stdin where that is a pipe or a file; nothing from a terminal or /dev/null.
+
+    A pipe that its writer leaves open without a word is told on stderr, since nothing would happen otherwise.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (OSError, ValueError):  # closed, or no file of the system's
+        return b""
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return b""
+    if not select.select([descriptor], [], [], SILENT_S)[0]:
+        print_note("(reading stdin, which is added to the prompt; `< /dev/null` adds nothing)")
+    return sys.stdin.buffer.read()
 
 
 def start_answer(

@@ -25,6 +25,7 @@ from mlxr.server.logs import start_logging
 from mlxr.server.origins import is_loopback
 from mlxr.server.served import ServedModels
 from mlxr.server.tracing import start_tracing
+from mlxr.service.catalogue import DefaultModel
 from mlxr.service.chat_templates import check_template
 
 Model = Annotated[
@@ -58,13 +59,15 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
         start_tracing()
     check_template(settings)
     app = build_app(settings)
-    app.state.served.find(settings.default_model)  # a wrong name shall end the command, not every request
+    default = app.state.served.explain_default()
+    app.state.served.find(default.name)  # a wrong name shall end the command, not every request
     app.state.served.adapters.read_settings()
     if open_page:
         check_page(app, settings)
     listener = open_socket(settings)
     address = name_address(listener)
     print_note(describe(settings, address))
+    print_note(describe_default(default))
     served = app.state.served
 
     def on_ready(lifecycle: Lifecycle) -> None:
@@ -109,9 +112,14 @@ def describe(settings: Settings, address: str) -> str:
     return f"{text}\nwarning: everybody who reaches this address may ask, as there are no api_keys"
 
 
+def describe_default(default: DefaultModel) -> str:
+    """The line that says which model answers where none is named, and why."""
+    return f"default model: {default.name}, as {default.reason}; --default-model names another one"
+
+
 def describe_ready(settings: Settings, served: ServedModels, lifecycle: Lifecycle) -> str:
     """The second line: the models that are loaded, by the names that requests use."""
     if lifecycle.problem is not None:
         return f"not ready: {lifecycle.problem}"
-    names = dict.fromkeys(served.find(name).short_name for name in (settings.default_model, *settings.pinned_models))
+    names = dict.fromkeys(served.find(name).short_name for name in (served.find_default(), *settings.pinned_models))
     return f"ready: {', '.join(names)}"

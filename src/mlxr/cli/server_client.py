@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from mlxr.cli.remote import find_own_key
+from mlxr.cli.remote import EXACT, find_own_key
 from mlxr.core.errors import MlxrError
+from mlxr.core.sampling import EVERYDAY
 from mlxr.core.settings import Settings
 
 TIMEOUT_S = 10.0
@@ -40,7 +44,9 @@ def ask_server(
         socket, url = url.removeprefix("unix:"), None
     base_url = url or ("http://localhost" if socket else f"http://{settings.host}:{settings.port}")
     key = find_own_key(settings)
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    headers = EXACT if key is None else {**EXACT, "Authorization": f"Bearer {key}"}
+    if socket is not None and not Path(socket).is_socket():
+        raise MlxrError(f"{socket}: no server of ours answers there: there is no socket")
     transport = None if socket is None else httpx.HTTPTransport(uds=socket)
     base_url = base_url.rstrip("/").removesuffix("/v1")
     try:
@@ -54,21 +60,32 @@ def ask_server(
     return reply
 
 
-def ask_parameters(settings: Settings, url: str, model: str | None) -> dict[str, object]:
-    """The parameters that were set on a server's model, under Ollama's names; none where the server does not say."""
-    if model is None:
-        return {}
+def ask_parameters(settings: Settings, url: str, model: str | None) -> Mapping[str, object]:
+    """The parameters that were set on a server's model (None: its default model), under Ollama's names.
+
+    Where the server does not say, they are what people expect.
+    """
     try:
+        model = model or str(ask_server(settings, url, "/v1/admin/info").get("default_model"))
         text = ask_server(settings, url, "/api/show", {"model": model}).get("parameters")
     except MlxrError:  # whoever asks the model for an answer hears the reason
-        return {}
-    found: dict[str, object] = {}
+        return EVERYDAY
+    found = dict(_ask_sampling(settings, url, model))
     for line in str(text or "").splitlines():
         name, _, value = line.partition(" ")
         parsed = json.loads(value)
         earlier = found.get(name, [])
         found[name] = [*earlier, parsed] if isinstance(earlier, list) and isinstance(parsed, str) else parsed
     return found
+
+
+def _ask_sampling(settings: Settings, url: str, model: str) -> Mapping[str, object]:
+    """How the server says that a person's answers are sampled; nothing from other servers than ours."""
+    try:
+        values = ask_server(settings, url, f"/v1/admin/models/{quote(model, safe='')}/sampling")
+    except MlxrError:
+        return EVERYDAY
+    return {name: values[name] for name in EVERYDAY if name in values}
 
 
 def _read_error(reply: object) -> str | None:

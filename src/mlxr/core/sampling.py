@@ -14,6 +14,10 @@ BY_SPELLING: Mapping[str, Parameter] = {
     name: row for row in PARAMETERS for name in (row.name, *row.names.values(), *row.spellings)
 }  # every name that any dialect has for a parameter
 
+# What people expect of an answer that they read themselves, where neither they nor the model say otherwise: `mlxr run`,
+# `mlxr chat` and the page sample so. The dialects have the defaults of their own servers.
+EVERYDAY: Mapping[str, float] = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
 GGUF_PREFIX = "general.sampling."
 # What GGUF has keys for (gguf-py's `Keys.General`), by its name there.
 _GGUF_ROWS: Mapping[str, Parameter] = {

@@ -37,7 +37,12 @@ class Settings(ModelSettings):
     host: str = setting("text", "127.0.0.1", "Address to listen on; 0.0.0.0 is every address.", scope="server")
     port: int = setting("int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server")
     unix_socket: str | None = setting("path", None, "Listen on this Unix socket instead of an address.", scope="server")
-    default_model: str = setting("text", "demo", "The model that answers requests that name none.", scope="server")
+    default_model: str | None = setting(
+        "text",
+        None,
+        "The model that answers where none is named; default: of your own the one that was used last, else demo.",
+        scope="server",
+    )
     model_aliases: tuple[str, ...] = setting(
         "list",
         (),

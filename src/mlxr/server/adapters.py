@@ -166,6 +166,6 @@ class ServedAdapters:
 
     def _describe(self, name: str, path: Path, base: str | None) -> AdapterRecord:
         check_adapter_name(name, "adapter")
-        model = self._served.find(base or self._settings.default_model)
+        model = self._served.find(base or self._served.find_default())
         record = self._served.registry.adapters.describe(name, path, model)
         return replace(record, base=model.short_name)

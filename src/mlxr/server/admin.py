@@ -11,16 +11,18 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 
 import mlxr
-from mlxr.core.errors import EngineStopped
+from mlxr.core.errors import EngineStopped, MlxrError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.server import admin_adapters, admin_models
 from mlxr.server.activity import Activity, InFlight, in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import Router
+from mlxr.server.work import look
 from mlxr.service.opening import find_device
 
 if TYPE_CHECKING:
+    from mlxr.server.served import ServedModels
     from mlxr.service.model_pool import ModelPool, RunningModel
     from mlxr.service.stats import SessionStats
 
@@ -138,7 +140,7 @@ async def show_info(request: Request) -> Info:
         device=device,
         dialects=list(state.dialects),
         needs_key=bool(settings.api_keys or settings.api_keys_file),
-        default_model=settings.default_model,
+        default_model=await look(request, _name_default, state.served),
         context_tokens=settings.context_tokens,
         max_sequences=size_steps(settings, device).max_sequences,
         max_waiting=settings.max_waiting,
@@ -150,6 +152,15 @@ async def show_info(request: Request) -> Info:
         import_folders=list(settings.import_folders),
         tool_origins=list(settings.page_tool_origins),
     )
+
+
+def _name_default(served: ServedModels) -> str:
+    """The default model by the name that lists have for it."""
+    name = served.find_default()
+    try:
+        return served.find(name).short_name
+    except MlxrError:  # whoever asks it hears why
+        return name
 
 
 @router.get("/models")

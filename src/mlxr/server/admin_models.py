@@ -8,17 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import Request
 
 from mlxr.core.errors import RequestFailed
+from mlxr.core.sampling import read_params
 from mlxr.core.settings import Settings
+from mlxr.core.types import PARAMETERS
 from mlxr.core.work_threads import Stop
 from mlxr.registry import ModelRecord, Registry
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import Router
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look, start_make
+from mlxr.service.catalogue import recommend
 from mlxr.service.memory_need import find_memory_need
 
 router = Router(prefix="/v1/admin")
@@ -49,6 +52,10 @@ class MemoryReply(_Row):
     fits: bool
     unloads: list[str]
     reason: str | None
+
+
+class SamplingReply(RootModel[dict[str, int | float]]):
+    """Values of the sampling parameters that are numbers, by name."""
 
 
 class ImportBody(_Row):
@@ -87,6 +94,16 @@ async def show_memory(request: Request, name: str) -> MemoryReply:
         unloads=list(need.leaving),
         reason=need.reason,
     )
+
+
+@router.get("/models/{name:path}/sampling")
+async def show_sampling(request: Request, name: str) -> SamplingReply:
+    """How a person's answers are sampled where they do not say: what the model recommends, else what people expect."""
+    record: ModelRecord = await look(request, request.app.state.served.find_base, name)
+    values = read_params(recommend(record.path), record.parameters)
+    numbers = {row.name: values.get(row.name, row.default) for row in PARAMETERS if row.kind in ("int", "float")}
+    told = {name: value for name, value in numbers.items() if name != "max_tokens" or name in values}
+    return SamplingReply({name: value for name, value in told.items() if value is not None})
 
 
 @router.post("/models/import")

@@ -18,7 +18,7 @@ from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.ignored import note_ignored
-from mlxr.server.logs import log_prompt
+from mlxr.server.logs import log_prompt, log_stand_in
 from mlxr.server.metrics import RequestMetrics
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelLease
 
 PLAN_ONLY = "plan_only"  # set in the state of a request by whoever wants no answer but `Planned`
+EXACT_HEADER = "x-mlxr-exact-model"  # whoever sends it wants no other model to answer for a name that none has
 PAGE_SOURCE = "page_source"  # set there by whoever knows where pages of the prompt may come from
 
 
@@ -52,10 +53,10 @@ async def borrow(
 ) -> ModelLease:
     """The model called `model` (None: the default one) until the request ends, loaded first if need be.
 
-    Unless `exact`, another model may answer for a name that no model has (see `ServedModels.find_stand_in`); the name
-    is then among what had no effect. The name may be that of an adapter (see `ServedAdapters`); `lora`, which counts
-    more, are ids of adapters and factors. Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the
-    client does not wait that long.
+    Unless `exact` or the header `x-mlxr-exact-model` is given, another model may answer for a name that no model
+    has (see `ServedModels.find_stand_in`); the name is then among what had no effect. The name may be that of an
+    adapter (see `ServedAdapters`); `lora`, which counts more, are ids of adapters and factors. Raises NotFound,
+    DoesNotFit, or whatever loading raises; ClientGone when the client does not wait that long.
     """
     row = in_flight(request)
     lease = await until_disconnected(request, _acquire(request, model, keep_alive_s, exact, lora))
@@ -110,11 +111,13 @@ async def _acquire_model(request: Request, model: str | None, keep_alive_s: floa
     try:
         lease: ModelLease = await state.pool.acquire(model, keep_alive_s=keep_alive_s)
     except (NotFound, InvalidRequest):
+        exact = exact or EXACT_HEADER in request.headers
         other = None if exact else await look(request, state.served.find_stand_in)
         if other is None or model is None:
             raise
         lease = await state.pool.acquire(other, keep_alive_s=keep_alive_s)
         note_ignored(request, ["model"])
+        log_stand_in(in_flight(request), model, lease.record.short_name)
     return lease
 
 

@@ -17,6 +17,7 @@ from mlxr.core.memory import return_free_memory
 
 if TYPE_CHECKING:
     from mlxr.server.metrics import Metrics
+    from mlxr.service.catalogue import DefaultModel
     from mlxr.service.model_pool import ModelPool
 
 logger = logging.getLogger(__name__)
@@ -27,14 +28,20 @@ RETURN_INTERVAL_S = 2.0  # between looks for memory that can be given back
 class Lifecycle:
     """What phase the server is in. Belongs to one event loop from `start` on.
 
+    The default model and the `pinned` ones are loaded first. A default model that nobody set may fail to load.
     `sweep` removes what earlier runs left in the registry; it runs once, when the models are loaded.
     """
 
     def __init__(
-        self, pool: ModelPool, metrics: Metrics, first_models: Sequence[str], sweep: Callable[[], None]
+        self,
+        pool: ModelPool,
+        metrics: Metrics,
+        default: DefaultModel,
+        pinned: Sequence[str],
+        sweep: Callable[[], None],
     ) -> None:
         self._pool, self._metrics, self._sweep = pool, metrics, sweep
-        self._first_models = tuple(dict.fromkeys(first_models))
+        self._default, self._first_models = default, tuple(dict.fromkeys([default.name, *pinned]))
         self._tasks: list[asyncio.Task[None]] = []
         self.loaded = asyncio.Event()
         self.is_draining = False
@@ -66,8 +73,7 @@ class Lifecycle:
     async def _load(self) -> None:
         try:
             for name in self._first_models:
-                async with await self._pool.acquire(name):
-                    pass
+                await self._load_first(name)
             self.problem = None
         except MlxrError as error:
             self.problem = str(error)
@@ -83,6 +89,15 @@ class Lifecycle:
             logger.warning("leftovers in the registry cannot be removed: %s", error)
         except Exception:
             logger.exception("leftovers in the registry cannot be removed")
+
+    async def _load_first(self, name: str) -> None:
+        try:
+            async with await self._pool.acquire(name):
+                pass
+        except MlxrError as error:
+            if name != self._default.name or self._default.is_set or not self._default.is_own:
+                raise
+            logger.warning("the default model cannot be loaded, --default-model names another one: %s", error)
 
     async def _return_memory(self) -> None:
         """Give back what parsing large bodies has left behind in the C library."""

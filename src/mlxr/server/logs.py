@@ -19,8 +19,10 @@ from mlxr.server.security import OPEN_PATHS
 access = logging.getLogger("mlxr.access")
 prompts = logging.getLogger("mlxr.prompts")
 bodies = logging.getLogger("mlxr.bodies")
+models = logging.getLogger("mlxr.models")
 _FIELDS = "fields"
 MAX_REASON_CHARACTERS = 300
+MAX_NAME_CHARACTERS = 80
 QUIET_ROUTES = OPEN_PATHS | {"/metrics", ICON_PATH, ASSET_PATH}
 
 
@@ -99,6 +101,12 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
 def log_ignored(row: InFlight, names: str) -> None:
     """Which fields of a request's body have no effect, on the level debug."""
     bodies.debug("ignored fields", extra={_FIELDS: {"request_id": row.id, "fields": names}})
+
+
+def log_stand_in(row: InFlight, wanted: str, model: str) -> None:
+    """Which model answers for a name that no model has."""
+    fields = {"request_id": row.id, "wanted": wanted[:MAX_NAME_CHARACTERS], "model": model}
+    models.info("another model answers, as there is none of that name", extra={_FIELDS: fields})
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:

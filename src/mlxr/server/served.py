@@ -5,16 +5,22 @@ The pool asks here, so a name from a request never opens a file of its choice.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError
-from mlxr.core.settings import BY_NAME, Settings
+from mlxr.core.settings import Settings
 from mlxr.registry import ModelName, ModelRecord, Registry
 from mlxr.registry.record import name_for
 from mlxr.server.adapters import ServedAdapters
+from mlxr.service.catalogue import BUILTIN_DEFAULT, DefaultModel, choose_default
+
+logger = logging.getLogger(__name__)
+NEAR = 0.5  # of 1, how alike names are that may be meant for one another
 
 
 class ServedModels:
@@ -27,8 +33,9 @@ class ServedModels:
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self.registry, self.aliases, self._settings = registry, read_aliases(settings), settings
         given = [settings.default_model, *settings.pinned_models, *self.aliases.values()]
-        self._given = tuple(dict.fromkeys(given))
+        self._given = tuple(dict.fromkeys(name for name in given if name is not None))
         self.adapters = ServedAdapters(self, settings)
+        self._default: DefaultModel | None = None
 
     def find(self, name: str, /) -> ModelRecord:
         """The model of that name or alias; a path only if the settings name it. Raises as the registry."""
@@ -39,10 +46,11 @@ class ServedModels:
             return self.registry.find(name)
         try:
             return self.registry.get(name)
-        except (NotFound, InvalidRequest):
+        except (NotFound, InvalidRequest) as error:
             model = find_alias(self.aliases, name)
             if model is None:
-                raise
+                near = self._find_near(name) if isinstance(error, NotFound) else ""
+                raise NotFound(f"{error}; {near}") if near else error from None
             return self._find_file(*self._files[model]) if model in self._files else self.registry.find(model)
 
     def refuse_file_name(self, name: str, field: str) -> None:
@@ -79,16 +87,35 @@ class ServedModels:
     def find_stand_in(self) -> str | None:
         """The model that answers for names that no model has: the default model, or the only one there is.
 
-        None where it would be a guess, and where the setting `strict_model_names` is on. The default model counts as
-        set when it is another one than that of a fresh installation; models that come with mlxr count only if they are
-        all.
+        None where it would be a guess, and where the setting `strict_model_names` is on. Models that come with mlxr
+        count only if they are all.
         """
         if self._settings.strict_model_names:
             return None
-        if self._settings.default_model != BY_NAME["default_model"].default:
+        if self._settings.default_model is not None:
             return self._settings.default_model
         names = [record.name for record in self.registry.list() if record.files and record.problem is None]
-        return names[0] if len(names) == 1 else None if names else self._settings.default_model
+        return names[0] if len(names) == 1 else None if names else BUILTIN_DEFAULT
+
+    def find_default(self) -> str:
+        """The name of the model that answers where none is named; see `choose_default`."""
+        return self.explain_default().name
+
+    def explain_default(self) -> DefaultModel:
+        """That model, and why. It stays the same for as long as it is there, and a model of one's own follows the demo.
+
+        So a request that names no model is not answered by whichever model another client happened to use.
+        """
+        kept = self._default
+        if kept is not None and (kept.is_set or (kept.is_own and self._is_in_catalogue(kept.name))):
+            return kept
+        try:
+            self._default = chosen = choose_default(self.registry, self._settings)
+        except MlxrError:  # the catalogue cannot be read now
+            return kept or DefaultModel(BUILTIN_DEFAULT, "the catalogue of models cannot be read", is_own=False)
+        if kept is not None and kept != chosen:
+            logger.info("the default model is %s now: %s", chosen.name, chosen.reason)
+        return chosen
 
     def touch(self, name: str, /) -> None:
         """Note that a model was used now."""
@@ -112,6 +139,13 @@ class ServedModels:
 
     def _find_file(self, name: str, path: str) -> ModelRecord:
         return replace(self.registry.find(path), name=name)
+
+    def _find_near(self, name: str) -> str:
+        """The names that may be meant, as a part of a sentence; empty where none is near."""
+        names = [record.short_name for record in self.list()]
+        names += [alias for alias in self.aliases if "*" not in alias]
+        near = get_close_matches(name.lower().removesuffix(":latest"), names, cutoff=NEAR)
+        return f"near it: {', '.join(near)}" if near else ""
 
     def _is_in_catalogue(self, name: str) -> bool:
         try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import platformdirs
 
 from mlxr import adapters
-from mlxr.core.sampling import read_file_defaults
+from mlxr.core.sampling import EVERYDAY, read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.loading import ASSETS, NAMED_MODELS, find_model, list_files, name_quantization, open_source
 from mlxr.registry import ModelFacts, Registry
@@ -18,6 +20,20 @@ from mlxr.registry.record import AdapterFacts
 from mlxr.service.capabilities import find_capabilities
 
 MAX_LICENSE_CHARACTERS = 1 << 16
+BUILTIN_DEFAULT = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultModel:
+    """The model that answers where none is named, and why: a part of a sentence. `is_set` tells that somebody said so.
+
+    `is_own` is false for the one that comes with mlxr.
+    """
+
+    name: str
+    reason: str
+    is_set: bool = False
+    is_own: bool = True
 
 
 def open_registry(settings: Settings, wait_s: float = BUSY_TIMEOUT_S) -> Registry:
@@ -28,6 +44,28 @@ def open_registry(settings: Settings, wait_s: float = BUSY_TIMEOUT_S) -> Registr
     builtin = {name: ASSETS / file_name for name, file_name in NAMED_MODELS.items()}
     folder = find_models_folder(settings)
     return Registry(folder, inspect=inspect_model, inspect_adapter=inspect_adapter, builtin=builtin, wait_s=wait_s)
+
+
+def recommend(path: Path) -> Mapping[str, object]:
+    """How answers that a person reads are sampled, under Ollama's names, before what the model itself recommends.
+
+    Models that come with mlxr know one subject, and their likeliest answer is the right one.
+    """
+    return {**EVERYDAY, "temperature": 0} if path.parent == ASSETS else EVERYDAY
+
+
+def choose_default(registry: Registry, settings: Settings) -> DefaultModel:
+    """The one rule: the setting `default_model`; else of the models in the catalogue the one used last, or if none was
+    ever used the one added last; else the demo.
+    """
+    if settings.default_model is not None:
+        return DefaultModel(settings.default_model, "it is set", is_set=True)
+    own = [record for record in registry.list() if record.files and record.problem is None]
+    used = [record for record in own if record.last_used_at is not None]
+    if own:
+        latest = max(used or own, key=lambda record: record.last_used_at or record.modified_at)
+        return DefaultModel(latest.short_name, "it was used last" if used else "it was added last")
+    return DefaultModel(BUILTIN_DEFAULT, "there is no model but those that come with mlxr", is_own=False)
 
 
 def find_models_folder(settings: Settings) -> Path:

@@ -48,6 +48,10 @@ class Catalogue(Protocol):
         """The model of that name or path; raises NotFound."""
         ...
 
+    def find_default(self) -> str:
+        """The name of the model that answers where none is named."""
+        ...
+
     def touch(self, name: str, /) -> None:
         """Note that a model was used now."""
         ...
@@ -229,6 +233,8 @@ class ModelPool:
         self._loads: dict[Files, _Load] = {}
         self._looks, self._notes = WorkThreads("mlxr-look", LOOK_THREADS), WorkThreads("mlxr-note", 1)
         self._found = Remembered[tuple[ModelRecord, Files]](self._look_up, self._looks, clock)
+        self._defaults = Remembered[str](lambda _: registry.find_default(), self._looks, clock)
+        self._default_name: str | None = None
         self._room = asyncio.Lock()  # one load at a time, first come first served
         self._loader = WorkThreads("mlxr-load", 1)
         self._closing: set[asyncio.Task[None]] = set()
@@ -240,7 +246,7 @@ class ModelPool:
         `keep_alive_s` is how long it stays after its last use from now on (0: not at all, negative: for ever); None
         leaves that as it is. Raises NotFound, DoesNotFit, EngineStopped, and what loading raises.
         """
-        record, files = await self._find(name or self._settings.default_model)
+        record, files = await self._find(name or await self._name_default())
         if record.problem is not None:
             raise ModelError(f"{record.short_name}: {record.problem}")
         entry = await self._enter(record, files)
@@ -304,6 +310,7 @@ class ModelPool:
     def refresh(self) -> None:
         """Ask the catalogue again for every name; called after it was changed."""
         self._found.forget()
+        self._defaults.forget()
 
     async def unload(self, name: str) -> None:
         """Let a model go as soon as nobody uses it, and wait until it is gone; nothing happens if it is not loaded."""
@@ -334,6 +341,17 @@ class ModelPool:
         entry.used_at_s = self._clock()
         if not entry.leases and entry.session is not None:
             self._rest(entry)
+
+    async def _name_default(self) -> str:
+        """The model that answers where none is named; where the catalogue cannot be asked, the one that did before."""
+        if self._settings.default_model is not None:
+            return self._settings.default_model
+        try:
+            self._default_name = await self._defaults.find("")
+        except (Unavailable, Busy):
+            if self._default_name is None:
+                raise
+        return self._default_name
 
     async def _find(self, name: str) -> tuple[ModelRecord, Files]:
         """The catalogue's record and its files; where it cannot be asked, those of a loaded model of that name."""

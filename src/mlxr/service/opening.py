@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +55,13 @@ def find_record(path_or_name: str | Path, settings: Settings) -> ModelRecord | N
         except (NotFound, InvalidRequest):
             raise error from None
     return None
+
+
+def note_use(record: ModelRecord, settings: Settings) -> None:
+    """Note that a model was used now, if the catalogue has it; one that cannot be written stays as it is."""
+    if record.files:
+        with suppress(MlxrError):
+            open_registry(settings).touch(record.name)
 
 
 def find_own_adapter(record: ModelRecord, settings: Settings) -> AdapterRecord | None:

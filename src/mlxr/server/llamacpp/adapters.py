@@ -55,6 +55,6 @@ async def set_adapters(request: Request, body: AdapterShares) -> Response:
 def _list(request: Request) -> tuple[str, tuple[AdapterRecord, ...]]:
     """The base that is meant, and its adapters."""
     served: ServedModels = request.app.state.served
-    model = request.query_params.get("model") or request.app.state.settings.default_model
+    model = request.query_params.get("model") or served.find_default()
     base = served.find(model).short_name
     return base, served.adapters.list_for(base)
