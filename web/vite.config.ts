@@ -22,6 +22,8 @@ export default defineConfig({
     // Without it Vite writes small files into the CSS and HTML as data: addresses.
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
+    // One file of styles: a view whose own did not come the first time would be drawn without, as Vite asks once.
+    cssCodeSplit: false,
     chunkSizeWarningLimit: 900,
   },
   server: {

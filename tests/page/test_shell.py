@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from browsing import Visit
 from page_server import PageServer
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from conftest import MakePageServer, OpenTab
 
@@ -128,3 +128,66 @@ def test_the_machine_is_measured_when_asked(make_server: MakePageServer, tab: Op
         page.get_by_role("button", name="Measure now").click()
     assert measured.value.ok
     expect(page.get_by_role("button", name="Measure now")).to_be_hidden()
+
+
+def test_a_view_that_does_not_come_is_tried_again_by_itself_and_by_a_button(server: PageServer, tab: OpenTab) -> None:
+    visit = tab(server)
+    page, refused = visit.page, []
+
+    def refuse(route: Route) -> None:
+        refused.append(route.request.url)
+        route.fulfill(status=404, body="")
+
+    page.route("**/assets/ModelsView-*", refuse)
+    page.get_by_role("link", name="Models", exact=True).click()
+    problem = page.get_by_text("This view could not be loaded")
+    expect(problem).to_be_visible()
+    expect(page.get_by_role("navigation", name="Views")).to_be_visible()
+    page.unroute("**/assets/ModelsView-*")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
+    expect(problem).to_be_hidden()
+    assert refused
+    visit.faults.clear()
+
+
+def test_a_view_comes_when_the_server_is_back(make_server: MakePageServer, tab: OpenTab) -> None:
+    server = make_server()
+    visit = tab(server)
+    page = visit.page
+    page.get_by_label("Message").fill("half a question")
+    server.kill()
+    page.get_by_role("link", name="Settings", exact=True).click()
+    expect(page.get_by_text("This view could not be loaded")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Views")).to_be_visible()
+    server.start()
+    expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Chat", exact=True).click()
+    expect(page.get_by_label("Message")).to_have_value("half a question")
+    visit.faults.clear()
+
+
+def test_another_version_of_the_page_is_loaded_once_and_what_was_typed_stays(server: PageServer, tab: OpenTab) -> None:
+    """The tab has an old version: its script has another name, and its files are no longer there."""
+    visit = tab(server)
+    page = visit.page
+    page.get_by_label("Message").fill("half a question")
+    page.evaluate("() => document.querySelector('script[type=module]').setAttribute('src', './assets/index-old.js')")
+    gone = [True]
+
+    def refuse(route: Route) -> None:
+        if gone:
+            gone.clear()
+            route.fulfill(status=404, body="")
+        else:
+            route.continue_()
+
+    page.route("**/assets/EngineView-*", refuse)
+    with page.expect_navigation(wait_until="load"):
+        page.get_by_role("link", name="Engine", exact=True).click()
+        page.wait_for_url("**/#/engine")
+        page.wait_for_event("load")
+    expect(page.get_by_role("heading", name="Engine", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Chat", exact=True).click()
+    expect(page.get_by_label("Message")).to_have_value("half a question")
+    visit.faults.clear()

@@ -1,5 +1,5 @@
 import { type QueryClient, useQuery } from "@tanstack/react-query";
-import { getJson, send } from "./client";
+import { ApiError, getJson, send } from "./client";
 import { readLines } from "./sse";
 
 /** What kind of model it is, as `/api/tags` tells it. */
@@ -22,10 +22,13 @@ export interface ListedModel {
   capabilities: string[];
 }
 
-/** A model in memory; `size` counts its weights and its cache. */
+/** A model in memory; `size` is what it takes now, its cache takes more as it is used, up to `cache_max_bytes`. */
 export interface LoadedModel {
   name: string;
   size: number;
+  weights_bytes: number;
+  cache_in_use_bytes: number;
+  cache_max_bytes: number;
   expires_at: string;
   context_length: number;
 }
@@ -94,8 +97,13 @@ export async function unloadModel(model: string): Promise<void> {
   await send("/api/generate", { body: { model, keep_alive: 0, stream: false } });
 }
 
-export async function copyModel(source: string, destination: string): Promise<void> {
-  await send("/api/copy", { body: { source, destination } });
+export async function copyModel(source: string, destination: string, replace: boolean): Promise<void> {
+  await send("/api/copy", { body: { source, destination, replace } });
+}
+
+/** Whether a request was refused because a model has that name already. */
+export function isTaken(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 409;
 }
 
 export async function deleteModel(model: string): Promise<void> {
@@ -113,8 +121,8 @@ export function shortName(name: string): string {
 }
 
 /** Give a file or folder on the server's machine a name. Answers with that name. */
-export async function importModel(path: string): Promise<string> {
-  return (await getJson<{ name: string }>("/v1/admin/models/import", { body: { path } })).name;
+export async function importModel(path: string, replace: boolean): Promise<string> {
+  return (await getJson<{ name: string }>("/v1/admin/models/import", { body: { path, replace } })).name;
 }
 
 /** What the server is and may do, of what `GET /v1/admin/info` tells. */
@@ -137,7 +145,10 @@ export function useServerInfo() {
 export interface MemoryEstimate {
   is_loaded: boolean;
   weights_bytes: number;
+  /** Kept for the cache, whatever other models want. */
   cache_bytes: number;
+  cache_in_use_bytes: number;
+  cache_max_bytes: number;
   free_bytes: number;
   fits: boolean;
   /** Models that would be unloaded to make room. */

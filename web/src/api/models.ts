@@ -8,6 +8,11 @@ export interface Model {
   owned_by: string;
 }
 
+/** What a person reads for a model: the demo says what it is good for. */
+export function nameModel(id: string): string {
+  return id === "demo" ? "Demo: Python library only" : id;
+}
+
 /** The models on this machine, by name. */
 export function useModels() {
   return useQuery({

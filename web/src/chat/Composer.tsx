@@ -31,17 +31,30 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
   const area = useRef<HTMLTextAreaElement>(null);
   const run = useRunOf(path);
   const canSend = !run && (text.trim() !== "" || files.length > 0);
+  const latest = useRef(text);
+  const type = (typed: string) => {
+    latest.current = typed;
+    setText(typed);
+  };
   useEffect(() => {
     const timer = setTimeout(() => keepDraft(place, text), 300);
     return () => clearTimeout(timer);
   }, [place, text]);
+  useEffect(() => {
+    const keep = () => keepDraft(place, latest.current);
+    window.addEventListener("pagehide", keep);
+    return () => {
+      window.removeEventListener("pagehide", keep);
+      keep();
+    };
+  }, [place]);
   useEffect(() => {
     if (!isTouch()) area.current?.focus();
   }, []);
   const send = () => {
     if (!canSend) return;
     onSend(text, files);
-    setText("");
+    type("");
     keepDraft(place, "");
     area.current?.focus();
   };
@@ -66,7 +79,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
           aria-label="Message"
           placeholder="Ask something"
           value={text}
-          onChange={(event) => setText(event.target.value)}
+          onChange={(event) => type(event.target.value)}
           onKeyDown={press}
         />
         <div className={styles.row}>

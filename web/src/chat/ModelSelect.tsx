@@ -1,4 +1,5 @@
-import { useModels } from "../api/models";
+import { useServerInfo } from "../api/manage";
+import { nameModel, useModels } from "../api/models";
 import styles from "./ModelSelect.module.css";
 
 interface Props {
@@ -10,6 +11,7 @@ interface Props {
 /** Chooses the model; "" is the server's default. A model that is gone stays in the list, marked. */
 export function ModelSelect({ id, value, onChange }: Props) {
   const models = useModels().data;
+  const usual = useServerInfo().data?.default_model;
   const isGone = value !== "" && models !== undefined && !models.some((model) => model.id === value);
   return (
     <select
@@ -19,9 +21,11 @@ export function ModelSelect({ id, value, onChange }: Props) {
       value={value}
       onChange={(event) => onChange(event.target.value)}
     >
-      <option value="">Default model</option>
+      <option value="">{usual ? `${nameModel(usual)} (default)` : "Default model"}</option>
       {(models ?? []).map((model) => (
-        <option key={model.id}>{model.id}</option>
+        <option key={model.id} value={model.id}>
+          {nameModel(model.id)}
+        </option>
       ))}
       {models === undefined && value !== "" && <option>{value}</option>}
       {isGone && <option value={value}>{value} (not here)</option>}

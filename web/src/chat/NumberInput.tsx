@@ -5,11 +5,16 @@ import { type NumberField, readNumber } from "./settings";
 interface Props {
   field: NumberField;
   value: number | null;
+  /** What holds while the field is empty, if that is known. */
+  usual?: number | undefined;
   onChange: (value: number | null) => void;
 }
 
-/** A number of the sampling; empty leaves it to the server. What is wrong stays in the field and is not kept. */
-export function NumberInput({ field, value, onChange }: Props) {
+/** What an empty field means where no number says it. */
+const OPEN: Partial<Record<NumberField["key"], string>> = { maxTokens: "no limit", seed: "drawn" };
+
+/** A number of the sampling; empty leaves it as usual, which the empty field shows. What is wrong stays in the field and is not kept. */
+export function NumberInput({ field, value, usual, onChange }: Props) {
   const [text, setText] = useState(write(value));
   const [kept, setKept] = useState(value);
   if (value !== kept) {
@@ -31,7 +36,7 @@ export function NumberInput({ field, value, onChange }: Props) {
           {...ids}
           inputMode={field.step === 1 ? "numeric" : "decimal"}
           autoComplete="off"
-          placeholder="auto"
+          placeholder={usual === undefined ? (OPEN[field.key] ?? "auto") : String(usual)}
           title={field.hint}
           value={text}
           onChange={(event) => type(event.target.value)}

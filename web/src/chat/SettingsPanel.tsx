@@ -1,3 +1,4 @@
+import { useSampling } from "../api/sampling";
 import { SelectField } from "../ui/SelectField";
 import { changeSettings } from "./library";
 import { NumberInput } from "./NumberInput";
@@ -19,6 +20,7 @@ const EFFORTS: Record<Settings["reasoning"], string> = {
 /** How answers of this conversation are made. A change holds from the next answer on. */
 export function SettingsPanel({ conversation }: { conversation: Conversation }) {
   const { id, settings } = conversation;
+  const usual = useSampling(settings.model);
   const change = (part: Partial<Settings>) => changeSettings(id, part);
   return (
     <div className={styles.panel}>
@@ -38,6 +40,7 @@ export function SettingsPanel({ conversation }: { conversation: Conversation }) 
             key={field.key}
             field={field}
             value={settings[field.key]}
+            usual={usual[field.wire]}
             onChange={(value) => change({ [field.key]: value })}
           />
         ))}

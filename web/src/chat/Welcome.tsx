@@ -1,5 +1,6 @@
 import { MessageSquare } from "lucide-react";
-import { useModels } from "../api/models";
+import { useServerInfo } from "../api/manage";
+import { nameModel, useModels } from "../api/models";
 import { routeHref } from "../lib/route";
 import { Button } from "../ui/Button";
 import { Empty, Notice } from "../ui/Notice";
@@ -16,7 +17,8 @@ const FOR_OTHERS = [
 /** An empty conversation: what this is, and questions that a click asks. */
 export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string) => void }) {
   const models = useModels();
-  const name = model || models.data?.[0]?.id || "";
+  const usual = useServerInfo().data?.default_model ?? "";
+  const name = model || usual;
   if (models.data?.length === 0)
     return (
       <Empty title="There is no model yet">
@@ -26,6 +28,7 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
     );
   return (
     <Empty title="What would you like to know?" icon={<MessageSquare className={styles.icon} aria-hidden="true" />}>
+      {name && <p>{nameModel(name)} answers.</p>}
       <p>The model runs where this page comes from. Conversations stay in this browser.</p>
       {models.error && <Notice kind="error">{models.error.message}</Notice>}
       <ul className={styles.questions} aria-label="Questions to begin with">

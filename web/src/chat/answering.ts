@@ -1,5 +1,6 @@
 import { streamChat } from "../api/chat";
 import { isAbort } from "../api/client";
+import { readSampling } from "../api/sampling";
 import { makeId } from "../lib/id";
 import { createStore, type Store } from "../lib/store";
 import { explain } from "./explain";
@@ -121,7 +122,9 @@ async function grow(given: AssistantMessage, continues: boolean): Promise<void> 
 
   async function read(): Promise<AssistantMessage> {
     try {
-      for await (const chunk of streamChat(writeRequest(path, settings, seed, continues), controller.signal)) {
+      const usual = await readSampling(settings.model).catch(() => ({})); // who asks for the answer hears the reason
+      const body = writeRequest(path, settings, seed, continues, usual);
+      for await (const chunk of streamChat(body, controller.signal)) {
         growth.push(chunk);
         run.note();
       }

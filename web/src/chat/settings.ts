@@ -1,4 +1,5 @@
 import type { ChatBody } from "../api/chat";
+import { type Sampling, SENT } from "../api/sampling";
 import { DEFAULT_SETTINGS, type Settings } from "./types";
 
 /** A number that a request may carry, with its bounds as docs/sampling.md has them. */
@@ -96,10 +97,14 @@ export function readSchema(text: string): Record<string, unknown> | null | strin
   return isObject(value) ? value : 'A schema is an object: {"type": "object", "properties": { … }}.';
 }
 
-/** The fields of a request that the settings ask for. Raises an Error in words where tools or schema are wrong. */
-export function writeSettings(settings: Settings, seed: number): Omit<ChatBody, "messages"> {
+/**
+ * The fields of a request that the settings ask for; of the numbers that they leave open those of `usual` that the page
+ * sends. Raises an Error in words where tools or schema are wrong.
+ */
+export function writeSettings(settings: Settings, seed: number, usual: Sampling = {}): Omit<ChatBody, "messages"> {
   const body: Record<string, unknown> = {};
   if (settings.model) body.model = settings.model;
+  for (const wire of SENT) if (usual[wire] !== undefined) body[wire] = usual[wire];
   for (const { key, wire } of NUMBERS) if (settings[key] !== null) body[wire] = settings[key];
   body.seed = seed;
   const stop = settings.stop.split("\n").filter((line) => line !== "");

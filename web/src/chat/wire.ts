@@ -1,12 +1,19 @@
 import type { ChatBody, WireMessage } from "../api/chat";
+import type { Sampling } from "../api/sampling";
 import { writeSettings } from "./settings";
 import { fence } from "./transfer";
 import type { Message, Settings } from "./types";
 
 /** The request that asks for the message behind a path; with `continues`, for more of the path's last message. */
-export function writeRequest(path: readonly Message[], settings: Settings, seed: number, continues: boolean): ChatBody {
+export function writeRequest(
+  path: readonly Message[],
+  settings: Settings,
+  seed: number,
+  continues: boolean,
+  usual: Sampling = {},
+): ChatBody {
   const system: WireMessage[] = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  const body: ChatBody = { ...writeSettings(settings, seed), messages: [...system, ...path.map(writeMessage)] };
+  const body: ChatBody = { ...writeSettings(settings, seed, usual), messages: [...system, ...path.map(writeMessage)] };
   if (!continues) return body;
   // An answer that goes on can neither be made to follow a schema nor to call a tool.
   const { response_format: _, tool_choice: choice, ...rest } = body;

@@ -1,10 +1,10 @@
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { FolderInput } from "lucide-react";
 import { useState } from "react";
-import { describeError } from "../api/client";
-import { importModel, refreshModels, useServerInfo } from "../api/manage";
+import { importModel, isTaken, refreshModels, useServerInfo } from "../api/manage";
 import { Button } from "../ui/Button";
 import { Field } from "../ui/Field";
+import { describeRefusal } from "./CopyDialog";
 import styles from "./PullForm.module.css";
 
 /** Asks for the path of a model on the server's machine and gives it a name. */
@@ -13,7 +13,7 @@ export function ImportForm() {
   const folders = useServerInfo().data?.import_folders;
   const [path, setPath] = useState("");
   const add = useMutation({
-    mutationFn: () => importModel(path.trim()),
+    mutationFn: (replace: boolean) => importModel(path.trim(), replace),
     onSuccess: async () => {
       setPath("");
       await refreshModels(queries);
@@ -23,20 +23,23 @@ export function ImportForm() {
     <form
       onSubmit={(event) => {
         event.preventDefault();
-        add.mutate();
+        add.mutate(false);
       }}
     >
       <Field
         label="Import a file or folder"
         hint={describeFolders(folders)}
-        error={add.error ? describeError(add.error) : null}
+        error={describeRefusal(add.error, "of the name of this file")}
       >
         {(ids) => (
           <div className={styles.row}>
             <input
               {...ids}
               value={path}
-              onChange={(event) => setPath(event.target.value)}
+              onChange={(event) => {
+                setPath(event.target.value);
+                add.reset();
+              }}
               placeholder="/home/me/models/model.gguf"
               spellCheck={false}
               autoCapitalize="off"
@@ -47,6 +50,11 @@ export function ImportForm() {
               <FolderInput aria-hidden="true" />
               {add.isPending ? "Importing…" : "Import"}
             </Button>
+            {isTaken(add.error) && (
+              <Button kind="danger" onClick={() => add.mutate(true)}>
+                Replace it
+              </Button>
+            )}
           </div>
         )}
       </Field>

@@ -11,7 +11,7 @@ export function MemoryNeed({ name }: { name: string }) {
   if (!data) return null;
   const parts = [
     ["Weights", data.weights_bytes, styles.weights],
-    ["Cache", data.cache_bytes, styles.cache],
+    ["Cache", data.is_loaded ? data.cache_in_use_bytes : data.cache_bytes, styles.cache],
   ] as const;
   const needed = parts.reduce((sum, [, bytes]) => sum + bytes, 0);
   const whole = Math.max(needed, data.free_bytes, 1);
@@ -35,6 +35,7 @@ export function MemoryNeed({ name }: { name: string }) {
             <span className={`${styles.swatch} ${part}`} aria-hidden="true" /> {label} {formatBytes(bytes)}
           </li>
         ))}
+        <li>The cache may take up to {formatBytes(data.cache_max_bytes)}, as it is used</li>
       </ul>
       {data.unloads.length > 0 && (
         <Notice kind="plain">Loading it unloads {data.unloads.join(", ")} to make room.</Notice>

@@ -36,7 +36,7 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
       </div>
       <span className={styles.size}>{formatBytes(model.size)}</span>
       <span className={loaded ? styles.loaded : styles.resting}>
-        {loaded ? `Loaded · ${formatBytes(loaded.size)}${describeExpiry(loaded.expires_at)}` : "Not loaded"}
+        {loaded ? `Loaded · ${describeMemory(loaded)}${describeExpiry(loaded.expires_at)}` : "Not loaded"}
       </span>
       <div className={styles.actions}>
         <Button small onClick={() => change.mutate()} disabled={change.isPending} aria-label={`${verb} ${name}`}>
@@ -68,6 +68,12 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
       {asked === "delete" && <DeleteDialog model={model} onClose={() => setAsked(null)} />}
     </li>
   );
+}
+
+/** What a loaded model takes: its weights, and what its cache takes now of what it may. */
+function describeMemory({ size, weights_bytes, cache_in_use_bytes, cache_max_bytes }: LoadedModel): string {
+  const cache = `cache ${formatBytes(cache_in_use_bytes)} of up to ${formatBytes(cache_max_bytes)}`;
+  return `${formatBytes(size)}: weights ${formatBytes(weights_bytes)}, ${cache}`;
 }
 
 /** When an idle model is unloaded; nothing for one that stays. */

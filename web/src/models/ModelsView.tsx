@@ -1,8 +1,8 @@
 import { Boxes } from "lucide-react";
-import { lazy, Suspense } from "react";
 import { describeError } from "../api/client";
 import { useListedModels, useLoadedModels } from "../api/manage";
 import { formatBytes } from "../lib/format";
+import { lazily } from "../lib/lazily";
 import { Button } from "../ui/Button";
 import { Empty, Notice } from "../ui/Notice";
 import { ImportForm } from "./ImportForm";
@@ -11,21 +11,11 @@ import styles from "./ModelsView.module.css";
 import { PullForm } from "./PullForm";
 import { PullList } from "./PullList";
 
-const ModelDetails = lazy(() => import("./ModelDetails"));
+const ModelDetails = lazily(() => import("./ModelDetails"));
 
 /** The models on this machine, or all about the one that the address names. */
 export default function ModelsView({ detail }: { detail: string }) {
-  return (
-    <div className={styles.view}>
-      {detail ? (
-        <Suspense fallback={null}>
-          <ModelDetails name={detail} />
-        </Suspense>
-      ) : (
-        <ModelList />
-      )}
-    </div>
-  );
+  return <div className={styles.view}>{detail ? <ModelDetails name={detail} /> : <ModelList />}</div>;
 }
 
 function ModelList() {

@@ -1,21 +1,26 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Tooltip } from "radix-ui";
-import { lazy, Suspense, useCallback, useEffect } from "react";
+import { useCallback, useEffect } from "react";
 import { useConnection, useWatchedConnection } from "../api/connection";
+import { runs } from "../chat/answering";
 import { ChatView } from "../chat/ChatView";
+import { busy, lazily } from "../lib/lazily";
 import { useRoute, type View } from "../lib/route";
 import { followTheme } from "../lib/theme";
 import { Notice } from "../ui/Notice";
 import styles from "./App.module.css";
+import { Boundary } from "./Boundary";
 import { KeyDialog } from "./KeyDialog";
 import { NAMES, Navigation } from "./Navigation";
 
 const LAZY = {
-  compare: lazy(() => import("../compare/CompareView")),
-  models: lazy(() => import("../models/ModelsView")),
-  engine: lazy(() => import("../engine/EngineView")),
-  settings: lazy(() => import("../settings/SettingsView")),
+  compare: lazily(() => import("../compare/CompareView")),
+  models: lazily(() => import("../models/ModelsView")),
+  engine: lazily(() => import("../engine/EngineView")),
+  settings: lazily(() => import("../settings/SettingsView")),
 };
+
+busy.isBusy = () => runs.get().size > 0;
 
 /** The whole page: the navigation, the view that the address names, and what concerns every view. */
 export function App() {
@@ -37,7 +42,7 @@ export function App() {
         <div className={styles.content}>
           <LostServer />
           <main id="main" tabIndex={-1} className={styles.main}>
-            <Suspense fallback={null}>{draw(view, detail)}</Suspense>
+            <Boundary key={view}>{draw(view, detail)}</Boundary>
           </main>
         </div>
         <KeyDialog onSaved={refresh} />
