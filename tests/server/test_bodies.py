@@ -10,10 +10,11 @@ import httpx
 import pytest
 from running_server import RunningServer
 
-from mlxr.core.errors import ContextFull
+from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.server import bodies
 from mlxr.server.bodies import MAX_NUMBERS, MAX_PARTS, _Count, _cut, check_parts
 from mlxr.server.errors import ServerError
+from mlxr.service.messages import parse_arguments
 from mlxr.service.size_bound import SizeBound
 
 
@@ -120,6 +121,12 @@ def test_long_bodies_beyond_what_there_is_room_for_are_told_to_come_back(
     assert not running.app.state.work.bodies._held_bytes
     fits = client.post("/v1/completions", json={"prompt": "a" * (1 << 19), "max_tokens": 1})
     assert fits.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("text", ["[" + "[]," * 70_000 + "[]]", " " * (1 << 20) + "{}"])
+def test_json_inside_the_texts_of_a_body_is_bounded_as_well(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="call: is longer than the arguments of a call may be"):
+        parse_arguments(text, "call")
 
 
 def test_ids_that_outnumber_the_context_are_counted_by_their_length() -> None:

@@ -12,7 +12,6 @@ import asyncio
 import http.client
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from mlxr.cache.inbox import Delivery
 from mlxr.cluster.page_wire import MAX_NAMES, Ask, Refusal, Refused, take_pages
 from mlxr.cluster.peers import PAGES_PATH, TOKEN, Peers
 from mlxr.core.errors import EngineStopped
+from mlxr.core.work_threads import WorkThreads
 from mlxr.engine.page_exchange import PageExchange
 
 MAX_FETCHES = 4
@@ -34,7 +34,7 @@ class Fetcher:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._threads = ThreadPoolExecutor(MAX_FETCHES, "mlxr-fetch")
+        self._threads = WorkThreads("mlxr-fetch", MAX_FETCHES)
         self._fetches = 0
         self._avoided: dict[str, float] = {}  # replicas that were lost, and until when they are not asked
         self._coming: dict[bytes, asyncio.Future[None]] = {}  # by the first page that is on its way

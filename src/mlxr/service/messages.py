@@ -22,6 +22,7 @@ _KEYS = {
     "tool": {"role", "content", "name", "tool_call_id"},
 }
 _OTHER_KEYS = {"role", "content", "name"}
+MAX_ARGUMENTS_CHARACTERS, MAX_ARGUMENTS_PARTS = 1 << 20, 1 << 17  # of one call
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
@@ -136,6 +137,10 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
     that is no object, and text that is no JSON, become an object with that as its `input`.
     """
     if isinstance(arguments, str):
+        # Nobody else has the interpreter while it is read.
+        if len(arguments) > MAX_ARGUMENTS_CHARACTERS or sum(map(arguments.count, "[{,")) > MAX_ARGUMENTS_PARTS:
+            most = f"{MAX_ARGUMENTS_CHARACTERS} characters, with {MAX_ARGUMENTS_PARTS} commas and brackets"
+            raise InvalidRequest(field, f"is longer than the arguments of a call may be: {most}")
         value = _read_arguments(arguments)
         arguments = value if value is None or isinstance(value, Mapping) else {"input": value}
     if arguments is None:
