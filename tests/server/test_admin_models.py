@@ -165,3 +165,23 @@ def test_what_the_server_says_of_itself(shelf: Path, make_server: MakeServer) ->
     assert (info["import_folders"], info["tool_origins"]) == ([str(shelf)], [origin])
     assert (info["models_memory_bytes"], info["default_model"]) == (2**30, "demo")
     assert os.environ.get("HOME", "/nowhere") not in str({**info, "import_folders": []})
+
+
+def test_names_of_one_file_are_told_and_count_once(make_server: MakeServer) -> None:
+    with make_server().client() as client:
+        assert client.post("/api/copy", json={"source": "demo-draft", "destination": "twin"}).status_code == 200
+        for name in ("twin", "demo-draft"):
+            assert client.post("/api/generate", json={"model": name}).status_code == 200
+        models = {row["name"]: row for row in client.get("/api/ps").json()["models"]}
+        assert models["twin:latest"]["shared_with"] == ["demo-draft:latest"]
+        assert models["demo-draft:latest"]["size"] == models["twin:latest"]["size"]
+        assert [row["model"] for row in client.get("/v1/admin/cache").json()["caches"]] == [
+            "demo-draft:latest",
+            "demo:latest",
+        ]
+        assert client.delete("/v1/admin/models/demo-draft").status_code == 200
+        assert {row["name"]: row["shared_with"] for row in client.get("/api/ps").json()["models"]} == {
+            "twin:latest": [],
+            "demo:latest": [],
+        }
+        assert client.post("/api/generate", json={"model": "twin"}).status_code == 200

@@ -16,6 +16,7 @@ import pytest
 from cuts import fold_stream
 from service_models import open_demo
 
+from mlxr.cache.stats import EvictionCause
 from mlxr.core.errors import EngineStopped, InvalidRequest, OutOfPages, QueueFull, TemplateError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.settings import Settings
@@ -314,6 +315,20 @@ def test_what_a_session_tells_of_itself() -> None:
         assert session.context_tokens == session.config.context_length == 2048
 
     run(test)
+
+
+def test_a_cache_gives_back_what_it_may_not_keep() -> None:
+    async def test(session: AsyncSession) -> None:
+        requests = [TextRequest(f"import {name}\n" * 40, SamplingParams(max_tokens=2)) for name in ("os", "re", "sys")]
+        before = [(await answer(session, request)).token_ids for request in requests]
+        await session.limit_cache(0)
+        engine = (await session.stats()).engine
+        assert engine.cache.evictions[EvictionCause.SHRINK] > 0
+        assert 0 < engine.cached_pages <= 128 // session.page_size  # what a whole context needs
+        assert session.measure_cache().in_use_bytes == engine.cache_in_use_bytes <= engine.arena_bytes
+        assert [(await answer(session, request)).token_ids for request in requests] == before
+
+    run(test, replace(SETTINGS, arena_bytes=None, arena_percent=1, context_tokens=128))
 
 
 def test_without_a_template_there_is_no_chat() -> None:

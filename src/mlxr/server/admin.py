@@ -212,8 +212,11 @@ async def end_thinking(request: Request, request_id: str) -> Done:
 
 
 async def collect_stats(pool: ModelPool) -> list[tuple[str, SessionStats]]:
-    """Name and numbers of every loaded model; one that is just being unloaded is left out."""
-    running = pool.running()
+    """Name and numbers of every loaded model; one that is just being unloaded is left out.
+
+    Names that share what is loaded are told once, under the first in the alphabet, so that sums are right.
+    """
+    running = [model for model in pool.running() if all(model.name < other for other in model.shared_with)]
     found = await asyncio.gather(*(model.session.stats() for model in running), return_exceptions=True)
     stats: list[tuple[str, SessionStats]] = []
     for model, result in zip(running, found, strict=True):
