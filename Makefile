@@ -79,7 +79,7 @@ test-sanitized: $(VENV)/.dev ## kernels and model files that lie, under address 
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		PYTHONPATH=tests/shared $(BIN)/python -m pytest -p sanitized_native -n 2 --dist worksteal -o timeout=3000 \
-		--mutated-files $(FILES) tests/kernels tests/models/test_mutated_models.py
+		--thorough --mutated-files $(FILES) tests/kernels tests/models/test_mutated_models.py
 
 test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
 	@$(BIN)/python -m pytest -rs tests/real_models

@@ -195,6 +195,7 @@ def describe(source: Source) -> tuple[object, ...]:
     return source.kernel, source.signature.replace(source.name, ""), *chosen
 
 
+@pytest.mark.smoke
 def test_the_engine_of_a_mac_runs(mx: StandIn, checker: Checker) -> None:
     """Prompts, compiled steps of one answer and of several, drawn and largest tokens."""
     launches = len(mx.launches)
@@ -247,6 +248,7 @@ def rows(mx: StandIn) -> Source:
     return mx.sources[mx.launches[-1]]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("own", "word"), [("which_half", "half"), ("quotient_of", "divide"), ("quarter", "thread")])
 def test_words_of_metal_bring_the_error_back(rows: Source, checker: Checker, own: str, word: str) -> None:
     assert checker.check(rows) == []
@@ -298,6 +300,7 @@ def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, mo
     assert events[:2] == ["finish", "start"]
 
 
+@pytest.mark.smoke
 def test_auto_takes_the_processor_and_says_why(mx: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     _explain_cpu.cache_clear()
     assert [choose_device(word) for word in ("auto", "auto", "metal")] == ["cpu", "cpu", "metal"]
