@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 from closed_answers import KINDS, MORE_TOKENS, MOST_TOKENS, answer, compare, is_whole, list_cases, read_bytes
-from whole_answers import load_demo
+from whole_answers import load_demo, takes
 
 from mlxr.core.events import Event, TextDelta
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
@@ -77,6 +77,22 @@ def test_what_has_no_end_in_time_and_what_needs_none_stay_as_they_are() -> None:
     assert len(text) >= 40
     text, is_cut = walk(Grammar("regex", "(?s:.*)"), 40, 1)
     assert not is_cut
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: "<call>" "\\n" CALL "\\n" "</call>" ("\\n" "<call>" CALL "</call>")*\nCALL: /[a-z]{3}[(][0-9]*[)]/',
+        'start: call ("<and>" call)*\ncall: "<value>" text "</call>"\ntext[suffix="\\n</value>\\n"]: /(?s:.*)/',
+        'start: TEXT "[end]"\nTEXT: /[A-Za-z ]+/',
+        'start: "[" item (",\\n " item)* "\\n]" "<|END|>"\nitem: /[a-z]+/ "=" %json {"type": "string"}',
+    ],
+)
+def test_marks_lead_out_of_texts(lark: str) -> None:
+    grammar = Grammar("lark", lark)
+    for seed in range(4):
+        text, _ = walk(grammar, 60, seed)
+        assert takes(text, grammar), text
 
 
 @pytest.mark.parametrize("most_tokens", [300, 1000])

@@ -3,8 +3,9 @@
 An answer grows freely. Where it has not ended by itself when its tokens are used up, the newest ones are taken back, as
 few as leave room for a way to the end, which comes in their place. So nobody may be shown a token before it is known
 that some place behind it has such a way. A way is looked for with forks of the grammar's state: closing signs first,
-then the shortest values. As long as there is much room this is done rarely, and nothing is held back. All this depends
-on the answer's tokens and on how many may still come, and on nothing else.
+then the shortest values; marks that the grammar names lead out of a text that may have any sign. As long as there is
+much room this is done rarely, and nothing is held back. All this depends on the answer's tokens and on how many may
+still come, and on nothing else.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ _LOOK_TOKENS = 256  # left, when the first look is due
 _GROWTH = 4  # tokens that a way may get longer with each token, besides what the largest thing takes that can be opened
 _PATIENCE = 8  # where no way is found, that part of what is left goes by before the next look
 _LONGER = 2  # times as many tokens a way may have before it is written with longer ones
+_WIDE = 8  # of so many tokens one is allowed where there is a text; behind its mark so much fewer are
 _FEW = 16  # tokens: what is so narrow is spelt out, as a name is or a word of an enum
 _STRUCTURE = ("}", "]", ",", ":", *"0123456789", '"', "null", "true", "false", "-", "[", "{")
 _IN_TEXT = ('"',)
+_CLOSING_SIGNS = (b"]", b"}", b")", b">")
 _FILLING = (*"-_@.:/+#,", *"0123456789", *"aA")  # signs first: in patterns they part what may be long
 
 
@@ -44,6 +47,10 @@ class ClosingTokens:
         )
         self.mask_words = -(-len(tokens) // 32)
 
+    def spell(self, mark: bytes | int) -> tuple[int, ...]:
+        """Return the tokens of a mark, which may be one by its id."""
+        return (mark,) if isinstance(mark, int) else tuple(self._vocabulary.take_longest(mark))
+
     def shorten(self, way: Sequence[int], matcher: Matcher) -> list[int]:
         """Write the text of `way` with fewer tokens, if the grammar takes them as well."""
         if self._special.isdisjoint(way):
@@ -60,12 +67,14 @@ class ClosingTokens:
 class Closer:
     """The end of one answer. `heaviest_tokens` is what the largest thing that may be opened takes, about.
 
+    `marks` are tokens that may lead out of a text, those that are tried first at the front.
+
     `_way` was found last. If it `_is_certain`, the newest `_held` tokens may be taken back for it. Else nothing is
     held, either because there is room to spare or because no way is known.
     """
 
-    def __init__(self, tokens: ClosingTokens, heaviest_tokens: int) -> None:
-        self._tokens, self._reserve = tokens, heaviest_tokens + _SPARE_TOKENS
+    def __init__(self, tokens: ClosingTokens, heaviest_tokens: int, marks: Sequence[tuple[int, ...]] = ()) -> None:
+        self._tokens, self._reserve, self._marks = tokens, heaviest_tokens + _SPARE_TOKENS, marks
         self._look_at = _LOOK_TOKENS + 4 * heaviest_tokens
         self._place = _Place()
         self._way: list[int] | None = None
@@ -78,7 +87,7 @@ class Closer:
 
     def fork(self) -> Closer:
         """One more of the same state."""
-        other = Closer(self._tokens, self._reserve - _SPARE_TOKENS)
+        other = Closer(self._tokens, self._reserve - _SPARE_TOKENS, self._marks)
         other._look_at, other._place = self._look_at, self._place.copy()
         other._way, other._is_certain, other._held = self._way, self._is_certain, self._held
         return other
@@ -118,27 +127,51 @@ class Closer:
             if any(_has(mask, token_id) for token_id in self._tokens.eos_ids):
                 way = self._tokens.shorten(way, matcher)
                 return way if len(way) <= most else None
-            token_id = self._choose(mask, place)
-            if token_id is None or len(way) >= min(_LONGER * most, MAX_WAY_TOKENS):
+            chosen = self._find_last(probe, mask) or self._find_mark(probe, mask, place) or self._choose(mask, place)
+            if not chosen or len(way) >= min(_LONGER * most, MAX_WAY_TOKENS):
                 return None
             probe = matcher.fork() if probe is matcher else probe
-            probe.accept(token_id)
-            place.read(self._tokens.tokens[token_id])
-            way.append(token_id)
+            for token_id in chosen:
+                probe.accept(token_id)
+                place.read(self._tokens.tokens[token_id])
+            way += chosen
         return None
 
-    def _choose(self, mask: Mask, place: _Place) -> int | None:
+    def _find_last(self, matcher: Matcher, mask: Mask) -> tuple[int, ...]:
+        """Of few tokens the one after which the answer may end."""
+        allowed = _list_allowed(mask) if 1 < _count(mask) <= _FEW else []
+        return next(((token_id,) for token_id in allowed if self._tokens.ends([token_id], matcher)), ())
+
+    def _find_mark(self, matcher: Matcher, mask: Mask, place: _Place) -> tuple[int, ...]:
+        """The tokens of a mark that closes what is open, or leads out of a text with all kinds of signs."""
+        allowed = _count(mask)
+        if place.in_text or allowed == 1:
+            return ()
+        if allowed * _WIDE < len(self._tokens.tokens):
+            fitting = (mark for mark in self._marks if matcher.count_allowed(mark) == len(mark))
+            return next((mark for mark in fitting if self._tokens.tokens[mark[-1]].endswith(_CLOSING_SIGNS)), ())
+        behind = np.zeros_like(mask)
+        for mark in self._marks:
+            if matcher.count_allowed(mark) == len(mark):
+                probe = matcher.fork()
+                probe.replay(mark)
+                if probe.write_mask(behind) and _count(behind) * _WIDE < allowed:
+                    return mark
+        return ()
+
+    def _choose(self, mask: Mask, place: _Place) -> tuple[int, ...]:
         """The token that leads to the end soonest, as far as can be told from what it is."""
         tokens = self._tokens
         for token_id in tokens.in_text if place.in_text else tokens.structure:
             if _has(mask, token_id):
-                return token_id
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+                return (token_id,)
+        allowed = _list_allowed(mask)
         if len(allowed) > _FEW:
             for token_id in tokens.filling:
                 if _has(mask, token_id):
-                    return token_id
-        return max(map(int, allowed), key=lambda token_id: (len(tokens.tokens[token_id]), -token_id), default=None)
+                    return (token_id,)
+        longest = sorted(allowed, key=lambda token_id: (-len(tokens.tokens[token_id]), token_id))
+        return tuple(longest[:1])
 
 
 class _Place:
@@ -162,3 +195,12 @@ class _Place:
 
 def _has(mask: Mask, token_id: int) -> bool:
     return bool(mask[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
+
+
+def _list_allowed(mask: Mask) -> list[int]:
+    allowed: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return allowed
+
+
+def _count(mask: Mask) -> int:
+    return int(np.unpackbits(mask.view(np.uint8)).sum())

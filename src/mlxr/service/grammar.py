@@ -7,6 +7,7 @@ constraints for the engine; each answer has its own state. Knows no requests and
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -49,6 +50,8 @@ _JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}", "coerce_one_of": True
 
 _CHARACTERS_PER_TOKEN = 2
 _UNKNOWN_CHARACTERS = 64  # for the largest part of a grammar that is no schema
+_MOST_MARKS = 24
+_MARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|<\[(\d+)\]>')
 
 
 class GrammarError(Exception):
@@ -58,8 +61,15 @@ class GrammarError(Exception):
 class _Compiled:
     """A grammar that is ready, in its first state, and how much its copies have seen together if they share a lexer."""
 
-    def __init__(self, library: Library, source: str, relaxed: tuple[str, ...], heaviest: int) -> None:
-        self._library, self._source, self.relaxed = library, source, relaxed
+    def __init__(
+        self,
+        library: Library,
+        source: str,
+        relaxed: tuple[str, ...],
+        heaviest: int,
+        marks: Sequence[tuple[int, ...]],
+    ) -> None:
+        self._library, self._source, self.relaxed, self.marks = library, source, relaxed, marks
         self.heaviest_tokens = heaviest // _CHARACTERS_PER_TOKEN
         self.first = self.open_matcher()
         self.shared_tokens = 0
@@ -185,7 +195,8 @@ class GrammarCompiler:
         if compiled is None or compiled.is_used_up:
             if len(grammar.text) > MAX_SOURCE_CHARACTERS:
                 raise InvalidRequest(field, f"has {len(grammar.text)} characters, more than {MAX_SOURCE_CHARACTERS}")
-            compiled = _Compiled(library, *_write_source(grammar, answer, field))
+            marks = [self._closing_tokens.spell(mark) for mark in list_marks(grammar)]
+            compiled = _Compiled(library, *_write_source(grammar, answer, field), marks)
             if reason := compiled.find_fault(self._longest_first, -(-self._vocabulary[2] // 32)):
                 raise InvalidRequest(field, summarize(reason))
         with self._lock:
@@ -193,7 +204,7 @@ class GrammarCompiler:
             self._compiled.move_to_end((grammar, answer))
             while len(self._compiled) > 1 and self._sum_bytes() > MAX_COMPILED_BYTES:
                 self._compiled.popitem(last=False)
-        closer = Closer(self._closing_tokens, compiled.heaviest_tokens)
+        closer = Closer(self._closing_tokens, compiled.heaviest_tokens, compiled.marks)
         return GrammarConstraint(compiled, compiled.first.fork(), [], closer)
 
     def _sum_bytes(self) -> int:
@@ -222,6 +233,25 @@ def group_tokens(longest_bytes: int) -> list[str]:
     text = r'[^"\\\x00-\x1F\x7F]'
     groups = {0: text + "{1,10}", 10: text + "{1,30}", 30: text + "+"}
     return [pattern for shorter, pattern in groups.items() if longest_bytes > shorter]
+
+
+def list_marks(grammar: Grammar) -> list[bytes | int]:
+    """Return the texts with signs, and the tokens, that a grammar in GBNF or Lark names: what texts in it may end with.
+
+    The first ones only; those of schemas within it do not count.
+    """
+    marks: dict[bytes | int, None] = {}
+    text = re.sub(r"%json.*", "", grammar.text) if grammar.kind in ("gbnf", "lark") else ""
+    for found in _MARK.finditer(text):
+        try:
+            mark = found[1] or json.loads(found[0])
+        except ValueError:  # an escape that JSON does not know
+            continue
+        if found[1] or not (mark.isalnum() or not mark):
+            marks[int(mark) if found[1] else mark.encode(errors="ignore")] = None
+        if len(marks) == _MOST_MARKS:
+            break
+    return list(marks)
 
 
 def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple[str, tuple[str, ...], int]:
