@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -480,3 +481,44 @@ def test_nesting_without_end_is_refused() -> None:
         deep = [deep]
     with pytest.raises(InvalidRequest):
         make_chat(SHOW).encode(ask(USER, template_values={"x": deep}))
+
+
+@pytest.mark.parametrize(
+    ("source", "think", "given", "setting", "budget"),
+    [
+        ("{{ enable_thinking }}</think>", None, None, None, None),
+        ("{{ enable_thinking }}</think>", None, None, 100, 100),
+        ("{{ enable_thinking }}</think>", None, -1, 100, None),
+        ("{{ enable_thinking }}</think>", None, 7, 100, 7),
+        ("{{ enable_thinking }}</think>", "minimal", None, 100, 512),
+        ("{{ enable_thinking }}</think>", "low", None, None, 1024),
+        ("{{ enable_thinking }}</think>", "medium", None, None, 8192),
+        ("{{ enable_thinking }}</think>", "high", None, None, 24576),
+        ("{{ enable_thinking }}</think>", "xhigh", None, 100, None),
+        ("{{ enable_thinking }}</think>", "max", None, 100, None),
+        ("{{ enable_thinking }}</think>", "low", 7, None, 7),
+        ("{{ reasoning_effort }}</think>", "low", None, None, None),
+        ("{{ reasoning_effort }}</think>", "low", None, 100, 100),
+    ],
+)
+def test_who_says_how_long_a_model_thinks(
+    source: str, think: str | None, given: int | None, setting: int | None, budget: int | None
+) -> None:
+    chat = make_chat(source, budget_tokens=setting)
+    assert chat.find_budget(replace(ask(USER, think=think), params=SamplingParams(thinking_budget=given))) == budget
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "expected"),
+    [
+        ("{{ thinking_budget is defined }} </think>", None, "False </think>"),
+        ("{{ thinking_budget }} </think>", 500, "500 </think>"),
+        ("{{ enable_thinking }} </think>", 0, "False </think>"),
+        ("{{ enable_thinking is defined }} </think>", 500, "False </think>"),
+        ("always </think>", 0, "always </think>"),
+        ("plain", 0, "plain"),
+    ],
+)
+def test_templates_are_told_of_a_budget_as_they_know(source: str, given: int | None, expected: str) -> None:
+    request = replace(ask(USER), params=SamplingParams(thinking_budget=given))
+    assert make_chat(source + "{# system #}").render(request) == expected
