@@ -9,7 +9,7 @@ import openai
 import pytest
 from running_server import MakeServer
 
-from mlxr.core.errors import SettingError
+from mlxr.core.errors import SettingError, Unavailable
 from mlxr.core.settings import resolve
 from mlxr.loading import ASSETS
 from mlxr.registry import Registry
@@ -37,6 +37,19 @@ def test_one_model_or_a_default_answers_for_any_name(registry: Registry) -> None
     assert stand_in(registry) is None
     assert stand_in(registry, default_model="second") == "second"
     assert stand_in(registry, default_model="second", strict_model_names=True) is None
+
+
+def test_files_that_were_given_are_known_once_the_catalogue_can_be_read(registry: Registry, tmp_path: Path) -> None:
+    """What nobody could tell for a moment is not kept as an answer."""
+    registry.import_file(DEMO, "first")
+    good = (tmp_path / "catalogue.db").read_bytes()
+    (tmp_path / "catalogue.db").write_bytes(b"no database" * 100)
+    served = ServedModels(registry, resolve({"pinned_models": str(ASSETS / "demo-draft.gguf")}, {}))
+    with pytest.raises(Unavailable):
+        served.list()
+    assert served.find_default() == "demo"
+    (tmp_path / "catalogue.db").write_bytes(good)
+    assert served.list()[0].path == ASSETS / "demo-draft.gguf"
 
 
 def test_the_default_model_is_ones_own_and_stays(registry: Registry) -> None:

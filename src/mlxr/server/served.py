@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError
+from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError, Unavailable
 from mlxr.core.settings import Settings
 from mlxr.registry import ModelName, ModelRecord, Registry
 from mlxr.registry.record import name_for
@@ -107,9 +107,9 @@ class ServedModels:
         So a request that names no model is not answered by whichever model another client happened to use.
         """
         kept = self._default
-        if kept is not None and (kept.is_set or (kept.is_own and self._is_in_catalogue(kept.name))):
-            return kept
         try:
+            if kept is not None and (kept.is_set or (kept.is_own and self._is_in_catalogue(kept.name))):
+                return kept
             self._default = chosen = choose_default(self.registry, self._settings)
         except MlxrError:  # the catalogue cannot be read now
             return kept or DefaultModel(BUILTIN_DEFAULT, "the catalogue of models cannot be read", is_own=False)
@@ -152,6 +152,8 @@ class ServedModels:
             self.registry.get(name)
         except (NotFound, InvalidRequest):
             return False
+        except Unavailable:  # nobody can tell now, and no wrong answer shall be kept
+            raise
         except MlxrError:  # it is there and cannot be used
             pass
         return True
