@@ -49,11 +49,12 @@ class PageServer:
     def start(self) -> PageServer:
         """Start it, and return when its models are loaded."""
         values = {**SMALL, "models_folder": self.folder / "models", "port": self.port, **self.settings}
-        own = {f"MLXR_{name.upper()}": str(value) for name, value in values.items()}
+        own = {f"MLXR_{name.upper()}": str(value) for name, value in values.items() if value != ""}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
         environment |= own | {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder)}
         with (self.folder / "log").open("ab") as log:
-            command = [sys.executable, "-m", "mlxr", "serve", str(self.settings.get("default_model", "demo"))]
+            default = str(self.settings.get("default_model", "demo"))  # "" leaves the choice to the server
+            command = [sys.executable, "-m", "mlxr", "serve", *([default] if default else [])]
             self.process = subprocess.Popen(command, stderr=log, env=environment)
         wait_until(lambda: self._is_ready(), READY_S)
         return self

@@ -12,7 +12,7 @@ from page_server import PageServer
 from playwright.sync_api import Page, expect
 from test_chat_content import MARKDOWN, TOOL
 
-from conftest import OpenTab
+from conftest import MakePageServer, OpenTab
 
 
 @pytest.mark.smoke
@@ -131,3 +131,29 @@ def _measure_frames(page: Page) -> float:
 
 def _gaps(frames: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(frames)]
+
+
+def test_ones_own_model_answers_by_default_and_usual_numbers_are_shown_and_sent(
+    make_server: MakePageServer, tab: OpenTab
+) -> None:
+    server = make_server(default_model="")
+    with server.client() as client:
+        made = {"model": "coder", "from": "demo-draft", "parameters": {"top_k": 7}, "stream": False}
+        assert client.post("/api/create", json=made).is_success
+    page = tab(server).page
+    chosen = page.get_by_label("Model", exact=True).first.locator("option:checked")
+    expect(chosen).to_have_text("coder (default)")
+    expect(page.get_by_label("Model", exact=True).first).to_contain_text("Demo: Python library only")
+    expect(page.get_by_role("button", name="Explain recursion with a short example.")).to_be_visible()
+    page.get_by_role("button", name="Settings of this conversation").click()
+    for label, usual in (("Temperature", "0"), ("Top k", "7"), ("Top p", "0.95"), ("Min p", "0.05")):
+        expect(page.get_by_label(label, exact=True)).to_have_attribute("placeholder", usual)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Explain recursion with a short example.").click()
+    body = asked.value.post_data_json
+    assert {name: body[name] for name in ("temperature", "top_k", "top_p", "min_p")} == {
+        "temperature": 0,
+        "top_k": 7,
+        "top_p": 0.95,
+        "min_p": 0.05,
+    }

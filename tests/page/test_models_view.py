@@ -93,6 +93,24 @@ def test_a_copy_that_cannot_be_says_why(models: Page) -> None:
     expect(dialog).to_be_hidden()
 
 
+def test_a_model_is_replaced_only_when_that_is_said(models: Page, server: PageServer) -> None:
+    with server.client() as client:
+        made = {"model": "taken", "from": "demo-draft", "system": "Be brief.", "stream": False}
+        assert client.post("/api/create", json=made).is_success
+        models.reload()
+        row_of(models, "demo").get_by_role("button", name="More for demo").click()
+        models.get_by_role("menuitem", name="Copy").click()
+        dialog = models.get_by_role("dialog", name="Copy demo")
+        dialog.get_by_label("Name of the copy").fill("taken")
+        dialog.get_by_role("button", name="Copy", exact=True).click()
+        expect(dialog.get_by_role("alert")).to_contain_text("There is a model taken")
+        assert client.post("/api/show", json={"model": "taken"}).json()["system"] == "Be brief."
+        dialog.get_by_role("button", name="Replace taken").click()
+        expect(dialog).to_be_hidden()
+        assert "system" not in client.post("/api/show", json={"model": "taken"}).json()
+        client.request("DELETE", "/api/delete", json={"model": "taken"})
+
+
 def test_a_chat_begins_with_the_model(models: Page) -> None:
     row_of(models, "demo-draft").get_by_role("button", name="More for demo-draft").click()
     models.get_by_role("menuitem", name="Chat with it").click()
