@@ -140,6 +140,7 @@ def test_a_name_that_is_taken_is_refused(registry: Registry, model_file: Path) -
         assert registry.blobs.has(old)
     registry.copy("a", "a")  # nothing would be lost
     registry.add("a", {"m.gguf": old})
+    registry.add("a", {"renamed.gguf": old})
     model_file.write_bytes(make_model(3))
     assert registry.import_file(model_file, "mine").files[0].sha256 == hashlib.sha256(make_model(3)).hexdigest()
     registry.derive("set", registry.get("mine"), changed)

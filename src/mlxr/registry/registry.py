@@ -349,8 +349,11 @@ class Registry:
 
 
 def _is_again(record: ModelRecord, old: ModelRecord) -> bool:
-    """Whether `record` is what `old` is, or a new state of the files that it was made of."""
-    return old.digest == record.digest or (record.from_name is None and _is_bare(old, record.path))
+    """Whether `record` is what `old` is, holds the same weights, or is a new state of the files that it was made of."""
+    is_equal = [file.sha256 for file in old.files] == [file.sha256 for file in record.files]
+    return old.digest == record.digest or (
+        record.from_name is None and (_is_bare(old, record.path) or (is_equal and _is_bare(old, old.path)))
+    )
 
 
 def _is_bare(record: ModelRecord, path: Path) -> bool:
