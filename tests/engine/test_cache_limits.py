@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_model import answer_of, expect_greedy, generate, make_engine, run_all
+from fake_model import FULL, STATE, FakeConfig, FakeModel, answer_of, expect_greedy, generate, make_engine, run_all
 
+from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.memory import discard, read_unit_bytes
 from mlxr.core.types import SamplingParams
 
@@ -49,10 +50,19 @@ def test_a_smaller_limit_gives_back_what_nobody_holds_and_answers_stay_the_same(
     engine.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_limits_that_change_under_load_lose_no_answer(seed: int) -> None:
+KINDS = {
+    "pages": (FULL, FULL),
+    "window": (CacheShape(2, 4, window=6), FULL),
+    "states": (STATE,),
+    "all": (CacheShape(2, 4, window=9), STATE, FULL),
+}
+
+
+@pytest.mark.parametrize("layers", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_limits_that_change_under_load_lose_no_answer(seed: int, layers: tuple[LayerCache, ...]) -> None:
     chance = random.Random(seed)
-    engine = make_engine(pages=40, context_tokens=32)
+    engine = make_engine(FakeModel(FakeConfig(layers)), pages=40, context_tokens=32)
     wanted = {}
     events = []
     for _ in range(12):
