@@ -203,4 +203,4 @@ def _list_allowed(mask: Mask) -> list[int]:
 
 
 def _count(mask: Mask) -> int:
-    return int(np.unpackbits(mask.view(np.uint8)).sum())
+    return int.from_bytes(mask.tobytes(), "little").bit_count()
