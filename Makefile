@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 CLIENTS := .venv-clients
+AGENTS := .venv-agents
 DEMAND ?=
 THOROUGH ?=
 TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests/page
@@ -24,7 +25,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench page check-page test-page test-gpu test-sanitized test-real test-peers test-wheel clean
+.PHONY: help run test quick lint format bench page check-page test-page test-gpu test-sanitized test-real test-peers test-wheel test-agents clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -67,6 +68,9 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
+test-agents: $(VENV)/.installed $(AGENTS)/.installed ## coding agents, the AI SDK and suites of others against a server (needs npm for the first two)
+	@$(AGENTS)/bin/python -m pytest --confcutdir=tests/agents -W ignore -rs -o asyncio_mode=auto tests/agents
+
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --thorough $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
 
@@ -93,10 +97,10 @@ test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel,
 	@$(BIN)/python -m pytest -o timeout=1500 tests/wheel
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(AGENTS) build dist web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python:
+$(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python $(AGENTS)/bin/python:
 	@test -n "$(PYTHON)" || { echo "mlxr needs Python 3.11 or newer with venv: install python3 and python3-venv (3.11+), then run make again." >&2; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null 2>&1 || { echo "mlxr needs a C++20 compiler: install g++ or clang++ (Debian: apt install g++; macOS: xcode-select --install), then run make again." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys, sysconfig, pathlib; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || { echo "mlxr needs the C headers of $(PYTHON): install python3-dev (Debian, Ubuntu) or python3-devel (Fedora), then run make again." >&2; exit 1; }
@@ -131,4 +135,13 @@ web/node_modules/.installed: web/package-lock.json
 $(CLIENTS)/.installed: $(CLIENTS)/bin/python pyproject.toml
 	@echo "installing the client libraries (a minute or two) ..."
 	@$(CLIENTS)/bin/python -c '$(EXTRA)' clients >$(CLIENTS)/extra.txt && $(CLIENTS)/$(PIP_INSTALL) -r $(CLIENTS)/extra.txt
+	@touch $@
+
+# Each agent is installed by itself, so that one which the registry lacks leaves the others.
+$(AGENTS)/.installed: $(AGENTS)/bin/python pyproject.toml tests/agents/agents.txt
+	@echo "installing agents and suites of others (some minutes, two gigabytes) ..."
+	@$(AGENTS)/bin/python -c '$(EXTRA)' agents >$(AGENTS)/extra.txt && $(AGENTS)/$(PIP_INSTALL) -r $(AGENTS)/extra.txt
+	@command -v npm >/dev/null 2>&1 || echo "npm is not installed: agents and the AI SDK are skipped" >&2
+	@command -v npm >/dev/null 2>&1 && grep -v '^#' tests/agents/agents.txt | while read -r agent; do \
+		npm --prefix $(AGENTS) install --no-audit --no-fund --loglevel=error $$agent || echo "$$agent is skipped" >&2; done || true
 	@touch $@

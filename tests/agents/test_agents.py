@@ -1,0 +1,176 @@
+"""Coding agents read a file through a call that is forced, send its result back and show the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from forcing_proxy import ANSWER, Json
+
+from conftest import CONTEXT_TOKENS, MODEL, MakeProxy, find_program
+
+SECRET = "The secret number is 4711."
+QUESTION = "Read note.txt"
+LIMIT_S = 240
+OPENCODE = {
+    "autoupdate": False,
+    "share": "disabled",
+    "permission": {"external_directory": "allow", "read": "allow"},
+    "small_model": f"mlxr/{MODEL}",
+    "provider": {
+        "mlxr": {
+            "npm": "@ai-sdk/openai-compatible",
+            "api": "URL/v1",
+            "options": {"baseURL": "URL/v1", "apiKey": "x"},
+            "models": {MODEL: {"tool_call": True, "limit": {"context": CONTEXT_TOKENS, "output": 1024}}},
+        }
+    },
+}
+PI = {
+    "providers": {
+        "mlxr": {
+            "baseUrl": "URL/v1",
+            "api": "openai-completions",
+            "apiKey": "x",
+            "models": [{"id": MODEL, "contextWindow": CONTEXT_TOKENS, "maxTokens": 1024}],
+        }
+    }
+}
+CODEX = f"""\
+model = "{MODEL}"
+model_provider = "mlxr"
+[model_providers.mlxr]
+name = "mlxr"
+base_url = "URL/v1"
+wire_api = "responses"
+"""
+CONTINUE = f"""\
+name: local
+version: 1.0.0
+schema: v1
+models:
+  - name: {MODEL}
+    provider: openai
+    model: {MODEL}
+    apiBase: URL/v1
+    apiKey: x
+    capabilities: [tool_use]
+    roles: [chat]
+    defaultCompletionOptions: {{contextLength: {CONTEXT_TOKENS}, maxTokens: 1024}}
+"""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """How an agent is told of a server. URL, HOME and NOTE stand for the proxy, its home and the file to read."""
+
+    program: str
+    words: tuple[str, ...]
+    tool: str
+    arguments: Json
+    path: str  # of the requests that carry the conversation
+    files: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    first: tuple[str, ...] = ()  # words of a command that must run before
+
+
+AGENTS = [
+    Agent(
+        "claude",
+        ("-p", QUESTION, "--model", MODEL),
+        "Read",
+        {"file_path": "NOTE"},
+        "/v1/messages",
+        variables={
+            "ANTHROPIC_BASE_URL": "URL",
+            "ANTHROPIC_API_KEY": "x",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+    ),
+    Agent(
+        "codex",
+        ("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", QUESTION),
+        "exec_command",
+        {"cmd": "cat note.txt"},
+        "/v1/responses",
+        files={".codex/config.toml": CODEX},
+    ),
+    Agent(
+        "opencode",
+        ("run", "--model", f"mlxr/{MODEL}", QUESTION),
+        "read",
+        {"filePath": "NOTE"},
+        "/v1/chat/completions",
+        files={".config/opencode/opencode.json": json.dumps(OPENCODE)},
+    ),
+    Agent(
+        "pi",
+        ("-p", "--provider", "mlxr", "--model", MODEL, QUESTION),
+        "read",
+        {"path": "note.txt"},
+        "/v1/chat/completions",
+        files={".pi/agent/models.json": json.dumps(PI)},
+    ),
+    Agent(
+        "cline",
+        ("--data-dir", "HOME/cline", "--retries", "1", "-t", "120", QUESTION),
+        "read_files",
+        {"files": [{"path": "NOTE"}]},
+        "/v1/chat/completions",
+        first=("auth", "--data-dir", "HOME/cline", "-p", "openai-compatible", "-k", "x", "-m", MODEL, "-b", "URL/v1"),
+    ),
+    Agent(
+        "cn",
+        ("-p", "--auto", "--config", "HOME/config.yaml", QUESTION),
+        "Read",
+        {"filepath": "note.txt"},
+        "/v1/chat/completions",
+        files={"config.yaml": CONTINUE},
+    ),
+]
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.program)
+def test_an_agent_calls_a_tool_and_answers(agent: Agent, make_proxy: MakeProxy, tmp_path: Path) -> None:
+    program = find_program(agent.program)
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    (work / "note.txt").write_text(f"{SECRET}\n")
+    places = {"NOTE": str(work / "note.txt"), "HOME": str(home)}
+    proxy = make_proxy(agent.tool, json.loads(put(json.dumps(agent.arguments), places)))
+    places["URL"] = proxy.url
+    for name, text in agent.files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(put(text, places))
+    keep = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MLXR_", "OPENAI_", "ANTHROPIC_"))
+    }
+    variables = keep | {"HOME": str(home)} | {name: put(value, places) for name, value in agent.variables.items()}
+    for words in (agent.first, agent.words):
+        if words:
+            run = subprocess.run(
+                [program, *(put(word, places) for word in words)],
+                cwd=work,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    assert ANSWER in run.stdout
+    assert any(SECRET in result for result in proxy.results)
+    assert all(status == 200 for path, status, _ in proxy.replies if path.startswith(agent.path))
+
+
+def put(text: str, places: dict[str, str]) -> str:
+    """Return `text` with the names of places replaced."""
+    for name, place in places.items():
+        text = text.replace(name, place)
+    return text
