@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -156,8 +158,27 @@ def test_files_at_home_and_renderers_of_ollama(
     modelfile.write_text(f"FROM ~/{own_file.name}\nRENDERER qwen3-coder\nTEMPLATE {{{{ .Prompt }}}}\nREQUIRES 0.14\n")
     mlxr("create", "home", "-f", "~/Modelfile")
     assert mlxr("show", "home", "--template") == mlxr("show", own_file, "--template")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "Modelfile").write_text(f"FROM ../{own_file.name}\n")
+    mlxr("create", "below", "-f", "~/sub/Modelfile")
     modelfile.write_text(f"FROM {gguf}\nRENDERER qwen3-coder\n")
     assert "RENDERER: 'qwen3-coder' is a part of Ollama" in refused("create", "bare", "-f", modelfile)
+
+
+@pytest.mark.parametrize("given", ["-", "pipe"])
+def test_a_modelfile_comes_through_a_pipe(
+    given: str, mlxr: Run, own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `-f /dev/stdin` and `-f <(...)` give it; paths in it begin where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    end, start = os.pipe()
+    os.write(start, f"FROM ./{own_file.name}\nSYSTEM piped\n".encode())
+    os.close(start)
+    with open(end, "rb") as pipe:
+        if given == "-":
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
+        mlxr("create", "piped", "-f", "-" if given == "-" else f"/dev/fd/{end}")
+    assert mlxr("show", "piped", "--system") == "piped\n"
 
 
 def test_create_quantises(mlxr: Run, refused: Run, folder: Path, tmp_path: Path, models_folder: Path) -> None:

@@ -170,7 +170,7 @@ def test_answers_without_text_come_back() -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("arguments", [None, "", "{'a': 1,}", "Beijing", {"a": 1}])
+@pytest.mark.parametrize("arguments", [None, "", [], "[]", "{'a': 1,}", "Beijing", {"a": 1}])
 def test_arguments_of_earlier_calls_may_be_anything(arguments: object, *, missing: bool) -> None:
     """Clients send back what they got, from this server or from another one."""
     given = {} if missing else {"arguments": arguments}
@@ -183,7 +183,9 @@ def test_arguments_of_earlier_calls_may_be_anything(arguments: object, *, missin
         message(messages=[BLOCKS[0], {"role": "assistant", "content": [block]}, BLOCKS[0]]).messages[1],
         list_messages([ollama])[0],
     )
-    wanted = {} if missing or not arguments else {"input": "Beijing"} if arguments == "Beijing" else {"a": 1}
+    wanted = {} if missing or arguments in (None, "", [], "[]") else {"a": 1}
+    if arguments == "Beijing" and not missing:
+        wanted = {"input": "Beijing"}
     for earlier in read:
         (called,) = check_messages([{"content": "", **earlier}])[0]["tool_calls"]  # type: ignore[misc]
         assert called["function"] == {"name": "f", "arguments": wanted}
@@ -236,6 +238,7 @@ HIDDEN_ITEMS: list[dict[str, object]] = [
     {"summary": [], "content": []},
     {"summary": [], "content": None, "encrypted_content": "eA=="},
     {"summary": [{"type": "summary_text", "text": ""}]},
+    {"summary": [{"type": "summary_text", "text": " \n"}], "content": [{"type": "reasoning_text", "text": "\n\n"}]},
 ]
 
 
@@ -244,6 +247,12 @@ HIDDEN_ITEMS: list[dict[str, object]] = [
 def test_thoughts_that_are_hidden_are_no_turn(item: dict[str, object], place: int) -> None:
     hidden = {"type": "reasoning", "id": "rs_2", **item}
     assert respond(input=[*ITEMS[:place], hidden, *ITEMS[place:]]).messages == respond(input=ITEMS).messages
+
+
+def test_a_summary_counts_where_the_thought_is_hidden() -> None:
+    hidden = {"type": "reasoning", "id": "rs_2", "content": [{"type": "reasoning_text", "text": ""}]}
+    (thought,) = respond(input=[{**hidden, "summary": [{"type": "summary_text", "text": "hm"}]}]).messages
+    assert thought == {"role": "assistant", "content": "", "reasoning": "hm"}
 
 
 @pytest.mark.parametrize(

@@ -94,15 +94,17 @@ def test_aliases_are_names(registry: Registry) -> None:
 def test_files_and_aliases_can_be_copied_and_made_into_others(make_server: MakeServer, tmp_path: Path) -> None:
     file = tmp_path / "given.gguf"
     file.symlink_to(ASSETS / "demo-draft.gguf")
-    server = make_server(default_model=str(file), model_aliases="nick=demo")
+    server = make_server(default_model=str(file), model_aliases="nick=demo,pet-*=given")
     with server.client() as client:
-        for source in ("given", "nick"):
+        for source in ("given", "nick", "pet-name"):
             made = {"model": f"{source}-made", "from": source, "system": "x", "stream": False}
             assert client.post("/api/create", json=made).json() == {"status": "success"}
             copied = {"source": source, "destination": f"{source}-copied"}
             assert client.post("/api/copy", json=copied).is_success
         names = {model["name"] for model in client.get("/api/tags").json()["models"]}
-        assert names >= {f"{source}-{word}:latest" for source in ("given", "nick") for word in ("made", "copied")}
+        assert names >= {
+            f"{source}-{word}:latest" for source in ("given", "nick", "pet-name") for word in ("made", "copied")
+        }
         taken = client.post("/api/create", json={"model": "given", "from": "demo", "stream": False})
         assert (taken.status_code, str(file) in taken.json()["error"]) == (400, True)
         assert client.request("DELETE", "/api/delete", json={"model": "given"}).status_code == 400

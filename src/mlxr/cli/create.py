@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,12 @@ from mlxr.service.creation import create_model
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What to call the new model.")]
 File = Annotated[
     Path,
-    typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, ADAPTER, PARAMETER, SYSTEM, ..."),
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="The Modelfile: FROM, ADAPTER, PARAMETER, SYSTEM, ...; - reads it from a pipe.",
+    ),
 ]
 
 Quantize = Annotated[
@@ -38,10 +44,11 @@ def create(
     force: Force = False,
 ) -> None:
     """Make a model from another one with a Modelfile, which names that model after FROM and says what to change."""
-    modelfile = parse_modelfile(decode_modelfile(_read(file)))
+    data, folder = _read(file)
+    modelfile = parse_modelfile(decode_modelfile(data))
     registry = open_registry(settings)
-    source = _find_source(registry, modelfile.source, file.parent)
-    adapter = None if modelfile.adapter is None else find_adapter(registry, modelfile.adapter, file.parent)
+    source = _find_source(registry, modelfile.source, folder)
+    adapter = None if modelfile.adapter is None else find_adapter(registry, modelfile.adapter, folder)
     with show_progress(f"quantising {modelfile.source}", counts_bytes=True) as progress:
         record = create_model(
             registry,
@@ -77,8 +84,11 @@ def find_adapter(registry: Registry, source: str, folder: Path) -> AdapterRecord
         return (folder / os.path.expanduser(source)).absolute()
 
 
-def _read(file: Path) -> bytes:
+def _read(file: Path) -> tuple[bytes, Path]:
+    """Read the Modelfile; also return the folder that its paths start from: its own, or the current one for a pipe."""
     place = Path(os.path.expanduser(file))
-    if not place.is_file():
+    if str(file) == "-":
+        return sys.stdin.buffer.read(), Path()
+    if not place.exists() or place.is_dir():
         raise NotFound(f"{file}: no such Modelfile; --file names another one")
-    return place.read_bytes()
+    return place.read_bytes(), place.parent if place.is_file() else Path()

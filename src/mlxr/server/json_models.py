@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -29,6 +30,8 @@ from mlxr.service.identity import draw_hex
 
 Text = Annotated[str, Field(min_length=1)]
 JsonObject = dict[str, object]
+Arguments = Annotated[JsonObject | str, BeforeValidator(lambda value: {} if value == [] else value)]
+"""What an earlier call was made with: an object, or JSON text. An empty list is how PHP writes an empty object."""
 
 
 def _refuse(value: object) -> None:

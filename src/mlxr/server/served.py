@@ -39,19 +39,14 @@ class ServedModels:
 
     def find(self, name: str, /) -> ModelRecord:
         """The model of that name or alias; a path only if the settings name it. Raises as the registry."""
-        file = self._files.get(name) or self._files.get(_normalise(name))
-        if file is not None:
-            return self._find_file(*file)
-        if name in self._given:
-            return self.registry.find(name)
         try:
-            return self.registry.get(name)
+            return self._find_named(name)
         except (NotFound, InvalidRequest) as error:
             model = find_alias(self.aliases, name)
             if model is None:
                 near = self._find_near(name) if isinstance(error, NotFound) else ""
                 raise NotFound(f"{error}; {near}") if near else error from None
-            return self._find_file(*self._files[model]) if model in self._files else self.registry.find(model)
+            return self._find_named(model)
 
     def refuse_file_name(self, name: str, field: str) -> None:
         """Raise InvalidRequest for the name of a file that the settings give, which the catalogue does not have.
@@ -136,6 +131,13 @@ class ServedModels:
                 name = path
             files[path] = files[_normalise(name)] = (name, path)
         return files
+
+    def _find_named(self, name: str) -> ModelRecord:
+        """The model of that name, or the file at that path if the settings name it."""
+        file = self._files.get(name) or self._files.get(_normalise(name))
+        if file is not None:
+            return self._find_file(*file)
+        return self.registry.find(name) if name in self._given else self.registry.get(name)
 
     def _find_file(self, name: str, path: str) -> ModelRecord:
         return replace(self.registry.find(path), name=name)

@@ -133,8 +133,9 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
     """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or text, of whole characters.
 
     Clients send calls back as they got them, from this server or another one, so any text will do. JSON that breaks
-    off, as that of an answer that ran out of tokens does, counts as far as it goes; small mistakes are mended. A value
-    that is no object, and text that is no JSON, become an object with that as its `input`.
+    off, as that of an answer that ran out of tokens does, counts as far as it goes; small mistakes are mended. An empty
+    list is no arguments, as PHP writes them. Any other value that is no object, and text that is no JSON, become an
+    object with that as its `input`.
     """
     if isinstance(arguments, str):
         # Nobody else has the interpreter while it is read.
@@ -142,7 +143,7 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
             most = f"{MAX_ARGUMENTS_CHARACTERS} characters, with {MAX_ARGUMENTS_PARTS} commas and brackets"
             raise InvalidRequest(field, f"is longer than the arguments of a call may be: {most}")
         value = _read_arguments(arguments)
-        arguments = value if value is None or isinstance(value, Mapping) else {"input": value}
+        arguments = value if isinstance(value, Mapping) else {} if value in (None, []) else {"input": value}
     if arguments is None:
         return {}
     if not isinstance(arguments, Mapping):

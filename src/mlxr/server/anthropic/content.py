@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
+from mlxr.server.json_models import Arguments, RequestModel, Text, describe_call, dump_json
 from mlxr.service.prompt import Message
 
 # A line of Claude Code's system text, another one in every request: behind it nothing would be found in the cache.
@@ -119,7 +119,7 @@ class ToolUseBlock(RequestModel):
     type: Literal["tool_use"]
     id: Text
     name: Text
-    input: JsonObject | str = ""
+    input: Arguments = ""
 
 
 ResultBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]

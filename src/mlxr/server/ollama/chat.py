@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.generation import borrow
-from mlxr.server.json_models import JsonObject, RequestModel, Text
+from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text
 from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, load_only
 from mlxr.server.ollama.options import make_params, make_window, note_options, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import ChatReply, Part, Parts
@@ -27,7 +27,7 @@ class CalledFunction(RequestModel):
     """The function of an earlier call; its arguments may be JSON text, and are none where they are left out."""
 
     name: Text
-    arguments: JsonObject | str = ""
+    arguments: Arguments = ""
 
 
 class ToolCall(RequestModel):

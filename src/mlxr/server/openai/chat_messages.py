@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
+from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.prompt import Message
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -34,7 +34,7 @@ class CalledFunction(RequestModel):
     """A call's function and its arguments as JSON text, or as the JSON itself."""
 
     name: Text
-    arguments: str | JsonObject = ""
+    arguments: Arguments = ""
 
 
 class ToolCallPart(RequestModel):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, Discriminator, Field, Tag, TypeAdapter
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
+from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text, describe_call, dump_json
 from mlxr.server.openai.response_tools import LOCAL_SHELL, TOOL_SEARCH, ResponseTool, qualify, read_tools
 from mlxr.service.messages import parse_arguments
 from mlxr.service.prompt import Message
@@ -58,7 +58,7 @@ class FunctionCallItem(RequestModel):
     type: Literal["function_call"]
     call_id: Text
     name: Text
-    arguments: str | JsonObject = ""
+    arguments: Arguments = ""
     namespace: str | None = None
 
     def to_call(self, field: str) -> JsonObject:
@@ -167,8 +167,9 @@ class ReasoningItem(RequestModel):
 
     @property
     def thought(self) -> str:
-        """The text of the item; empty where the thoughts are hidden, or were none."""
-        return "".join(part.text for part in self.content or self.summary or ())
+        """The text of the item, else its summary; empty where the thoughts are hidden, or were none."""
+        texts = ("".join(part.text for part in parts or ()) for parts in (self.content, self.summary))
+        return next((text for text in texts if text.strip()), "")
 
 
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
