@@ -69,7 +69,7 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
 test-agents: $(VENV)/.installed $(AGENTS)/.installed ## coding agents, the AI SDK and suites of others against a server (needs npm for the first two)
-	@$(AGENTS)/bin/python -m pytest --confcutdir=tests/agents -W ignore -rs -o asyncio_mode=auto tests/agents
+	@$(AGENTS)/bin/python -m pytest --confcutdir=tests/foreign -W ignore -rs -o asyncio_mode=auto tests/foreign
 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --thorough $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
@@ -138,10 +138,10 @@ $(CLIENTS)/.installed: $(CLIENTS)/bin/python pyproject.toml
 	@touch $@
 
 # Each agent is installed by itself, so that one which the registry lacks leaves the others.
-$(AGENTS)/.installed: $(AGENTS)/bin/python pyproject.toml tests/agents/agents.txt
+$(AGENTS)/.installed: $(AGENTS)/bin/python pyproject.toml tests/foreign/agents.txt
 	@echo "installing agents and suites of others (some minutes, two gigabytes) ..."
 	@$(AGENTS)/bin/python -c '$(EXTRA)' agents >$(AGENTS)/extra.txt && $(AGENTS)/$(PIP_INSTALL) -r $(AGENTS)/extra.txt
 	@command -v npm >/dev/null 2>&1 || echo "npm is not installed: agents and the AI SDK are skipped" >&2
-	@command -v npm >/dev/null 2>&1 && grep -v '^#' tests/agents/agents.txt | while read -r agent; do \
+	@command -v npm >/dev/null 2>&1 && grep -v '^#' tests/foreign/agents.txt | while read -r agent; do \
 		npm --prefix $(AGENTS) install --no-audit --no-fund --loglevel=error $$agent || echo "$$agent is skipped" >&2; done || true
 	@touch $@
