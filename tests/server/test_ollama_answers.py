@@ -132,11 +132,13 @@ def test_a_request_brings_a_template(api: ollama.Client, client: httpx.Client) -
     for change, start in (
         ({"chat_template": "/etc/passwd"}, "chat_template: is no template, and none has the name"),
         ({"chat_template": "{% if %}"}, "chat_template: chat template that was given, line 1"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, "chat template that was given, line 1: no"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs: is a variable"),
     ):
         refused = client.post("/v1/chat/completions", json={**asked, **change})
         assert refused.status_code == 400
         assert refused.json()["error"]["message"].startswith(start)
+        assert client.post("/apply-template", json={**asked, **change}).json()["error"]["message"].startswith(start)
 
 
 def test_raw_continues_text(api: ollama.Client) -> None:

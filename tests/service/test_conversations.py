@@ -146,7 +146,7 @@ def test_templates_get_calls_and_results() -> None:
 def test_tools_of_phi_4_mini_are_shown_as_its_card_says() -> None:
     """Its own template has no place for calls and wants the tools as a text, so there is one of ours for tools."""
     source = read_template("phi4-mini")
-    template = chat_template_from_source(source, open_demo().tokenizer, None)
+    template = chat_template_from_source(source, open_demo().tokenizer, None, "test")
     chat = Chat(open_demo().tokenizer, template)
     tools = f'<|tool|>[{{"name": "weather", "description": "{TOOL.description}", "parameters": {{"type": "object"'
     text = chat.render(ask(*CALLED, tools=[TOOL]))

@@ -14,6 +14,8 @@ from mlxr.tokenizers import ChatTemplate, Tokenizer, chat_template_from_source
 from mlxr.tokenizers.chat_template import RESERVED
 from mlxr.tokenizers.named_templates import NAMED, find_named
 
+BROUGHT = "that was given"  # what errors call a template that comes with a request or a setting
+
 
 def read_template(source: str, field: str = "template") -> str:
     """The Jinja template of a Jinja or a Go template; raises InvalidRequest for what is neither, or cannot be one."""
@@ -44,7 +46,10 @@ def make_template(
 
     It has the variables that the settings give. Raises SettingError for them.
     """
-    template = own if source is None else chat_template_from_source(source, tokenizer, own)
+    template = own
+    if source is not None:
+        name = own.name if own is not None else "set for the model"
+        template = chat_template_from_source(source, tokenizer, own, name)
     if template is not None:
         template.values = read_values(settings)
     return template
@@ -97,4 +102,4 @@ def _list_names() -> str:
 
 
 def _check(source: str) -> None:
-    ChatTemplate(source, bos_token="", eos_token="", name="that was given").check()
+    ChatTemplate(source, bos_token="", eos_token="", name=BROUGHT).check()

@@ -21,7 +21,7 @@ from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
-from mlxr.service.chat_templates import choose_template
+from mlxr.service.chat_templates import BROUGHT, choose_template
 from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
 from mlxr.service.reasoning import Tags
@@ -325,7 +325,7 @@ class Preparation:
                 self._chats.move_to_end(given)
                 return chat
         source = choose_template(given, "chat_template")
-        chat = self._open_chat(chat_template_from_source(source, self.tokenizer, self._template))
+        chat = self._open_chat(chat_template_from_source(source, self.tokenizer, self._template, BROUGHT))
         with self._lock:
             self._chats[given] = chat
             if len(self._chats) > MAX_BROUGHT_TEMPLATES:

@@ -150,9 +150,11 @@ def chat_template_from_folder(path: str | os.PathLike[str], tokenizer: SpellingV
     )
 
 
-def chat_template_from_source(source: str, tokenizer: SpellingVocabulary, own: ChatTemplate | None) -> ChatTemplate:
-    """A template to use instead of a model's `own`, with the same spellings of its tokens."""
-    template = _make_template(source, None, tokenizer, None, own.name if own is not None else "set for the model")
+def chat_template_from_source(
+    source: str, tokenizer: SpellingVocabulary, own: ChatTemplate | None, name: str
+) -> ChatTemplate:
+    """A template to use instead of a model's `own`, with the same spellings of its tokens. Errors call it `name`."""
+    template = _make_template(source, None, tokenizer, None, name)
     assert template is not None  # there is a source
     if own is not None:
         template.tokens, template.values = own.tokens, own.values

@@ -15,7 +15,7 @@ from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.llamacpp.errors import ERRORS
 from mlxr.server.naming import spell_fields
-from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.openai.chat_request import FIELDS, ChatCompletionRequest
 from mlxr.server.openai.route import fit_effort
 from mlxr.server.routes import Router
 from mlxr.server.streaming import dump_json
@@ -118,7 +118,7 @@ async def apply_template(request: Request, body: ChatCompletionRequest) -> Rende
     """The text that the chat template makes of a conversation, given as to `/v1/chat/completions`, tools included."""
     lease = await borrow(request, body.model)
     wanted = fit_effort(request, lease, body.to_request(), "reasoning_effort")
-    with spell_fields({"prompt": "messages", "think": "reasoning_effort"}):
+    with spell_fields(FIELDS):
         return Rendered(prompt=await lease.session.run(lease.session.render_chat, wanted, reads=wanted))
 
 

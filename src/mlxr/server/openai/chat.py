@@ -15,7 +15,7 @@ from mlxr.server.json_models import JsonObject
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, ChatInputTokens, ControlReply, VerboseReply
-from mlxr.server.openai.chat_request import ChatCompletionRequest, ControlRequest
+from mlxr.server.openai.chat_request import FIELDS, ChatCompletionRequest, ControlRequest
 from mlxr.server.openai.chat_stream import ChatChunks
 from mlxr.server.openai.replies import RunningTimings
 from mlxr.server.openai.route import ERRORS, STREAMED, Head, error_frame, fit_effort, token_bytes_if
@@ -23,11 +23,6 @@ from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 
 router = Router()
-FIELDS = {
-    "prompt": "messages",
-    "think": "reasoning_effort",
-    "extra": "chat_template_kwargs",
-}  # the service's words for what may be wrong
 # What streams without /v1 begin with, and those that tell of the prompt before anything is known of the answer.
 LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}
 

@@ -19,6 +19,11 @@ from mlxr.service.prompt import Message
 from mlxr.service.requests import ChatRequest, Ending
 
 MAX_MESSAGE_CHARACTERS = 4096
+FIELDS = {
+    "prompt": "messages",
+    "think": "reasoning_effort",
+    "extra": "chat_template_kwargs",
+}  # the service's words for what may be wrong
 
 
 class PredictedContent(RequestModel):
