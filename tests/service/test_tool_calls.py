@@ -80,6 +80,9 @@ CASES: list[tuple[str, str, list[object]]] = [
     ("hermes", f"<tool_call>{CALL}<tool_call>{NOW_CALL}", [FIRST, SECOND]),  # end markers forgotten
     ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', [CallPiece(0, "{}", "now")]),
     ("hermes", '```json\n{"name": "now", "arguments": {}}\n```', [CallPiece(0, "{}", "now")]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', [CallPiece(0, "{}", "now")]),
+    ("llama3", '{"name": "now", "parameters": ""}', [CallPiece(0, "{}", "now")]),
+    ("generic", '{"name": "now", "arguments": "none"}', ['{"name": "now", "arguments": "none"}']),
     ("llama3", '{"name": "weather", "parameters": {"city": "x"}}', [CallPiece(0, '{"city": "x"}', "weather")]),
     ("llama3", f"<|python_tag|>{CALL}; {NOW_CALL}", [FIRST, SECOND]),
     ("generic", f"{CALL}\n{NOW_CALL}\n", [FIRST, SECOND]),

@@ -116,7 +116,7 @@ def find_footprint(path: Path) -> Footprint | None:
 
 
 def find_unknown_keys(path: Path) -> list[str]:
-    """What a file states of the model that has no effect here; nothing of files of which no model is made here."""
+    """List the keys of a file that have no effect here; none for files of which no model is made here."""
     try:
         return read_unknown_keys(path)
     except MlxrError:

@@ -31,7 +31,7 @@ from mlxr.service.identity import draw_hex
 Text = Annotated[str, Field(min_length=1)]
 JsonObject = dict[str, object]
 Arguments = Annotated[JsonObject | str, BeforeValidator(lambda value: {} if value == [] else value)]
-"""What an earlier call was made with: an object, or JSON text. An empty list is how PHP writes an empty object."""
+"""Arguments of an earlier call: an object, or JSON text. An empty list is how PHP writes an empty object."""
 
 
 def _refuse(value: object) -> None:
@@ -127,7 +127,7 @@ def find_half(body: BaseModel) -> str | None:
 
 
 def is_unicode(text: object) -> bool:
-    """Whether UTF-8 can spell a text: one that comes from JSON may hold half of a surrogate pair."""
+    """Tell whether UTF-8 can spell a text: one that comes from JSON may hold half of a surrogate pair."""
     try:
         str(text).encode()
     except UnicodeEncodeError:

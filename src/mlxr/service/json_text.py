@@ -75,7 +75,7 @@ class JsonMender:
         return "".join(written)
 
     def _read_plain(self, text: str, place: int) -> tuple[str, int | None]:
-        """What stands outside of strings, up to a string or a number."""
+        """Read what stands outside of strings, up to a string or a number."""
         sign = _OUTSIDE.search(text, place)
         if sign is None:
             return text[place:], len(text)
@@ -189,5 +189,5 @@ def _read_unit(text: str, at: int) -> int | None:
 
 
 def _may_be_unit(text: str) -> bool:
-    """Whether a text could become an escaped unit."""
+    """Tell whether a text could become an escaped unit."""
     return len(text) < 6 and (text[:2] in ("", "\\", "\\u"))

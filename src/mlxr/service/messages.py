@@ -153,7 +153,7 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
 
 
 def _read_arguments(text: str) -> object:
-    """What the text of arguments stands for, the text itself where it is no JSON."""
+    """Return the value of a text of arguments, the text itself where it is no JSON."""
     if not text.strip():
         return {}
     for candidate in (text, mend_json(text)):

@@ -101,11 +101,11 @@ class _RepeatSieve:
 
     @property
     def is_over(self) -> bool:
-        """Whether the model only repeats itself."""
+        """Tell whether the model only repeats itself."""
         return self._in_a_row == MAX_REPEATS
 
     def push(self, pieces: Sequence[Piece], complete: int) -> list[Piece]:
-        """What is left of these pieces; `complete` calls have come to their end with them."""
+        """Return what is left of these pieces; `complete` calls have come to their end with them."""
         found: list[Piece] = []
         for piece in pieces:
             if self._number is not None and not (isinstance(piece, CallPiece) and piece.call == self._number):

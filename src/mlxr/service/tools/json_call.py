@@ -57,17 +57,17 @@ class JsonEnd:
 
     @property
     def certain(self) -> int:
-        """How much of the text belongs to the value, or is none and belongs to nothing else."""
+        """Count the characters that belong to the value, or to nothing else."""
         return self._place
 
     def may_begin(self, text: str) -> bool:
-        """Whether a text that goes on may be an object, or one of the marks that stand for none."""
+        """Tell whether a text that goes on may be an object, or one of the marks that stand for none."""
         bare = text.lstrip()
         return bare[:1] in ("", "{") or any(stop.startswith(bare) for stop in self._stops)
 
     @property
     def misses_bracket(self) -> bool:
-        """Whether nothing but the last bracket is missing."""
+        """Tell whether nothing but the last bracket is missing."""
         return self._depth == 1 and not self._is_in_string
 
 
@@ -193,13 +193,15 @@ def read_call(
 ) -> tuple[str, str] | None:
     """Name and arguments (JSON text) of a call written as one JSON object; None if it is no call of a known tool.
 
-    Arguments may be left out, unless it `needs_arguments`.
+    Arguments may be left out, null or an empty text, unless it `needs_arguments`.
     """
     value = _parse(text)
     name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(name, str) or name not in names:
         return None
-    arguments: object = next((value[key] for key in keys if key in value), None if needs_arguments else {})
+    arguments: object = next((value[key] for key in keys if key in value), None)
+    if arguments in (None, "") and not needs_arguments:
+        arguments = {}
     if isinstance(arguments, str):  # some models write the object as a string
         arguments = _parse(arguments)
     return (name, write_json(arguments)) if isinstance(arguments, dict) else None
