@@ -194,6 +194,21 @@ def test_what_leaves_out_later_instructions_gets_them_as_text() -> None:
     assert chat.render(ChatRequest(make_talk("suasu"), SamplingParams())) == "S:s00w\nU:u01w\nA:a02w\nU:s03w\nU:u04w\n"
 
 
+@pytest.mark.parametrize("letters", ["us", "sus", "suas", "uad", "suasa", "usuct", "susu", "sua", "ss"])
+def test_what_shows_instructions_only_with_the_last_question_gets_them_as_text(letters: str) -> None:
+    """As the Go template that Ollama has for Mistral does."""
+    source = (
+        "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | join(' ') %}"
+        "{% for m in messages if m.role != 'system' %}"
+        "{% if loop.last and m.role == 'user' and messages[-1].role == 'user' %}S:{{ system }}\n{% endif %}"
+        "{{ m.role }}:{{ m.content }}{{ m.tool_calls }}\n{% endfor %}{{ tools }}"
+    )
+    chat = Chat(open_demo().tokenizer, ChatTemplate(source, bos_token="", eos_token="", name="late"))
+    tools = [TOOL] if "c" in letters else []
+    words = find_words(chat.render(ChatRequest(make_talk(letters), SamplingParams(), tools=tools)))
+    assert sorted(words) == sorted(list_words(letters))
+
+
 def test_developers_that_a_template_only_mentions_are_system() -> None:
     source = (
         "{# no developer #}{% for m in messages if m.role != 'developer' %}{{ m.role }} {{ m.content }}\n{% endfor %}"

@@ -55,7 +55,8 @@ class TurnOrder:
                 [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
             )
         later = {_LETTERS.get(str(message["role"])) for message in messages[_count_front(messages) :]}
-        if any(not self._shows(f"u{letter}aua{letter}u") for letter in "sd" if letter in later):
+        probes = [f"u{letter}aua{letter}u" for letter in "sd" if letter in later]
+        if probes and not all(map(self._shows, [probe + self._find_tail(messages) for probe in probes])):
             messages = show_systems(messages)
         if len(merge_neighbours(messages)) < len(messages) and not self._shows("uuaau"):
             messages = merge_neighbours(messages)
@@ -63,14 +64,22 @@ class TurnOrder:
 
     def _takes_system(self, messages: Messages) -> bool:
         """Tell whether a system message before the others is shown. Some templates show it only with a message of the
-        user, or only where that is the last one.
+        user.
         """
         if not _count_front(messages):
             return True
         if all(message["role"] != "user" for message in messages):
             return self._shows("s")
-        tail = {"assistant": "a", "tool": "ct"}.get(str(messages[-1]["role"]), "")
-        return self._shows(f"su{tail}" if tail and self._shows(f"u{tail}") else "su")
+        return self._shows(f"su{self._find_tail(messages)}")
+
+    def _find_tail(self, messages: Messages) -> str:
+        """Return letters of messages that end a probe as the conversation ends, if the template takes such an end.
+
+        Some templates show instructions only where the user's message is the last one.
+        """
+        role = str(messages[-1]["role"])
+        tail = {"assistant": "a", "tool": "ct"}.get(role, "")
+        return _LETTERS.get(role) or (tail if tail and self._shows(f"u{tail}") else "")
 
     def _shows(self, letters: str) -> bool:
         """Tell whether the template takes messages of these roles, and shows the words of all of them."""
