@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxr.kernels.buffers import LARGE, empty
-from mlxr.kernels.context import Context
+from mlxr.kernels.context import Context, load_native
 
 pytest.importorskip("mlxr._native", reason="the native module is not built")
 
@@ -19,6 +19,7 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+@pytest.mark.skipif(hasattr(load_native(), "read_stray"), reason="under sanitizers memory is never used again")
 def test_memory_comes_back() -> None:
     ctx = Context("cpu", threads=1)
     first = empty(ctx, ROWS, COLUMNS)
