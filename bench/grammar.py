@@ -45,6 +45,15 @@ class TimedConstraint:
     def __init__(self, inner: TokenConstraint, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
 
+    @property
+    def needs_end(self) -> bool:
+        """As the inner constraint says."""
+        return self._inner.needs_end
+
+    def count_free(self) -> int:
+        """As the inner constraint says."""
+        return self._inner.count_free()
+
     def fill_mask(self, mask: Mask) -> None:
         """The inner constraint's mask."""
         start_s = time.perf_counter()

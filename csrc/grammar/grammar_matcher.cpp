@@ -77,7 +77,8 @@ const uint32_t* GrammarMatcher::finish() {
 }
 
 size_t GrammarMatcher::count_allowed(const std::vector<uint32_t>& tokens) {
-    if (finish() == nullptr) return 0;
+    end_errand();
+    if (failed_) return 0;
     const int32_t allowed = functions_.validate_tokens(matcher_, tokens.data(), tokens.size());
     return allowed < 0 ? 0 : static_cast<size_t>(allowed);
 }

@@ -17,7 +17,7 @@ from mlxr.core.events import Event, TextDelta
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.engine.constraint import MaskSource
 from mlxr.llm import LLM
-from mlxr.service.closing import Closer
+from mlxr.service.closing import _Search
 
 TEXT = {"type": "string"}
 ITEM = {
@@ -99,8 +99,8 @@ def test_marks_lead_out_of_texts(lark: str) -> None:
 def test_nothing_is_held_back_while_there_is_room(most_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     demo, compiler = load_demo()
     looks = []
-    find_way = Closer._find_way
-    monkeypatch.setattr(Closer, "_find_way", lambda self, *rest: looks.append(rest) or find_way(self, *rest))
+    run = _Search.run
+    monkeypatch.setattr(_Search, "run", lambda self, *rest: looks.append(rest) or run(self, *rest))
     masks = MaskSource(compiler.compile(Grammar("json_schema", json.dumps(SCHEMAS[2]))), demo.vocab_size, most_tokens)
     draw = np.random.default_rng(1)
     for _ in range(100):
@@ -110,6 +110,33 @@ def test_nothing_is_held_back_while_there_is_room(most_tokens: int, monkeypatch:
         masks.accept(int(draw.choice(goes_on)))
         assert not masks.held_tokens
     assert len(looks) <= 3
+
+
+@pytest.mark.parametrize("most_tokens", [24, 60, 90, 120, 200, 1000])
+@pytest.mark.parametrize("schema", [SCHEMAS[0], {"type": "array", "items": ITEM, "minItems": 12}], ids=["few", "many"])
+def test_searches_are_bounded_by_token_and_by_look(
+    schema: dict[str, object], most_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the way to the end takes about all the tokens that are left: then most searches fail."""
+    demo, compiler = load_demo()
+    steps, masks, looks, step, choose = [0], [0], [], _Search._step, _Search._choose_by_mask
+    monkeypatch.setattr(_Search, "_step", lambda self: steps.append(steps.pop() + 1) or step(self))
+    monkeypatch.setattr(_Search, "_choose_by_mask", lambda self: masks.append(masks.pop() + 1) or choose(self))
+    source = MaskSource(compiler.compile(Grammar("json_schema", json.dumps(schema))), demo.vocab_size, most_tokens)
+    drawn, draw = 0, np.random.default_rng(most_tokens)
+    while drawn < most_tokens:
+        source.fill()
+        allowed = np.flatnonzero(np.unpackbits(source.mask.view(np.uint8), bitorder="little"))
+        token_id = int(draw.choice(allowed))
+        if token_id in demo.eos_ids:
+            break
+        before = steps[0]
+        source.accept(token_id)
+        drawn += 1
+        looks.append(steps[0] - before)
+    assert 0 < steps[0] <= 160 + 6 * drawn
+    assert masks[0] <= steps[0] // 2
+    assert max(looks) <= 140
 
 
 @pytest.fixture(scope="module")
