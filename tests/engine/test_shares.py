@@ -152,6 +152,7 @@ def test_a_request_that_ends_early_owes_no_more() -> None:
 def test_a_request_that_cannot_be_made_leaves_no_account() -> None:
     class Broken:
         end_tokens = (0,)
+        needs_end = False
 
         def fork(self) -> NoReturn:
             raise RuntimeError("no fork")

@@ -24,6 +24,7 @@ TYPES = {
     "path": str,
     "text": str,
     "list": tuple[str, ...],
+    "object": str,  # as its JSON
 }
 
 

@@ -14,7 +14,8 @@ from running_server import MakeServer, RunningServer, start_server
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The server that all tests share; its model is `demo`, and names that no model has are refused."""
-    server = start_server(tmp_path_factory.mktemp("registry"), strict_model_names=True)
+    folder = tmp_path_factory.mktemp("registry")
+    server = start_server(folder, strict_model_names=True, default_model="demo")  # whatever tests add
     yield server
     server.stop()
 

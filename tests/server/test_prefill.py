@@ -48,7 +48,6 @@ def test_openai_can_be_asked_for_a_new_message(client: httpx.Client) -> None:
     [
         {"continue_final_message": True, "add_generation_prompt": True},
         {"continue_final_message": True, "messages": [USER]},
-        {"messages": [*MESSAGES, MESSAGES[-1]]},
         {"response_format": {"type": "json_object"}},
     ],
 )

@@ -83,7 +83,7 @@ def test_a_model_of_the_server_alone_answers_stdin(server: str, command: Command
 
 def test_texts_are_embedded_here_as_there(server: str, command: Command) -> None:
     here = command("embed", "demo", "one text", "another")
-    assert command("embed", "demo", "--url", server, stdin="one text\nanother\n") == here
+    assert command("embed", "demo", "--url", server, stdin="one text\nanother\n")[:2] == here[:2]
     vectors = [json.loads(line) for line in here[1].splitlines()]
     assert len(vectors) == 2
     assert vectors[0] != vectors[1]

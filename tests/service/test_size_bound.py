@@ -20,7 +20,9 @@ def test_only_what_cannot_fit_is_refused() -> None:
     longest = max((tokenizer.token_text(index) for index in range(tokenizer.vocab_size)), key=len)
     assert bound.characters == SLACK * 100 * len(longest)
     bound.check("prompt", "x" * bound.characters)
-    bound.check("prompt", [1] * 10**6)
+    bound.check("prompt", [1] * 100)
+    with pytest.raises(ContextFull, match="must hold the prompt of 101 tokens"):
+        bound.check("prompt", [1] * 101)
     with pytest.raises(ContextFull, match="prompt: this model's maximum context length is 100 tokens") as caught:
         bound.check("prompt", "x" * (bound.characters + 1))
     assert caught.value.context_tokens == 100

@@ -52,12 +52,12 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
     if model is not None:
         settings = replace(settings, default_model=model)
     settings = replace(settings, adapters=(*settings.adapters, *(adapter or ())))
+    check_template(settings)
     share_heap()
     sys.setswitchinterval(SWITCH_S)
     start_logging(settings)
     if settings.tracing:
         start_tracing()
-    check_template(settings)
     app = build_app(settings)
     default = app.state.served.explain_default()
     app.state.served.find(default.name)  # a wrong name shall end the command, not every request
