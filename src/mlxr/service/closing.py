@@ -321,10 +321,11 @@ class _Search:
                 if _has(mask, token_id):
                     return (token_id,)
         allowed = _list_allowed(mask)
-        longest = sorted(allowed, key=lambda token_id: (-len(tokens.tokens[token_id]), token_id))[:1]
-        if longest and count <= _FEW and len(tokens.tokens[longest[0]]) > 1:  # single signs may go on for ever
-            self._words[tuple(self._way[-2:])] = longest[0]
-        return tuple(longest)
+        sign = -1 if count <= _FEW else 1  # what is not spelt out may go on with anything, so that the shortest does
+        best = sorted(allowed, key=lambda token_id: (sign * len(tokens.tokens[token_id]), token_id))[:1]
+        if best and count <= _FEW and len(tokens.tokens[best[0]]) > 1:  # single signs may go on for ever
+            self._words[tuple(self._way[-2:])] = best[0]
+        return tuple(best)
 
 
 class _Place:
