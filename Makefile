@@ -31,7 +31,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
-	@$(BIN)/mlxr run "$(PROMPT)"
+	@$(BIN)/mlxr run demo "$(PROMPT)"
 
 test: $(VENV)/.dev $(CLIENTS)/.installed ## the tests of every day, in five minutes (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)
