@@ -97,7 +97,7 @@ def endless_answers(page: Page) -> Iterator[None]:
 
     def add(route: Route) -> None:
         body = json.loads(route.request.post_data or "{}")
-        route.continue_(post_data=json.dumps({**body, "ignore_eos": True}))
+        route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "temperature": 1}))
 
     page.route(COMPLETIONS, add)
     yield
