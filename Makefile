@@ -33,12 +33,12 @@ help: ## list the targets
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run demo "$(PROMPT)"
 
-test: $(VENV)/.dev $(CLIENTS)/.installed ## the tests of every day, in five minutes (THOROUGH=--thorough: all that need no peer engine)
+test: $(VENV)/.dev $(CLIENTS)/.installed ## the tests of every day (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)
 	@$(TEST_PAGE) $(DEMAND)
 	@$(TEST_CLIENTS) $(if $(THOROUGH),tests/clients,$(EVERYDAY_CLIENTS))
 
-quick: $(VENV)/.dev ## lint, the tests of what is changed and some of the others, in a minute
+quick: $(VENV)/.dev ## lint, the tests of what is changed and some of the others
 	@$(BIN)/ruff check -q $(CHECKED)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal --quick
 

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from forcing_proxy import ForcingProxy, Json
+from long_demo import write_long_demo
 
 ROOT = Path(__file__).parents[2]
 COMMAND = os.environ.get("MLXR_COMMAND", str(ROOT / ".venv" / "bin" / "mlxr"))
 AGENTS = Path(os.environ.get("MLXR_AGENTS", str(ROOT / ".venv-agents")))
 MODEL = "long"
-CONTEXT_TOKENS = 131_072  # an agent's instructions and tools take some ten thousand of the demo's tokens
 WAIT_S = 60
 MakeProxy = Callable[[str, Json], ForcingProxy]
 
@@ -45,16 +44,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=WAIT_S)
-
-
-def write_long_demo(path: Path) -> Path:
-    """Write the demo with a longer context into its header; what it says of long prompts does not matter here."""
-    content = bytearray((ROOT / "src" / "mlxr" / "assets" / "demo.gguf").read_bytes())
-    key = b"llama.context_length"
-    place = content.index(key) + len(key) + 4  # behind the name of its type
-    struct.pack_into("<I", content, place, CONTEXT_TOKENS)
-    path.write_bytes(content)
-    return path
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from chatting import (
     start_chat,
     wait_for_answer,
 )
+from long_demo import write_long_demo
 from page_server import PageServer, wait_until
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
@@ -162,7 +163,9 @@ def test_what_was_typed_survives_a_reload(page: Page) -> None:
 
 
 @pytest.mark.smoke
-def test_two_tabs_lose_no_message(tab: OpenTab, server: PageServer) -> None:
+def test_two_tabs_lose_no_message(tab: OpenTab, make_server: MakePageServer, tmp_path: Path) -> None:
+    long = write_long_demo(tmp_path / "long.gguf")  # with room for an answer that outlasts what two tabs do
+    server = make_server(default_model=str(long))
     one = tab(server).page
     ask(one)
     other = tab(server, f"/#{urlsplit(one.url).fragment}").page
