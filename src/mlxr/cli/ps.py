@@ -32,7 +32,7 @@ def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tell_cache(model: Mapping[str, Any]) -> str:
-    """What the cache takes, and at most; other servers do not say. Of names that share one, that it is shared."""
+    """Return what the cache takes and may take, or that it is shared; blank where the server does not say."""
     if "cache_max_bytes" not in model:
         return "-"
     cache = f"{format_bytes(model['cache_in_use_bytes'])} of {format_bytes(model['cache_max_bytes'])}"

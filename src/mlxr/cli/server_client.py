@@ -80,7 +80,7 @@ def ask_parameters(settings: Settings, url: str, model: str | None) -> Mapping[s
 
 
 def _ask_sampling(settings: Settings, url: str, model: str) -> Mapping[str, object]:
-    """How the server says that a person's answers are sampled; nothing from other servers than ours."""
+    """Return the sampling that the server states for answers that people read; nothing from other servers than ours."""
     try:
         values = ask_server(settings, url, f"/v1/admin/models/{quote(model, safe='')}/sampling")
     except MlxrError:

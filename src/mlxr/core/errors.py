@@ -90,7 +90,7 @@ class Unavailable(RegistryError):
 
 
 class NoSpace(RegistryError):
-    """What has to be written cannot be: the disk is full, or the folder may only be read."""
+    """Raised where something has to be written and the disk is full, or the folder may only be read."""
 
 
 class HubError(MlxrError):

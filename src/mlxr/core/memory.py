@@ -36,7 +36,7 @@ def return_free_memory() -> None:
 
 @cache
 def read_unit_bytes() -> int:
-    """How much memory the system gives at a time to large anonymous memory that asked for huge pages."""
+    """Return the bytes that the system gives at a time to anonymous memory that asked for huge pages."""
     try:
         has_huge = "[never]" not in _HUGE_PAGES.read_text()
     except OSError:

@@ -27,11 +27,11 @@ class TokenConstraint(Protocol):
 
     @property
     def needs_end(self) -> bool:
-        """Whether an end token must end the answer, as it does under a grammar."""
+        """True where an end token must end the answer, as it does under a grammar."""
         ...
 
     def count_free(self) -> int:
-        """How many of the next tokens may be any, so that they need no mask; FREE_TOKENS: nothing is bounded any more.
+        """Return how many next tokens may be any, so that they need no mask; FREE_TOKENS: nothing is bounded any more.
 
         Asked before a mask is; a word from outside the answer counts from then on.
         """

@@ -25,7 +25,7 @@ class Pool:
         self._tokens = 0
 
     def count_wanted(self, tokens: int, *, is_first: bool, completes: bool) -> int:
-        """How many states at the end of a chunk of `tokens` tokens are needed.
+        """Return the number of states that are needed at the end of a chunk of `tokens` tokens.
 
         `is_first` if it begins the text, `completes` if it ends it.
         """

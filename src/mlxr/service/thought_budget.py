@@ -135,7 +135,7 @@ class ThoughtBudget:
         return self._inner is not None and self._inner.needs_end
 
     def count_free(self) -> int:
-        """How many of the next tokens may be any, whatever they are; FREE_TOKENS once nothing is bounded any more."""
+        """Return how many of the next tokens may be any; FREE_TOKENS once nothing is bounded any more."""
         # Only here, so that a token is asked for and taken by the same rules.
         self._is_wanted = self._end.is_wanted
         return 0 if self._inner is not None else self._count_free()
