@@ -115,8 +115,9 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert "arena_bytes" in mlxr("settings")
     seen.add("serve")
     with serving(installed) as url:
-        assert "demo" in mlxr("ps", "--url", url)
+        assert "mine" in mlxr("ps", "--url", url)  # one's own model answers before the demo
         assert ANSWER in run("mlxr", "run", "demo", QUESTION, "--temperature", 0, "--url", url)
+        assert "demo" in mlxr("ps", "--url", url)
         mlxr("stop", "demo", "--url", url)
         assert "demo" not in mlxr("ps", "--url", url)
 
