@@ -9,7 +9,6 @@ DEMAND ?=
 THOROUGH ?=
 TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests/page
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore
-EVERYDAY_CLIENTS := $(addprefix tests/clients/test_,adapters.py anthropic.py ollama.py)
 SANITIZED := build/sanitized
 FILES ?= 3000
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
@@ -25,7 +24,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench page check-page test-page test-gpu test-sanitized test-real test-peers test-wheel test-agents clean
+.PHONY: help run test quick lint format bench page check-page test-clients test-page test-gpu test-sanitized test-real test-peers test-wheel test-agents clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -33,10 +32,10 @@ help: ## list the targets
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run demo "$(PROMPT)"
 
-test: $(VENV)/.dev $(CLIENTS)/.installed ## the tests of every day (THOROUGH=--thorough: all that need no peer engine)
+test: $(VENV)/.dev $(if $(THOROUGH),$(CLIENTS)/.installed) ## the tests of every day (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)
 	@$(TEST_PAGE) $(DEMAND)
-	@$(TEST_CLIENTS) $(if $(THOROUGH),tests/clients,$(EVERYDAY_CLIENTS))
+	@$(if $(THOROUGH),$(TEST_CLIENTS) tests/clients)
 
 quick: $(VENV)/.dev ## lint, the tests of what is changed and some of the others
 	@$(BIN)/ruff check -q $(CHECKED)
@@ -60,6 +59,9 @@ page: web/node_modules/.installed ## build the page for browsers from web/ (need
 check-page: web/node_modules/.installed ## lint, types and unit tests of web/ (needs Node 20 or newer)
 	@npm --prefix web run --silent check
 	@npm --prefix web run --silent test
+
+test-clients: $(VENV)/.installed $(CLIENTS)/.installed ## clients of OpenAI, Anthropic, Ollama, and frameworks over them, against a server
+	@$(TEST_CLIENTS) tests/clients
 
 test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there
 	@$(TEST_PAGE) --thorough --demand-browser

@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from amounts import choose_amount
 from cache_world import FULL, STATE, World, page_files
+import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -253,9 +254,9 @@ class AllKindsHistory(CacheHistory):
 
 
 TestCacheHistory = CacheHistory.TestCase
-TestWindowHistory = WindowHistory.TestCase
+TestWindowHistory = pytest.mark.slow(WindowHistory.TestCase)
 TestMixedHistory = MixedHistory.TestCase
-TestManyGroupsHistory = ManyGroupsHistory.TestCase
+TestManyGroupsHistory = pytest.mark.slow(ManyGroupsHistory.TestCase)
 TestStateHistory = StateHistory.TestCase
 TestStatesAloneHistory = StatesAloneHistory.TestCase
 TestAllKindsHistory = AllKindsHistory.TestCase

@@ -57,6 +57,7 @@ def test_run_as_json(folder: Path, mlxr: Run) -> None:
     assert report["total_ms"] >= report["first_text_ms"] > 0
 
 
+@pytest.mark.slow
 def test_run_says_the_same_with_drafts(gguf: Path, mlxr: Run, refused: Run) -> None:
     options = ["run", gguf, "the fox and the fox and the", "--raw", "--max-tokens", 30, "--seed", 3]
     for temperature in (0, 0.8):
@@ -79,6 +80,7 @@ def test_run_reads_stdin_and_tells_timings(
     assert "prompt tokens" in output.err
 
 
+@pytest.mark.slow
 def test_what_comes_through_a_pipe_belongs_to_the_prompt(folder: Path, tmp_path: Path, mlxr: Run) -> None:
     options = (*GREEDY, "--max-tokens", "5", "--json")
     command = [sys.executable, "-m", "mlxr", "run", str(folder), "the fox", *options]
@@ -523,6 +525,7 @@ def test_bench(batch: int, gguf: Path, mlxr: Run) -> None:
     assert "decode" in mlxr("bench", gguf, *sizes)
 
 
+@pytest.mark.slow
 def test_bench_shows_what_drafts_bring(gguf: Path, mlxr: Run, refused: Run) -> None:
     sizes = ["--prompt-tokens", 40, "--generate-tokens", 30, "--batch", 2, "--repeat", 1]
     report = json.loads(mlxr("bench", gguf, *sizes, "--draft", gguf, "--json"))

@@ -102,6 +102,7 @@ def test_our_side_alone(compare: ModuleType, models: str, tmp_path: Path, capsys
     assert not [path for path in Path(models).iterdir() if path.suffix == ".part"]
 
 
+@pytest.mark.slow
 def test_what_was_measured_outlives_a_run_that_breaks_off(
     compare: ModuleType, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +266,7 @@ def test_recorded_figures_are_in_the_document(compare: ModuleType) -> None:
         assert compare.format_table(json.loads(path.read_text())) in text, f"write {path.name} with --write-docs"
 
 
+@pytest.mark.slow
 def test_bench_tells_what_the_machine_can_do(
     gguf: Path, mlxr: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +283,7 @@ def test_bench_tells_what_the_machine_can_do(
     assert "probe_read_bytes_per_s" not in json.loads(mlxr("bench", gguf, *sizes, "--json"))
 
 
+@pytest.mark.slow
 def test_refusals_are_one_line(compare: ModuleType, models: str, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(*arguments: str) -> str:
         assert compare.main([*TINY, "--models", models, *arguments]) == 2

@@ -51,6 +51,7 @@ def test_show_tells_nothing_of_the_weights_of_what_is_no_model_here(tmp_path: Pa
     assert "each token" not in mlxr("show", path)
 
 
+@pytest.mark.slow
 def test_validate_tells_the_share_of_what_the_machine_reads(
     moe_gguf: Path, mlxr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_experts_may_stay_in_the_file(
     assert "'reference'" in refused("bench", moe_gguf, "--expert-bytes", "1M", "--device", "reference")
 
 
+@pytest.mark.slow
 def test_experts_stay_in_the_file_where_free_memory_is_small(
     moe_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

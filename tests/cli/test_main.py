@@ -216,6 +216,7 @@ def test_environment_settings_are_read_and_named() -> None:
     assert err == "mlxr: device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu, emulated; got gpu\n"
 
 
+@pytest.mark.slow
 def test_no_traceback_from_the_real_process(tmp_path: Path, gguf: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(gguf.read_bytes()[:5000])

@@ -39,6 +39,7 @@ def check_trace(report: dict[str, Any], trace: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.slow
 def test_profile(gguf: Path, tmp_path: Path, mlxr: Run) -> None:
     sizes = ["--prompt-tokens", 70, "--steps", 5, "--sequences", 2, "--threads", 2]
     report, trace, printed = read_profile(mlxr, tmp_path, gguf, *sizes)

@@ -146,6 +146,7 @@ def test_pages_of_another_replica_are_as_good_as_computed(members: tuple[Member,
     assert second.reports[-1].load.link is not None
 
 
+@pytest.mark.slow
 def test_pages_on_their_way_are_waited_for(members: tuple[Member, Member]) -> None:
     """A second request that begins alike is not computed meanwhile, whether a peer is named for it or not."""
     first, second = members
@@ -221,6 +222,7 @@ def test_what_is_damaged_is_computed(
     assert second.ask(prompt)[0] == expected
 
 
+@pytest.mark.slow
 def test_a_lost_link_costs_no_more_than_the_timeout(members: tuple[Member, Member]) -> None:
     first, second = members
 

@@ -46,6 +46,7 @@ def test_a_gpu_asks_a_draft_model_that_is_right_in_most_cases(sureness: float) -
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("agrees", "share"), [(0.5, 0.93), (0.7, 0.92), (0.9, 0.84)])
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+@pytest.mark.slow
 def test_drafts_are_about_as_long_as_is_best(machine: Machine, agrees: float, share: float) -> None:
     """With all that is learned in the first of three answers; the more a draft brings, the more that counts."""
     gains = [measure_gain(machine, lambda _: agrees, seed) for seed in range(3)]
@@ -61,6 +62,7 @@ def test_drafts_that_are_never_right_cost_little(machine: Machine, batches: tupl
 
 
 @pytest.mark.parametrize("machine", [H200, CPU_STEEP], ids=lambda machine: machine.name)
+@pytest.mark.slow
 def test_drafts_that_are_seldom_right_cost_little(machine: Machine) -> None:
     assert machine.best_gain(0.3, MOST_TOKENS) == 1
     assert statistics.mean(measure_gain(machine, lambda _: 0.3, seed) for seed in range(3)) > 0.97

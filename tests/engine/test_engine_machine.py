@@ -339,10 +339,10 @@ class HybridEngineMachine(EngineMachine):
 
 
 test_engine_machine = EngineMachine.TestCase
-test_engine_machine_with_a_window = MixedEngineMachine.TestCase
-test_engine_machine_with_two_windows = ThreeGroupsEngineMachine.TestCase
-test_engine_machine_with_states = StateEngineMachine.TestCase
-test_engine_machine_with_states_and_a_window = HybridEngineMachine.TestCase
+test_engine_machine_with_a_window = pytest.mark.slow(MixedEngineMachine.TestCase)
+test_engine_machine_with_two_windows = pytest.mark.slow(ThreeGroupsEngineMachine.TestCase)
+test_engine_machine_with_states = pytest.mark.slow(StateEngineMachine.TestCase)
+test_engine_machine_with_states_and_a_window = pytest.mark.slow(HybridEngineMachine.TestCase)
 PAGED = (EngineMachine, MixedEngineMachine, ThreeGroupsEngineMachine)
 for machine in (*PAGED, StateEngineMachine, HybridEngineMachine):
     machine.TestCase.settings = settings(

@@ -190,6 +190,7 @@ def test_answers_are_those_given_alone(seed: int, tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_the_schedules_are_not_harmless(tmp_path: Path) -> None:
     """The schedules above really preempt, share, evict, store and restore."""
     preemptions = recomputed_tokens = memory_tokens = disk_tokens = evictions = 0

@@ -179,6 +179,7 @@ def test_validation_finds_gpu_kernels_only(demo: Demo, capsys: pytest.CaptureFix
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_decoding_copies_no_keys_and_values(demo: Demo) -> None:
     if demo.loaded.ctx.gpu.launcher is None:
         pytest.skip("MLX's own attention wants its keys in one place")

@@ -94,6 +94,7 @@ def test_answers_are_those_without_drafts(
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.slow
 def test_a_draft_model_guesses_on_a_context_of_its_own(
     gpu: Context, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
 ) -> None:

@@ -140,6 +140,7 @@ def list_ways(engine: Engine) -> set[str]:
         ("nemotron-h-moe", "q8_0", "RecordedStep"),
     ],
 )
+@pytest.mark.slow
 def test_recorded_steps_answer_as_the_reference(
     gpu: Context, monkeypatch: pytest.MonkeyPatch, case: str, type_name: str, way: str
 ) -> None:

@@ -50,6 +50,7 @@ def spy(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_recorded_steps_count_each_launch_each_time(emulated: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     model = build_hf(emulated, config, seed, "q8_0")

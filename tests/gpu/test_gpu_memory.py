@@ -60,6 +60,7 @@ def locate(ctx: Context, pool: Any) -> int:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_decode_copies_no_pool(gpu: Context) -> None:
     pool_bytes, taken_bytes, copied_bytes = watch_decode(gpu)
     assert copied_bytes == 0

@@ -76,6 +76,7 @@ def test_a_processor_has_nothing_to_rehearse() -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_the_setting_decides(caplog: pytest.LogCaptureFixture) -> None:
     _, engine, emulator = open_model(CASES[0])
     for word in ("auto", "off"):

@@ -196,6 +196,7 @@ def describe(source: Source) -> tuple[object, ...]:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_the_engine_of_a_mac_runs(mx: StandIn, checker: Checker) -> None:
     """Prompts, compiled steps of one answer and of several, drawn and largest tokens."""
     launches = len(mx.launches)

@@ -18,6 +18,7 @@ MIB = 1 << 20
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("isa", native.available_isas())
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
 def test_every_tier_measures(isa: str, threads: int) -> None:
     probe = Context(threads=threads, isa=isa).start_probe()
     limits = probe.measure(1)

@@ -97,6 +97,7 @@ def choose_params(chance: random.Random) -> SamplingParams:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_text_is_the_same_whatever_happens_to_pages_and_states(case: str) -> None:
     drafted = 0
     for seed in range(choose_schedules(6)):

@@ -122,6 +122,7 @@ def test_its_tokens_are_those_of_the_map() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["qwen35", "glm4moe"])
+@pytest.mark.slow
 def test_text_is_the_same_whatever_happens_to_pages_and_states(case: str) -> None:
     model, _ = build(case)
     layers = model.config.layers

@@ -98,6 +98,7 @@ def test_batch_gives_equal_bits(type_name: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_k"])
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_chunk_gives_equal_bits(type_name: str) -> None:
     for kv_type in ("bf16", "f16", "q8"):
         check_chunks_and_threads(type_name, make_tokens(CONFIG, 600, 2), None, kv_type)

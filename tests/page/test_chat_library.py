@@ -162,7 +162,6 @@ def test_what_was_typed_survives_a_reload(page: Page) -> None:
     expect(composer(page)).to_have_value("Half a question")
 
 
-@pytest.mark.smoke
 def test_two_tabs_lose_no_message(tab: OpenTab, make_server: MakePageServer, tmp_path: Path) -> None:
     long = write_long_demo(tmp_path / "long.gguf")  # with room for an answer that outlasts what two tabs do
     server = make_server(default_model=str(long))

@@ -164,7 +164,7 @@ class PageTableHistory(RuleBasedStateMachine):
 
 TestPagerHistory = PagerHistory.TestCase
 TestPagerHistory.settings = RANDOM_HISTORIES
-TestPageTableHistory = PageTableHistory.TestCase
+TestPageTableHistory = pytest.mark.slow(PageTableHistory.TestCase)
 TestPageTableHistory.settings = RANDOM_HISTORIES
 
 

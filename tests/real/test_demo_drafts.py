@@ -73,6 +73,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("draft", ["auto", "ngram", "demo-draft", "demo"])
+@pytest.mark.slow
 def test_random_answers_are_those_without_drafts(plain: LLM, draft: str) -> None:
     chance = random.Random(draft)
     prompts = [TEXT[: chance.randrange(9, len(TEXT))] * chance.choice([1, 2]) for _ in range(12)]

@@ -31,6 +31,7 @@ def embed(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling, chunk_tok
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.slow
 def test_embeddings_do_not_depend_on_the_batch(pooling: Pooling) -> None:
     with open_model("demo", resolve({})) as loaded:
         alone = [embed(loaded, [text], pooling, 512, answers=0)[0] for text in TEXTS]

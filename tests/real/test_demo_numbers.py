@@ -60,6 +60,7 @@ def test_q8_pages_lose_little(files: dict[str, Path]) -> None:
     assert small / half - 1 < 0.005
 
 
+@pytest.mark.slow
 def test_types_with_fewer_bits_lose_little(files: dict[str, Path]) -> None:
     best = score(files["f16"]).perplexity
     assert score("demo").perplexity / best == pytest.approx(1, abs=0.005)

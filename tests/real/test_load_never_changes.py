@@ -216,6 +216,7 @@ def test_schedule_changes_no_bit(seed: int, demo: Demo) -> None:
     run_schedule(seed, demo)
 
 
+@pytest.mark.slow
 def test_the_schedules_are_not_harmless(demo: Demo) -> None:
     """The first schedules, which change no bit either, preempt, compute again, share, read from disk and evict."""
     stats = [run_schedule(seed, demo).stats() for seed in range(TOGETHER)]

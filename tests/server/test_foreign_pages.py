@@ -127,6 +127,7 @@ def test_a_name_that_was_pointed_to_a_public_server_changes_nothing(public: Runn
     assert_refused(ask_all(public, "changing", host="evil.example:11434", origin="http://evil.example:11434"))
 
 
+@pytest.mark.slow
 def test_what_a_name_pointed_to_a_public_server_can_read_holds_no_conversation(public: RunningServer) -> None:
     secret = "the ferret sleeps in the piano"
     with public.client() as client:

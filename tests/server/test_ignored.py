@@ -96,6 +96,7 @@ def test_many_names_are_cut(client: httpx.Client) -> None:
     assert join_names(names[:3]) == "x0, x1, x2"
 
 
+@pytest.mark.slow
 def test_only_the_beginning_of_a_long_body_is_looked_at() -> None:
     body = {"messages": [{"role": "user", "content": "x", "id": "a"}] * MAX_LOOKS}
     model = ChatCompletionRequest.model_validate(body)

@@ -198,6 +198,7 @@ def test_a_stream_can_be_ended_from_outside(watched: RunningServer) -> None:
         assert list(lines)[-1] == ""
 
 
+@pytest.mark.slow
 def test_what_the_machine_can_do_is_measured_when_somebody_asks(watched: RunningServer) -> None:
     with watched.client() as client, watch(client) as events:
         _, data = next(events)

@@ -151,6 +151,7 @@ def serve_once(
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_every_command(run: Callable[[str], str]) -> None:
     assert len(COMMANDS) > 35
     outputs = {command: run(command) for command in COMMANDS}

@@ -166,6 +166,7 @@ def test_a_long_input_loses_its_oldest_items(ai: openai.OpenAI) -> None:
         ask(ai, asked, truncation="disabled")
 
 
+@pytest.mark.slow
 def test_all_that_codex_sends_is_taken(make_server: MakeServer) -> None:
     with make_server().client() as client:
         reply = client.post("/v1/responses", json={**CODEX, "input": HISTORY, "stream": True})

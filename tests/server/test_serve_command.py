@@ -69,6 +69,7 @@ def test_it_answers_and_ends_in_order(number: signal.Signals, serving: tuple[sub
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], str]) -> None:
     process, url = serving
     body = {"model": "demo", "prompt": "import os\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -114,6 +115,7 @@ def test_what_cannot_be_served_is_one_line(arguments: list[str], message: str, t
     assert message in errors
 
 
+@pytest.mark.slow
 def test_a_unix_socket_goes_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "mlxr.sock"
     process = start(tmp_path, "--unix-socket", str(path))
@@ -153,6 +155,7 @@ needs_page = pytest.mark.skipif(not (FOLDER / INDEX).is_file(), reason="the page
 
 @needs_page
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+@pytest.mark.slow
 def test_the_page_is_opened_in_a_browser(host: str, shown: str, opened: Path, tmp_path: Path) -> None:
     flags = ["--port", "0", "--host", host, "--open"]
     process = start(tmp_path, *flags, BROWSER=f"{opened.parent}/browser %s")
@@ -171,6 +174,7 @@ def test_the_page_is_opened_in_a_browser(host: str, shown: str, opened: Path, tm
 
 
 @needs_page
+@pytest.mark.slow
 def test_without_a_browser_the_address_is_told(tmp_path: Path) -> None:
     process = start(tmp_path, "--port", "0", "--open", BROWSER=f"{tmp_path}/none %s", PATH=str(tmp_path))
     try:

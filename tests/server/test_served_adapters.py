@@ -323,6 +323,7 @@ def test_the_cache_keeps_adapters_apart(client: httpx.Client) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_adapter_beyond_the_memory_is_refused_and_idle_ones_make_room(make_server: MakeServer, files: Path) -> None:
     given = ",".join(f"{name}={files / name}.gguf" for name in ("one", "two", "three"))
     server = make_server(adapters=given, adapter_bytes=1)

@@ -141,6 +141,7 @@ def test_cancelling_gives_the_pages_back_and_ends_the_events() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_leaving_a_stream_early_cancels_it() -> None:
     async def test(session: AsyncSession) -> None:
         request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True))
@@ -178,6 +179,7 @@ def test_a_slow_reader_holds_up_nobody_and_loses_nothing() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_many_streams_at_once_answer_as_if_alone() -> None:
     async def test(session: AsyncSession) -> None:
         requests = [

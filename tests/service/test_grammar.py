@@ -304,6 +304,7 @@ def test_what_answers_leave_in_a_lexer_counts(demo: Tokenizer, demo_compiler: Gr
     assert (constraint._compiled.nbytes > before) is constraint._compiled._library.shares_lexers
 
 
+@pytest.mark.slow
 def test_large_grammars_take_bounded_memory(demo: Tokenizer, host: Context | None) -> None:
     compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
     before = read_resident_bytes()
@@ -334,6 +335,7 @@ def test_schemas_that_take_too_long_are_refused(demo_compiler: GrammarCompiler, 
     assert time.process_time() - start_s < 10
 
 
+@pytest.mark.slow
 def test_wide_grammars_are_answered(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
     words = [f" word{index * 7919 % 100_000}" for index in range(2500)]
     choice = "root ::= " + " | ".join(map(json.dumps, words))

@@ -198,6 +198,7 @@ def test_cancelling_gives_out_the_text_held_back() -> None:
     assert completion.usage.completion_tokens == 2
 
 
+@pytest.mark.slow
 def test_closing_and_forgetting_a_stream_stop_it() -> None:
     engine, session = make_echo_session()
     with session.stream(session.encode_prompt("abc"), UNLIMITED) as stream:

@@ -350,6 +350,7 @@ def start(session: Session, question: str, options: dict[str, Any], priority: in
     return session.start(ChatRequest([{"role": "user", "content": question}], params, priority=priority))
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_alone_together_drafted_and_preempted() -> None:
     with closing(open_session(draft="off", arena_bytes="64M")) as session:
         alone = [fold_events(start(session, *asked)) for asked in ASKED]

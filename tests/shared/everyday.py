@@ -1,12 +1,13 @@
 """Chooses which tests a run is made of: all of them, those of every day, or the quick ones.
 
 - `--thorough`, as in continuous integration: every test, and random ones at full length (amounts.py).
-- Every day: tests that are marked `slow` are left out. Of a test with several parameters so many cases run that each
-  value of each parameter is in one; where it is marked `sampled(n)`, every n-th of these. Of the folders that take
+- Every day: tests that are marked `slow` are left out. Of a test whose package is changed so many cases run that each
+  value of each parameter is in one; where it is marked `sampled(n)`, every n-th of these. Of other packages `FEW` of
+  these run, spread evenly; those of tests/project always run, as they look at all packages. Of the folders that take
   longest, the GPU's kernels and the page, it is the first case of each test marked `smoke`, unless their sources are
   changed.
-- `--quick`: of the tests of every day, those of the packages that are changed, and the first case of each test of
-  the folders that need no model.
+- `--quick`: of the packages that are changed, the first case of each test, and all cases that run every day of the
+  files of tests that are changed; of the folders that need no model, the first case of each test.
 
 "Changed" means beside the branch that this one came from: git's upstream of HEAD, else HEAD itself.
 """
@@ -27,6 +28,8 @@ SMOKE = {  # folder of tests: the sources that they are about
     "gpu": re.compile(r"src/mlxr/kernels/(gpu/|.*(gpu\w*\.py|\.body|\.h)$)|tests/gpu/"),
     "page": re.compile(r"web/|src/mlxr/server/page|tests/page/"),
 }
+WHOLE = "project"  # these tests look at all packages
+FEW = 4  # cases of a test whose package is not changed
 ALWAYS_QUICK = ("plain", "project", "formats", "tokenizers", "templates", "cache")
 # The tests of a package lie in the folder of its name, but for these.
 TESTS_OF = {
@@ -51,11 +54,12 @@ def choose(cases: Sequence[Any], *, is_quick: bool, changed: Iterable[str]) -> l
         is_changed = folder in touched or path in changed
         if folder in SMOKE and not any(SMOKE[folder].match(path) for path in changed):
             chosen = group[:1] if group[0].get_closest_marker("smoke") and not is_quick else []
-        elif is_quick and not is_changed:
-            chosen = group[:1] if folder in ALWAYS_QUICK else []
+        elif is_quick and path not in changed:
+            chosen = group[:1] if is_changed or folder in ALWAYS_QUICK else []
         else:
             sampled = group[0].get_closest_marker("sampled")
             chosen = cover(group)[:: sampled.args[0] if sampled else 1]
+            chosen = chosen if is_changed or folder == WHOLE else thin(chosen)
         kept.update(map(id, chosen))
     return [case for case in cases if id(case) in kept]
 
@@ -72,6 +76,12 @@ def cover(cases: Sequence[Any]) -> list[Any]:
         kept.add(best)
         missing -= wanted[best]
     return [cases[at] for at in sorted(kept)]
+
+
+def thin(cases: Sequence[Any]) -> list[Any]:
+    """Return `FEW` of the cases in their order, the first and the last among them, or all where there are no more."""
+    last = len(cases) - 1
+    return list(cases) if last < FEW else [cases[at * last // (FEW - 1)] for at in range(FEW)]
 
 
 def find_touched(changed: Iterable[str]) -> set[str]:

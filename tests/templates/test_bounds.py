@@ -119,6 +119,7 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert programs.render("no loop", "x", {}, datetime.now(UTC)) == "no loop"
 
 
+@pytest.mark.slow
 def test_a_stopped_template_can_be_used_again() -> None:
     template = ChatTemplate(
         "{% for i in range(messages[0].content | int) %}{% for j in range(9999) %}{% endfor %}{% endfor %}ok",

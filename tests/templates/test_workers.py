@@ -51,6 +51,7 @@ def render(workers: TemplateWorkers, source: str, **variables: object) -> str:
     ],
     ids=["equal", "select", "rfind", "sort", "strftime", "wordwrap", "upper"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_overruns_end_with_the_process(workers: TemplateWorkers, source: str, reason: str) -> None:
     beats: list[float] = []
     is_over = threading.Event()

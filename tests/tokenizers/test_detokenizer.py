@@ -86,6 +86,7 @@ token_ids = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(ids=token_ids, split=st.integers(0, 40))
+@pytest.mark.slow
 def test_pushes_make_the_decoding_of_all_bytes(ids: list[int], split: int) -> None:
     tokenizer = ByteTokenizer()
     visible = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id != SPECIAL)

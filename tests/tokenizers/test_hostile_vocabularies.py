@@ -77,6 +77,7 @@ def test_gguf_metadata(name: str, golden_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["spm-merges", "llama3"])
+@pytest.mark.slow
 def test_tokenizer_json(
     name: str,
     make_folder: Callable[[dict[str, Any]], Path],
@@ -100,6 +101,7 @@ def test_tokenizer_json(
     capfd.readouterr()  # the library writes about its panics itself
 
 
+@pytest.mark.slow
 def test_sentencepiece_models(make_folder: Callable[[dict[str, Any]], Path], golden_folder: Path) -> None:
     draw = random.Random(3)
     honest = (golden_folder / "spm" / "tokenizer.model").read_bytes()
