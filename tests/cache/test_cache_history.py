@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from amounts import choose_amount
 from cache_world import FULL, STATE, World, page_files
-import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
