@@ -377,6 +377,8 @@ def test_stopping_refuses_waits_for_loads_and_ends_what_is_in_use() -> None:
         await pool.acquire("a")
         sessions.may_open.clear()
         load = asyncio.create_task(use(pool, "b"))
+        while len(sessions.rooms) < 2:  # so that "c" comes second: names are looked up on several threads
+            await settle()
         queued = asyncio.create_task(use(pool, "c"))
         await settle()
         stop = asyncio.create_task(pool.stop())
