@@ -36,7 +36,7 @@ DOUBLES = {
     "kernels/sample/rules.py": {"exp", "exp2", "log", "log2"},
     "kernels/sample/reference.py": {"exp", "log"},
     "model_files/tensors.py": {"exp"},
-    "server/llamacpp/probabilities.py": {"exp"},
+    "server/llamacpp/reply.py": {"exp"},
     "service/validation.py": {"exp", "log"},
 }
 

@@ -13,15 +13,15 @@ from pydantic import TypeAdapter
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
-from mlxr.server.anthropic.message_events import MessageEvents
-from mlxr.server.openai.chat_reply import ChatFold
-from mlxr.server.openai.chat_stream import ChatChunks
-from mlxr.server.openai.completion_reply import CompletionFold
-from mlxr.server.openai.response_events import ResponseEvents
+from mlxr.server.anthropic.reply import MessageEvents
+from mlxr.server.openai.chat import ChatChunks, render_chat
+from mlxr.server.openai.completions import TextChoice, render_completion
+from mlxr.server.openai.replies import Head, StreamExtras
+from mlxr.server.openai.response_reply import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.response_tools import read_tools
 from mlxr.server.openai.responses import begin_response
-from mlxr.server.openai.route import Head
+from mlxr.service.completion import ReplyFold
 
 HEAD = Head("id-1", 1_700_000_000, "some-model", "fp_1")
 USAGE = Usage(prompt_tokens=10, completion_tokens=7, cached_tokens=4)
@@ -55,29 +55,31 @@ EMPTY: list[Event] = [finish(FinishReason.STOP)]
 
 
 def fold_chat(events: Sequence[Event], answers: int = 1, *, logprobs: bool = False) -> ChatCompletion:
-    fold = ChatFold(10, answers, token_bytes if logprobs else None)
-    for event in events:
-        fold.add(event)
-    reply = fold.to_reply(HEAD.id, HEAD.created, HEAD.model, HEAD.fingerprint)
+    fold = ReplyFold([10], answers)
+    fold.add_all(events)
+    reply = render_chat(HEAD, fold, token_bytes if logprobs else None)
     return ChatCompletion.model_validate(json.loads(reply.model_dump_json()))
 
 
 def stream_chat(events: Sequence[Event], answers: int = 1, *, logprobs: bool = False) -> list[ChatCompletionChunk]:
-    chunks = ChatChunks(
-        HEAD.to_chunk("chat.completion.chunk"),
-        prompt_tokens=10,
-        answers=answers,
-        includes_usage=True,
-        token_bytes=token_bytes if logprobs else None,
-    )
+    extras = StreamExtras(includes_usage=True, token_bytes=token_bytes if logprobs else None)
+    chunks = ChatChunks(HEAD.to_chunk("chat.completion.chunk"), ReplyFold([10], answers), extras)
     made = [chunk for event in events for chunk in chunks.push(event)]
     return [ChatCompletionChunk.model_validate(chunk) for chunk in [*made, *chunks.end()]]
+
+
+def complete_text(events: Sequence[Event], prompt_tokens: int) -> TextChoice:
+    fold = ReplyFold([prompt_tokens])
+    fold.add_all(events)
+    return render_completion(HEAD, fold, token_bytes).choices[0]
 
 
 def respond(events: Sequence[Event], **options: object) -> tuple[list[ResponseStreamEvent], Response]:
     body = ResponseRequest.model_validate({"input": "Hi", **options})
     callees = read_tools(body.tools).callees
-    made = ResponseEvents(begin_response(body, HEAD), 10, token_bytes if body.wants_logprobs else None, callees)
+    made = ResponseEvents(
+        begin_response(body, HEAD), ReplyFold([10]), token_bytes if body.wants_logprobs else None, callees
+    )
     plain = [*made.start(), *(one for event in events for one in made.push(event))]
     adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     reply = Response.model_validate(json.loads(made.response.model_dump_json(by_alias=True)))
@@ -85,7 +87,7 @@ def respond(events: Sequence[Event], **options: object) -> tuple[list[ResponseSt
 
 
 def write_message(events: Sequence[Event], **options: object) -> tuple[list[RawMessageStreamEvent], Message]:
-    made = MessageEvents("msg_1", "some-model", 10, 7, **options)  # type: ignore[arg-type]
+    made = MessageEvents("msg_1", "some-model", ReplyFold([10]), 7, **options)  # type: ignore[arg-type]
     plain = [*made.start(), *(one for event in events for one in made.push(event))]
     adapter: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
     reply = Message.model_validate(json.loads(made.message.model_dump_json()))
@@ -165,10 +167,7 @@ def test_logprobs_of_half_characters() -> None:
     streamed = stream_chat(events, logprobs=True)[1].choices[0].logprobs
     assert streamed is not None
     assert streamed.model_dump() == logprobs.model_dump()
-    fold = CompletionFold(10, 1, 1, token_bytes)
-    for event in events:
-        fold.add(event)
-    text = fold.to_reply("cmpl-1", 0, "m", None).choices[0].logprobs
+    text = complete_text(events, 10).logprobs
     assert text is not None
     assert text.text_offset == [0, 1, 1]
     assert text.top_logprobs[0] == {"b": -1.5, "a": -0.5}
@@ -183,10 +182,7 @@ def test_logprobs_of_an_echo() -> None:
         TextDelta("b", (98,), (info(98),)),
         finish(FinishReason.STOP),
     ]
-    fold = CompletionFold(3, 1, 1, token_bytes)
-    for event in events:
-        fold.add(event)
-    choice = fold.to_reply("cmpl-1", 0, "m", None).choices[0]
+    choice = complete_text(events, 3)
     assert choice.text == "aéb"
     assert choice.logprobs is not None
     assert choice.logprobs.token_logprobs == [None, -0.5, -4.0, -0.5]
@@ -277,7 +273,7 @@ def test_a_response_that_says_nothing() -> None:
 
 def test_a_response_that_fails_keeps_what_it_has() -> None:
     body = ResponseRequest.model_validate({"input": "Hi"})
-    made = ResponseEvents(begin_response(body, HEAD), 10, None, {})
+    made = ResponseEvents(begin_response(body, HEAD), ReplyFold([10]), None, {})
     for event in THOUGHTFUL[:5]:
         list(made.push(event))
     failed = made.fail("server_error", "it broke")

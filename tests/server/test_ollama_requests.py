@@ -15,9 +15,8 @@ from running_server import MakeServer
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason, Timings, Usage
-from mlxr.server.ollama.chat import ChatMessage, list_messages
-from mlxr.server.ollama.options import read_keep_alive
-from mlxr.server.ollama.reply import Part, Parts, merge
+from mlxr.server.ollama.answers import ChatMessage, list_messages, read_keep_alive
+from mlxr.server.ollama.reply import Part, Parts
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": HELLO, "stream": False, "options": {"num_predict": 1}}
@@ -249,9 +248,11 @@ def test_what_is_no_duration(text: str) -> None:
         read_keep_alive(text)
 
 
-def read(events: Sequence[Event]) -> list[Part]:
-    parts = Parts([1, 2], None, arrived_s=0.0, load_s=0.25)
-    return [part for event in events for part in parts.push(event)]
+def read(events: Sequence[Event]) -> tuple[list[Part], Part]:
+    """The parts of a stream, and the whole answer."""
+    made = Parts([1, 2], None, arrived_s=0.0, load_s=0.25)
+    parts = [part for event in events for part in made.push(event)]
+    return parts, made.make_whole()
 
 
 def finish(reason: FinishReason) -> Finish:
@@ -269,7 +270,7 @@ def test_calls_of_tools_come_whole() -> None:
         ToolCallDelta(1, "{}", "call_b", "get_time", token_ids=(7,)),
         finish(FinishReason.TOOL_CALLS),
     ]
-    parts = read(events)
+    parts, whole = read(events)
     rome = {"id": "call_a", "function": {"index": 0, "name": "get_weather", "arguments": {"city": "Rome"}}}
     time = {"id": "call_b", "function": {"index": 1, "name": "get_time", "arguments": {}}}
     assert [(part.thinking, part.text, part.calls) for part in parts] == [
@@ -278,7 +279,6 @@ def test_calls_of_tools_come_whole() -> None:
         ("", "", [rome]),
         ("", "", [time]),
     ]
-    whole = merge(parts)
     assert (whole.thinking, whole.text, whole.calls) == ("Let me see.", "I will ", [rome, time])
     assert whole.end is not None
     assert (whole.end["done_reason"], whole.end["load_duration"]) == ("stop", 250_000_000)
@@ -287,7 +287,8 @@ def test_calls_of_tools_come_whole() -> None:
 
 def test_a_call_that_the_end_cuts_is_left_out() -> None:
     events: list[Event] = [ToolCallDelta(0, '{"a": ', "call_a", "f"), finish(FinishReason.LENGTH)]
-    (part,) = read(events)
+    (part,), whole = read(events)
+    assert whole.calls == []
     assert part.calls == []
     assert part.end is not None
     assert part.end["done_reason"] == "length"

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mlxr.server.llamacpp import refused
+from mlxr.server.llamacpp.properties import refused
 
 FEW = settings(
     max_examples=choose_amount(12),
@@ -54,7 +54,7 @@ def document(fuzzed: RunningServer) -> schemathesis.BaseSchema:
         for length in LENGTHS:
             if length in fields:
                 fields[length] = {"type": "integer", "minimum": 1, "maximum": 8}
-    refusals = [row.path for row in refused.router.rows if row.method == "POST"]
+    refusals = [row.path for row in refused.rows if row.method == "POST"]
     for path in ("/api/pull", "/infill", "/v1/admin/live", "/v1/admin/probe", *refusals):
         described["paths"].pop(path)  # no hub to pull from, a stream without end, a second of measuring; others: 501
     return schemathesis.openapi.from_dict(described)

@@ -14,7 +14,7 @@ from mlxr.core.parameter import Dialect, Parameter
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.types import PARAMETERS, SamplingParams
 from mlxr.registry.options import check_options, read_parameter
-from mlxr.server.openai.completion_request import CompletionRequest
+from mlxr.server.openai.completions import CompletionRequest
 
 OWN_BOUNDS = {"temperature": 0.5}  # Anthropic's ends at 1
 

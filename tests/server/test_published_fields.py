@@ -12,12 +12,14 @@ from test_dialect_events import EMPTY, HEAD, THOUGHTFUL, finish
 
 from mlxr.core.events import Event, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason
-from mlxr.server.anthropic.message_events import MessageEvents
+from mlxr.server.anthropic.reply import MessageEvents
 from mlxr.server.json_models import JsonObject
-from mlxr.server.openai.chat_stream import ChatChunks
-from mlxr.server.openai.response_events import ResponseEvents
+from mlxr.server.openai.chat import ChatChunks
+from mlxr.server.openai.replies import StreamExtras
+from mlxr.server.openai.response_reply import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.responses import begin_response
+from mlxr.service.completion import ReplyFold
 
 MESSAGE = "id type role content model stop_reason stop_sequence stop_details usage container"
 USAGE = (
@@ -50,7 +52,7 @@ def as_json(value: object) -> JsonObject:
 
 
 def write_message(events: list[Event]) -> tuple[list[JsonObject], JsonObject]:
-    made = MessageEvents("msg_1", "some-model", 10, 7)
+    made = MessageEvents("msg_1", "some-model", ReplyFold([10]), 7)
     plain = [*made.start(), *(one for event in events for one in made.push(event))]
     return list(map(as_json, plain)), json.loads(made.message.model_dump_json(by_alias=True))
 
@@ -82,7 +84,7 @@ def test_a_message_has_all_fields_whole_and_as_a_stream() -> None:
 def test_a_response_has_all_fields_whole_and_as_a_stream() -> None:
     asked = {"input": "Hi", "presence_penalty": 0.5, "frequency_penalty": -0.25, "max_tool_calls": 3}
     for body, told in (({"input": "Hi"}, (0.0, 0.0, None)), (asked, (0.5, -0.25, 3))):
-        made = ResponseEvents(begin_response(ResponseRequest.model_validate(body), HEAD), 10, None, {})
+        made = ResponseEvents(begin_response(ResponseRequest.model_validate(body), HEAD), ReplyFold([10]), None, {})
         events = [*made.start(), *(one for event in THOUGHTFUL for one in made.push(event))]
         whole = json.loads(made.response.model_dump_json(by_alias=True))
         carried = [event["response"] for event in events if "response" in event]
@@ -94,7 +96,7 @@ def test_a_response_has_all_fields_whole_and_as_a_stream() -> None:
 
 def open_chat(events: list[Event]) -> Iterator[JsonObject]:
     """The deltas of a chat's stream."""
-    made = ChatChunks(HEAD.to_chunk("chunk"), prompt_tokens=10, answers=1, includes_usage=False, token_bytes=None)
+    made = ChatChunks(HEAD.to_chunk("chunk"), ReplyFold([10]), StreamExtras())
     for event in events:
         for chunk in made.push(event):
             yield chunk["choices"][0]["delta"]  # type: ignore[index]

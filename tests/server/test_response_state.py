@@ -13,12 +13,10 @@ from questions import ANSWER, MESSAGES
 from running_server import MakeServer
 
 from mlxr.server.errors import ServerError
-from mlxr.server.openai.response_input import list_items
+from mlxr.server.openai.replies import Head
 from mlxr.server.openai.response_reply import OutputMessage, OutputText
-from mlxr.server.openai.response_request import ResponseRequest
-from mlxr.server.openai.response_store import ResponseStore
-from mlxr.server.openai.responses import begin_response
-from mlxr.server.openai.route import Head
+from mlxr.server.openai.response_request import ResponseRequest, list_items
+from mlxr.server.openai.responses import ResponseStore, begin_response
 
 MESSAGES = MESSAGES[0]["content"]
 PATCH = {

@@ -29,7 +29,7 @@ from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.live import Hub
 from mlxr.server.metrics import Metrics
-from mlxr.server.openai.response_store import ResponseStore
+from mlxr.server.openai.responses import ResponseStore
 from mlxr.server.openapi import describe_routes
 from mlxr.server.origins import Origins
 from mlxr.server.page_files import Page

@@ -1,13 +1,15 @@
-"""What every dialect does between its request and its answer: borrow a model, start answers, count.
+"""What every dialect does between its request and its answer: borrow a model, start answers, count, hand on events.
 
 `borrow` waits for the model, `start` hands the request to its session, and a `Generation` is the stream of events with
-all counting done on the way. Everything is put on the request's exit stack, so it ends with the request. Knows no
-dialect and no rendering.
+all counting done on the way; `start_all` does so for several prompts of one request. `read_all` waits for all events of
+a whole reply, `write_frames` makes a stream of them as they come; both stop at the end of an answer that failed.
+Everything is put on the request's exit stack, so it ends with the request. Knows no dialect and no rendering.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,9 @@ from starlette.requests import Request
 from mlxr.core.errors import Busy, DeviceError, InvalidRequest, NotFound, Unavailable
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
+from mlxr.core.types import FinishReason
 from mlxr.server.activity import InFlight, in_flight
+from mlxr.server.errors import ServerError
 from mlxr.server.ignored import note_ignored
 from mlxr.server.logs import log_prompt, log_stand_in
 from mlxr.server.metrics import RequestMetrics
@@ -192,9 +196,104 @@ class Generation:
                 self._counts.count_tokens(len(event.token_ids))
         return events
 
-    async def read_all(self) -> list[Event]:
-        """Wait for all events that are left, and return them."""
-        events: list[Event] = []
-        while more := await self.take():
-            events += more
-        return events
+
+async def start_all(request: Request, lease: ModelLease, wanted: Sequence[TextRequest]) -> list[Generation]:
+    """Start the answers to all prompts at once; raises what `start` raises for the first that is refused."""
+    if len(wanted) == 1:
+        return [await start(request, lease, wanted[0])]
+    started = await asyncio.gather(*(start(request, lease, one) for one in wanted), return_exceptions=True)
+    for one in started:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in started if isinstance(one, Generation)]
+
+
+def find_failure(event: Event) -> ServerError | None:
+    """Return the error that an event is: the end of an answer that failed, was late, or was cancelled by the server."""
+    if not isinstance(event, Finish):
+        return None
+    if event.reason is FinishReason.ERROR:
+        return ServerError(500, "internal", f"the answer failed: {event.error or 'no reason is known'}")
+    if event.reason is FinishReason.DEADLINE:
+        return ServerError(504, "deadline", "the answer was not finished within the time that the request may take")
+    if event.reason is FinishReason.CANCELLED:
+        return ServerError(503, "cancelled", "the answer was cancelled by the server", retry_after_s=1.0)
+    return None
+
+
+async def read_all(request: Request, generations: Sequence[Generation], answers_each: int = 1) -> list[Event]:
+    """All events; raises ServerError where an answer failed, ClientGone when the client goes before."""
+
+    async def read() -> list[Event]:
+        return [event async for events in take_batches(generations, answers_each) for event in events]
+
+    events = await until_disconnected(request, read())
+    for failure in filter(None, map(find_failure, events)):
+        raise failure
+    return events
+
+
+async def write_frames(
+    generations: Sequence[Generation],
+    render: Callable[[Event], Iterable[bytes]],
+    *,
+    answers_each: int = 1,
+    opening: bytes = b"",
+    end: Callable[[], bytes] | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """The frames of a stream: `opening`, then what `render` makes of the events, those of a batch as one, then `end`.
+
+    Raises ServerError after the frames before an answer's failure.
+    """
+    if opening:
+        yield opening
+    async for events in take_batches(generations, answers_each):
+        frames: list[bytes] = []
+        failure = None
+        for event in events:
+            failure = find_failure(event)
+            if failure is not None:
+                break
+            frames.extend(render(event))
+        if frames:
+            yield b"".join(frames)
+        if failure is not None:
+            raise failure
+    if end is not None:
+        yield end()
+
+
+async def take_batches(
+    generations: Sequence[Generation], answers_each: int = 1
+) -> AsyncGenerator[Sequence[Event], None]:
+    """All events, those together that are there at the same time. All prompts' answers grow at the same time; they are
+    numbered through, `answers_each` to a prompt.
+    """
+    if len(generations) == 1:
+        while events := await generations[0].take():
+            yield events
+        return
+    queue: asyncio.Queue[Sequence[Event] | BaseException] = asyncio.Queue()
+
+    async def pump(generation: Generation, offset: int) -> None:
+        try:
+            while events := await generation.take():
+                queue.put_nowait([replace(event, index=event.index + offset) for event in events])
+            queue.put_nowait(())
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(one, number * answers_each)) for number, one in enumerate(generations)]
+    try:
+        growing = len(tasks)
+        while growing:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            growing -= not item
+            if item:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,101 +1,274 @@
-"""A whole answer, as the fold of its events. Knows nothing of how the events came about."""
+"""The fold of an answer's events: what they add up to, so far and at the end.
+
+Every front door renders this one fold. `AnswerFold` takes the events of one answer and keeps its blocks (thoughts,
+texts and calls, one after another), its tokens and its counts; `add` tells what an event has changed, which is what a
+stream sends. `ReplyFold` holds all answers to a request with their counts together. A `Completion` is one answer that
+has ended. Nothing here knows how the events came about, or how a dialect writes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Literal, NamedTuple
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
+from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason, Timings, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool; `arguments` is the JSON text of an object, cut short if the answer was."""
+    """Names a tool to call, and what to call it with."""
 
     id: str
     name: str
-    arguments: str
+    arguments: str  # the JSON text of an object, cut short if the answer was
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished answer.
+    """Holds one answer that has ended."""
 
-    `reasoning` is what the model thought before `text`, `tool_calls` the tools that it wants to be called.
-    `token_ids` are all tokens generated, the end token and those of a stop string included, so their number is
-    `usage.completion_tokens`; `text` ends before the stop string, which `stop` names. `tokens` carries
-    log-probabilities when they were asked for. `error` is set when `finish_reason` is ERROR or DEADLINE. Where several
-    answers to one prompt were asked for, this is the first of them and `others` are the rest; `choices` is all.
-    `timings` is None when it was not the engine that ended the answer.
-    """
-
-    text: str
+    text: str  # ends before the stop string
     finish_reason: FinishReason
     usage: Usage
-    token_ids: tuple[int, ...] = ()
-    tokens: tuple[TokenInfo, ...] = ()
-    stop: str | None = None
-    error: str | None = None
-    others: tuple[Completion, ...] = ()
-    reasoning: str = ""
+    token_ids: tuple[int, ...] = ()  # all that were generated, the end token and those of a stop string included
+    tokens: tuple[TokenInfo, ...] = ()  # with log-probabilities, where they were asked for
+    stop: str | None = None  # the stop string that ended it
+    error: str | None = None  # set where `finish_reason` is ERROR or DEADLINE
+    others: tuple[Completion, ...] = ()  # the other answers to the prompt, where this is the first of several
+    reasoning: str = ""  # the thoughts before the text
     tool_calls: tuple[ToolCall, ...] = ()
-    timings: Timings | None = field(default=None, compare=False)
+    timings: Timings | None = field(default=None, compare=False)  # None where it was not the engine that ended it
 
     @property
     def choices(self) -> tuple[Completion, ...]:
-        """All answers to the prompt, in order."""
+        """Return all answers to the prompt, in order."""
         return (replace(self, others=()), *self.others)
 
 
 @dataclass(slots=True)
-class _Parts:
-    """What has come of one answer."""
+class Block:
+    """Holds a piece of an answer: a text, a thought, or one call of a tool. Blocks follow one another."""
 
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: dict[int, ToolCall] = field(default_factory=dict)
+    kind: Literal["text", "thought", "call"]
+    place: int  # among the blocks of the answer
+    call: int | None = None  # the number of the call among those of the answer
+    id: str = ""  # of the call
+    name: str = ""  # of the tool that is called
+    texts: list[str] = field(default_factory=list)  # pieces of the text, the thought, or the call's arguments as JSON
+    tokens: list[TokenInfo] = field(default_factory=list)  # with log-probabilities, where they were asked for
+
+    @property
+    def text(self) -> str:
+        """Return the text of the block so far; of a call, its arguments as JSON."""
+        return "".join(self.texts)
+
+
+class Change(NamedTuple):
+    """Tells what an event changes in an answer: it may end a block, and adds to one, which may begin with it."""
+
+    closed: Block | None = None  # the block that ends before this event, or with the answer
+    grown: Block | None = None  # the block that the event belongs to; None for progress and for the end
+    opens: bool = False  # `grown` begins with this event
+    text: str = ""  # what it adds to `grown`
+
+
+@dataclass(slots=True)
+class AnswerFold:
+    """Adds up the events of one answer while it grows."""
+
+    prompt_tokens: int = 0
+    started_s: float = field(default_factory=monotonic)  # by this process's clock, as `first_s`
+    first_s: float | None = None  # when the first token came
+    cached_tokens: int = 0  # of the prompt, where the progress has told it
+    blocks: list[Block] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
-    completion: Completion | None = None
+    thought_tokens: int = 0
+    finish: Finish | None = None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event) -> Change:
+        """Take the next event of this answer; tell what it changes."""
         match event:
-            case TextDelta():
-                self.texts.append(event.text)
-            case ReasoningDelta():
-                self.thoughts.append(event.text)
-            case ToolCallDelta():
-                call = self.calls.get(event.call) or ToolCall(event.id or "", event.name or "", "")
-                self.calls[event.call] = replace(call, arguments=call.arguments + event.arguments)
+            case PromptProgress():
+                self.cached_tokens = event.cached_tokens
+                return Change()
             case Finish():
-                self.completion = self._finish(event)
-                return
-        self.token_ids.extend(event.token_ids)
-        self.tokens.extend(event.tokens)
+                self.finish = event
+                return Change(self.blocks[-1] if self.blocks else None)
+            case ToolCallDelta():
+                change = self._grow(event, "call", event.arguments, event.call)
+                if change.opens:
+                    self.blocks[-1].id, self.blocks[-1].name = event.id or "", event.name or ""
+                return change
+            case ReasoningDelta():
+                self.thought_tokens += len(event.token_ids)
+                return self._grow(event, "thought", event.text)
+            case TextDelta():
+                return self._grow(event, "text", event.text)
 
-    def _finish(self, event: Finish) -> Completion:
+    def _grow(
+        self,
+        event: TextDelta | ReasoningDelta | ToolCallDelta,
+        kind: Literal["text", "thought", "call"],
+        text: str,
+        call: int | None = None,
+    ) -> Change:
+        if self.first_s is None:
+            self.first_s = monotonic()
+        self.token_ids += event.token_ids
+        self.tokens += event.tokens
+        last = self.blocks[-1] if self.blocks else None
+        opens = last is None or (last.kind, last.call) != (kind, call)
+        if opens:
+            self.blocks.append(Block(kind, len(self.blocks), call))
+        block = self.blocks[-1]
+        block.texts.append(text)
+        block.tokens += event.tokens
+        return Change(last if opens else None, block, opens, text)
+
+    @property
+    def text(self) -> str:
+        """Return the text so far, without thoughts and calls."""
+        return "".join(block.text for block in self.blocks if block.kind == "text")
+
+    @property
+    def thought(self) -> str:
+        """Return the thoughts so far."""
+        return "".join(block.text for block in self.blocks if block.kind == "thought")
+
+    @property
+    def text_tokens(self) -> list[TokenInfo]:
+        """Return the tokens of the text, where log-probabilities were asked for."""
+        return [token for block in self.blocks if block.kind == "text" for token in block.tokens]
+
+    @property
+    def calls(self) -> list[Block]:
+        """Return the calls of tools so far, in order."""
+        return [block for block in self.blocks if block.kind == "call"]
+
+    @property
+    def ended(self) -> Finish:
+        """Return how the answer ended; raise ValueError while it grows."""
+        if self.finish is None:
+            raise ValueError("the events end without a Finish")
+        return self.finish
+
+    @property
+    def usage(self) -> Usage:
+        """Return the token counts at the end, or so far."""
+        if self.finish is not None:
+            return self.finish.usage
+        return Usage(self.prompt_tokens, len(self.token_ids), self.cached_tokens, self.thought_tokens)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Count the tokens of the answer so far."""
+        return len(self.token_ids)
+
+    def read_clock(self) -> Timings:
+        """Return the times of an answer that still grows, as the clock here has them."""
+        return _time(self.started_s, self.first_s)
+
+    def complete(self) -> Completion:
+        """Return the answer that has ended; raises ValueError for one that has not."""
+        finish = self.ended
         return Completion(
-            "".join(self.texts),
-            event.reason,
-            event.usage,
+            self.text,
+            finish.reason,
+            finish.usage,
             tuple(self.token_ids),
             tuple(self.tokens),
-            event.stop,
-            event.error,
-            reasoning="".join(self.thoughts),
-            tool_calls=tuple(self.calls[number] for number in sorted(self.calls)),
-            timings=event.timings,
+            finish.stop,
+            finish.error,
+            reasoning=self.thought,
+            tool_calls=tuple(ToolCall(block.id, block.name, block.text) for block in self.calls),
+            timings=finish.timings,
         )
+
+
+class ReplyFold:
+    """Adds up all answers to the prompts of a request; those to prompt i have the indices from i * `answers` on."""
+
+    def __init__(self, prompt_tokens: Sequence[int], answers: int = 1) -> None:
+        """`prompt_tokens` has the length of each prompt; each gets `answers` answers."""
+        self.prompt_tokens = sum(prompt_tokens)
+        self.answers_each = answers
+        self.answers = [AnswerFold(tokens) for tokens in prompt_tokens for _ in range(answers)]
+
+    def add(self, event: Event) -> Change:
+        """Take the next event of the answer that it names."""
+        return self.answers[event.index].add(event)
+
+    def add_all(self, events: Iterable[Event]) -> None:
+        """Take all events, one by one."""
+        for event in events:
+            self.add(event)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Count the tokens of all answers so far."""
+        return sum(answer.generated_tokens for answer in self.answers)
+
+    @property
+    def ended_tokens(self) -> int:
+        """Count the tokens of the answers that have ended."""
+        return sum(finish.usage.completion_tokens for finish in self._finishes)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Count prompt tokens that came from the cache; of a prompt's answers, the one that found the most counts."""
+        return sum(
+            max(answer.usage.cached_tokens for answer in self.answers[start : start + self.answers_each])
+            for start in range(0, len(self.answers), self.answers_each)
+        )
+
+    @property
+    def thought_tokens(self) -> int:
+        """Count the tokens of thoughts."""
+        return sum(answer.thought_tokens for answer in self.answers)
+
+    @property
+    def timings(self) -> Timings | None:
+        """Return the times of the slowest answer that has ended, drafts of all; None where the engine measured none."""
+        measured = [finish.timings for finish in self._finishes if finish.timings is not None]
+        if not measured:
+            return None
+        return Timings(
+            queue_s=max(timings.queue_s for timings in measured),
+            prompt_s=max(timings.prompt_s for timings in measured),
+            generate_s=max(timings.generate_s for timings in measured),
+            drafted_tokens=sum(timings.drafted_tokens for timings in measured),
+            accepted_tokens=sum(timings.accepted_tokens for timings in measured),
+            expected_tokens=sum(timings.expected_tokens for timings in measured),
+            missed_tokens=sum(timings.missed_tokens for timings in measured),
+        )
+
+    def read_clock(self) -> Timings:
+        """Return the times of answers that still grow, as the clock here has them."""
+        begun = [answer.first_s for answer in self.answers if answer.first_s is not None]
+        return _time(self.answers[0].started_s, min(begun, default=None))
+
+    @property
+    def _finishes(self) -> list[Finish]:
+        return [answer.finish for answer in self.answers if answer.finish is not None]
 
 
 def fold_events(events: Iterable[Event]) -> Completion:
     """Add up the events of one prompt's answers; raises ValueError when one of them does not end with a Finish."""
-    parts: dict[int, _Parts] = {}
+    answers: defaultdict[int, AnswerFold] = defaultdict(AnswerFold)
     for event in events:
-        parts.setdefault(event.index, _Parts()).add(event)
-    completions = [parts[index].completion for index in sorted(parts)]
-    whole = [completion for completion in completions if completion is not None]
-    if not whole or len(whole) < len(completions):
+        answers[event.index].add(event)
+    if not answers:
         raise ValueError("the events end without a Finish")
-    return replace(whole[0], others=tuple(whole[1:]))
+    first, *others = [answers[index].complete() for index in sorted(answers)]
+    return replace(first, others=tuple(others))
+
+
+def _time(started_s: float, first_s: float | None) -> Timings:
+    now = monotonic()
+    begun_s = now if first_s is None else first_s
+    return Timings(0.0, begun_s - started_s, now - begun_s)

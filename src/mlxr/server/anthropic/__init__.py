@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlxr.server.anthropic.errors import render_error
 from mlxr.server.anthropic.messages import router
+from mlxr.server.anthropic.reply import render_error
 from mlxr.server.dialect import Dialect
 
 DIALECT = Dialect("anthropic", ("/v1/messages",), router, render_error)

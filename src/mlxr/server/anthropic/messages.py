@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.server.activity import in_flight
-from mlxr.server.anthropic.errors import ErrorReply, render_error
-from mlxr.server.anthropic.message_events import MessageEvents
-from mlxr.server.anthropic.reply import MessageReply, TokenCount
+from mlxr.server.anthropic.reply import ErrorReply, MessageEvents, MessageReply, TokenCount, render_error
 from mlxr.server.anthropic.request import ConversationFields, CountRequest, MessageRequest
 from mlxr.server.errors import ServerError
-from mlxr.server.finishes import check_events, take_batches, write_frames
-from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.generation import borrow, read_all, start, write_frames
 from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.routes import Router, describe_errors, describe_stream, reply_json
-from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
+from mlxr.server.streaming import SSE, EventStream, sse
+from mlxr.service.completion import ReplyFold
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
 
@@ -47,7 +44,7 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
     events = MessageEvents(
         reply_id,
         body.model,
-        len(generation.prompt_ids),
+        ReplyFold([len(generation.prompt_ids)]),
         body.max_tokens,
         hides_thoughts=body.hides_thoughts,
     )
@@ -57,8 +54,10 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
         def fail(error: ServerError) -> bytes:
             return sse(render_error(error, request_id), event="error")
 
-        return EventStream(request, _write_frames(generation, events), media_type=SSE, on_error=fail)
-    for event in check_events(await until_disconnected(request, generation.read_all())):
+        opening = b"".join(map(_frame, events.start()))
+        frames = write_frames([generation], lambda event: map(_frame, events.push(event)), opening=opening)
+        return EventStream(request, frames, media_type=SSE, on_error=fail)
+    for event in await read_all(request, [generation]):
         for _ in events.push(event):
             pass
     return reply_json(events.message)
@@ -86,12 +85,6 @@ def _fit_model(lease: ModelLease, body: ConversationFields, wanted: ChatRequest)
     if body.thinking is not None and not isinstance(wanted.think, str):
         return wanted
     return replace(wanted, think=lease.session.fit_think(wanted.think))
-
-
-async def _write_frames(generation: Generation, events: MessageEvents) -> AsyncGenerator[bytes, None]:
-    yield b"".join(map(_frame, events.start()))
-    async for frames in write_frames(take_batches(generation), lambda event: map(_frame, events.push(event))):
-        yield frames
 
 
 def _frame(event: JsonObject) -> bytes:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from mlxr.server import openai
 from mlxr.server.dialect import Dialect
-from mlxr.server.llamacpp import adapters, completion, embedding, infill, properties, refused, tokens
-from mlxr.server.llamacpp.errors import ERRORS, render_error
+from mlxr.server.llamacpp import completion, properties, tokens
+from mlxr.server.llamacpp.reply import ERRORS, render_error
 from mlxr.server.routes import Description, Router, RouteRow
 
 router = Router(tags=["llama.cpp"])
-for route in (adapters, completion, infill, tokens, embedding, properties, refused):
+for route in (completion, tokens, properties):
     router.include(route.router)
 _OWN = {row.path for row in router.rows}
 _PREFIX = "/v1"

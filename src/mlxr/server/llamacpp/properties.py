@@ -1,4 +1,4 @@
-"""GET /props, /slots and /models: what the server is, what it does now, what it has.
+"""What the server is, does and has: /props, /slots, /models, /lora-adapters, and the routes that are refused by name.
 
 A slot is one of the `max_sequences` answers that can grow at the same time. Slots exist only in these replies: all
 requests share one cache, and an answer takes whatever room there is.
@@ -7,26 +7,33 @@ requests share one cache, and an answer takes whatever room there is.
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
+from pydantic import Field, RootModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import mlxr
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
+from mlxr.registry import AdapterRecord
 from mlxr.server.activity import InFlight
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import JsonObject
-from mlxr.server.llamacpp.errors import ERRORS
-from mlxr.server.llamacpp.fields import CompletionFields, describe_settings
+from mlxr.server.llamacpp.completion import CompletionFields, describe_settings
+from mlxr.server.llamacpp.reply import ERRORS
+from mlxr.server.openai.fields import AdapterShare
 from mlxr.server.openai.models import describe_model
 from mlxr.server.routes import Router
+from mlxr.server.served import ServedModels
 from mlxr.server.work import look
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.opening import find_device
 
 router = Router()
+refused = Router()  # what llama.cpp's server has and this one cannot have
+MAX_SHARES = 64
 
 
 @router.get("/props", responses=ERRORS)
@@ -123,3 +130,70 @@ def _describe_tokenizer(lease: ModelLease) -> JsonObject:
 
 def _spell(lease: ModelLease, token_id: int | None) -> str:
     return "" if token_id is None else lease.session.tokenizer.token_text(token_id)
+
+
+class AdapterShares(RootModel[Annotated[list[AdapterShare], Field(max_length=MAX_SHARES)]]):
+    """Adapters by id, and what their updates are multiplied by; those that are not listed have 0."""
+
+
+@router.get("/lora-adapters", responses=ERRORS)
+async def list_adapters(request: Request) -> Response:
+    """The adapters of the model `?model=` (absent: the default one). An id is a place in this list."""
+    base, records = await look(request, _list, request)
+    scales = request.app.state.served.adapters.read_scales(base)
+    return JSONResponse(
+        [
+            {
+                "id": index,
+                "path": record.name,
+                "scale": scales.get(record.name, 0.0),
+                "task_name": record.name,
+                "prompt_prefix": "",
+            }
+            for index, record in enumerate(records)
+        ]
+    )
+
+
+@router.post("/lora-adapters", responses=ERRORS)
+async def set_adapters(request: Request, body: AdapterShares) -> Response:
+    """Set which adapters requests to the model `?model=` have that name none."""
+    base, records = await look(request, _list, request)
+    factors = {share.id: share.scale for share in body.root}
+    scales = {record.name: factors.get(index, 0.0) for index, record in enumerate(records)}
+    request.app.state.served.adapters.set_scales(base, scales)
+    return JSONResponse({"success": True})
+
+
+def _list(request: Request) -> tuple[str, tuple[AdapterRecord, ...]]:
+    """The base that is meant, and its adapters."""
+    served: ServedModels = request.app.state.served
+    model = request.query_params.get("model") or served.find_default()
+    base = served.find(model).short_name
+    return base, served.adapters.list_for(base)
+
+
+@refused.post("/rerank", responses=ERRORS)
+@refused.post("/reranking", responses=ERRORS)
+@refused.post("/v1/rerank", responses=ERRORS)
+@refused.post("/v1/reranking", responses=ERRORS)
+async def rerank(_: Request) -> Response:
+    """Reranking is not supported: no architecture here has a head for it."""
+    raise ServerError(501, "not_supported", "reranking is not supported: no model that can be loaded here reranks")
+
+
+@refused.post("/slots/{id_slot}", responses=ERRORS)
+async def change_slot(_: Request, id_slot: str) -> Response:
+    """Slots cannot be saved, restored or erased: cached pages belong to no slot."""
+    del id_slot
+    message = "slots cannot be saved, restored or erased: all requests share one cache; see the setting store_bytes"
+    raise ServerError(501, "not_supported", message)
+
+
+@refused.post("/props", responses=ERRORS)
+async def change_properties(_: Request) -> Response:
+    """Properties cannot be changed while the server runs."""
+    raise ServerError(501, "not_supported", "properties cannot be changed here; flags and settings do that")
+
+
+router.include(refused)

@@ -6,12 +6,12 @@ Interface: https://github.com/ollama/ollama/blob/main/docs/api.md
 from __future__ import annotations
 
 from mlxr.server.dialect import Dialect
-from mlxr.server.ollama import blobs, chat, creation, embeddings, generate, listing, pulling
-from mlxr.server.ollama.route import render_error
+from mlxr.server.ollama import answers, creation, embeddings, listing
+from mlxr.server.ollama.reply import render_error
 from mlxr.server.routes import Router
 
 router = Router(tags=["Ollama"])
-for route in (generate, chat, embeddings, listing, pulling, creation, blobs):
+for route in (answers, embeddings, listing, creation):
     router.include(route.router)
 
 DIALECT = Dialect("ollama", ("/api",), router, render_error)

@@ -1,36 +1,174 @@
-"""Models made, copied and deleted: /api/create, /api/copy, /api/delete."""
+"""Models come, are made, copied and deleted: /api/pull, /api/create, /api/copy, /api/delete, /api/blobs/{digest}.
+
+Threads do the work; `Lines` brings their progress to the stream of the request. /api/push is refused.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator
+from time import monotonic
 from typing import Annotated
 
 from pydantic import Field
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from mlxr.core.errors import InvalidRequest, NameTaken, RequestFailed
+from mlxr.core.errors import InvalidRequest, NameTaken, NotFound, RequestFailed
 from mlxr.core.work_threads import Stop
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.blobs import parse_digest
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
+from mlxr.registry.pull import PullProgress
+from mlxr.registry.pull import pull as pull_model
 from mlxr.registry.record import Progress
+from mlxr.server.errors import ClientGone, ServerError
 from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
-from mlxr.server.ollama.lines import Lines
-from mlxr.server.ollama.options import Options, note_options
-from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame
+from mlxr.server.ollama.answers import Options, note_options
+from mlxr.server.ollama.reply import ERRORS, STREAMED, NamedRequest, error_frame, find_model
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.served import ServedModels
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
-from mlxr.server.work import change, look, start_make
+from mlxr.server.work import change, look, start_make, start_pull, work_of
 from mlxr.service.creation import create_model
 
+REPORT_S = 0.1  # pieces of a file come quicker than anybody reads
+_STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
+router = Router()
 logger = logging.getLogger(__name__)
 MAX_FILES = 4096
-router = Router()
+WRITE_BYTES = 1 << 20
+
+
+class Lines:
+    """Made on the event loop. What was reported since a frame was taken goes into the next one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._lines: list[JsonObject] = []
+        self._reported_s = 0.0
+
+    def report(self, line: JsonObject, *, is_piece: bool) -> None:
+        """Add a line, from any one thread. Of lines about pieces of one thing, most are left out."""
+        if is_piece and monotonic() - self._reported_s < REPORT_S:
+            return
+        self._reported_s = monotonic()
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            self._loop.call_soon_threadsafe(self._add, line)
+
+    async def follow(self, task: asyncio.Task[object]) -> AsyncGenerator[bytes, None]:
+        """Frames until the task has ended; raises what it raised. A reader that goes away cancels it."""
+        task.add_done_callback(lambda _: self._news.set())
+        try:
+            while not task.done():
+                await self._news.wait()
+                self._news.clear()
+                if self._lines:
+                    yield self._take()
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        if self._lines:
+            yield self._take()
+
+    def _add(self, line: JsonObject) -> None:
+        self._lines.append(line)
+        self._news.set()
+
+    def _take(self) -> bytes:
+        lines, self._lines = self._lines, []
+        return b"".join(map(ndjson, lines))
+
+
+class PullBody(NamedRequest):
+    """What to pull: hf.co/owner/repo[:file or quant]."""
+
+    stream: bool | None = None
+
+
+class PullReply(ReplyModel):
+    """How far it is; `digest`, `total` and `completed` are of one file, in bytes."""
+
+    status: str
+    digest: str | None = optional()
+    total: int | None = optional()
+    completed: int | None = optional()
+
+
+@router.post("/api/pull", response_model=PullReply, responses=STREAMED)
+async def pull(request: Request, body: PullBody) -> Response:
+    """Pull a model. When the client goes away it stops; pulled again, it goes on from there."""
+    pulling = Pulling(request, body.wanted)
+    task = await pulling.start()
+    if body.stream is not False:
+        return EventStream(request, pulling.write_frames(task), media_type=NDJSON, on_error=error_frame)
+    await until_disconnected(request, task)
+    return reply_json(PullReply(status="success"))
+
+
+@router.post("/api/push", responses=ERRORS)
+async def push(_: Request) -> Response:
+    """Refuse the request: models are not sent anywhere."""
+    raise ServerError(400, "unsupported", "push is not supported: models are not sent anywhere")
+
+
+class Pulling:
+    """One pull, on a thread of its own."""
+
+    def __init__(self, request: Request, name: str) -> None:
+        self._request, self._name = request, name
+        self._lines = Lines()
+
+    async def start(self) -> asyncio.Task[None]:
+        """Begin to pull; the task ends when the model is there. Cancelled, it stops at once. Raises Busy."""
+        if await self._is_here():
+            return asyncio.create_task(asyncio.sleep(0))
+        state = self._request.app.state
+
+        def work(registry: Registry, stop: Stop) -> None:
+            pull_model(registry, self._name, endpoint=state.settings.hub_url, report=self._report, stop=stop)
+
+        task = start_pull(self._request, work)
+        task.add_done_callback(lambda _: state.pool.refresh())
+        return task
+
+    async def write_frames(self, task: asyncio.Task[None]) -> AsyncGenerator[bytes, None]:
+        """Lines of progress, and the last one: success."""
+        async for frame in self._lines.follow(task):
+            yield frame
+        yield ndjson({"status": "success"})
+
+    async def _is_here(self) -> bool:
+        """Whether the name is that of a model which did not come from a hub, so that there is nothing to ask for."""
+        if "hf.co/" in self._name or "huggingface.co/" in self._name:
+            return False
+        try:
+            await find_model(self._request, self._name)
+        except NotFound:
+            return False
+        return True
+
+    def _report(self, progress: PullProgress) -> None:
+        """Called on the thread that pulls."""
+        self._lines.report(_describe(progress), is_piece=0 < progress.done_bytes < progress.total_bytes)
+
+
+def _describe(progress: PullProgress) -> JsonObject:
+    if progress.stage != "fetching":
+        return {"status": _STATUS[progress.stage]}
+    return {
+        "status": f"pulling {progress.digest[:12]}",
+        "digest": f"sha256:{progress.digest}",
+        "total": progress.total_bytes,
+        "completed": progress.done_bytes,
+    }
 
 
 class TaughtMessage(RequestModel):
@@ -199,3 +337,45 @@ async def delete(request: Request, body: NamedRequest) -> Response:
             await until_disconnected(request, pool.unload(running.name))
     pool.refresh()
     return Response()
+
+
+@router.head("/api/blobs/{digest}")
+async def has_blob(request: Request, digest: str) -> Response:
+    """200 if the blob is here, 404 if it is not."""
+    is_here = await look(request, request.app.state.registry.blobs.has, digest)
+    return Response(status_code=200 if is_here else 404)
+
+
+@router.post("/api/blobs/{digest}", status_code=201, responses=ERRORS)
+async def store_blob(request: Request, digest: str) -> Response:
+    """Store the body, whose digest must be that of the path."""
+    registry: Registry = request.app.state.registry
+    threads = work_of(request).uploads
+    incoming = await threads.run(registry.blobs.receive, digest)
+    with incoming:
+        _check_room(registry, request.headers.get("content-length", ""))
+        try:
+            async for chunk in _gather(request.stream()):
+                await threads.run(incoming.write, chunk)
+        except ClientDisconnect as error:
+            raise ClientGone from error
+        await threads.run(incoming.commit)
+    return Response(status_code=201)
+
+
+async def _gather(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in larger pieces, each of which is worth a thread."""
+    held = bytearray()
+    async for chunk in chunks:
+        held += chunk
+        if len(held) >= WRITE_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _check_room(registry: Registry, length: str) -> None:
+    free_bytes = shutil.disk_usage(registry.blobs.folder).free
+    if length.isascii() and length.isdigit() and int(length[:20]) > free_bytes:
+        raise ServerError(413, "too_large", f"the file takes {length[:20]} bytes, {free_bytes} are free")

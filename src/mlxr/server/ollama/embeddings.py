@@ -15,9 +15,8 @@ from mlxr.server.activity import in_flight
 from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel, Text
-from mlxr.server.ollama.options import KeepAlive, Options, note_options, read_keep_alive
-from mlxr.server.ollama.reply import to_ns
-from mlxr.server.ollama.route import ERRORS
+from mlxr.server.ollama.answers import KeepAlive, Options, note_options, read_keep_alive
+from mlxr.server.ollama.reply import ERRORS, to_ns
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.embedding import scale_vector
 from mlxr.service.model_pool import ModelLease

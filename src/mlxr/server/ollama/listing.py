@@ -12,8 +12,8 @@ from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.registry.options import check_options
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.ollama.options import Options, note_options
-from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time
+from mlxr.server.ollama.answers import Options, note_options
+from mlxr.server.ollama.reply import ERRORS, NamedRequest, find_model, format_time
 from mlxr.server.page_files import INDEX, find_page_file, wants_page
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.work import look

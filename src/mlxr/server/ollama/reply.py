@@ -1,7 +1,7 @@
-"""Answers as Ollama's replies: pieces while they grow, counts and times at the end.
+"""Replies of the Ollama dialect: errors, times, and answers in pieces while they grow, counts at the end.
 
-A reply that is not streamed is the sum of the pieces. Pieces are plain dictionaries, since there is one for every
-token. Times are in nanoseconds.
+A whole reply and its pieces are rendered from one fold of the answer's events. Pieces are plain dictionaries, since
+there is one for every token. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,12 +10,81 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
+from starlette.requests import Request
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.events import Event, Finish, TokenInfo
 from mlxr.core.types import FinishReason, TokenLogprob
-from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.ollama.route import now
+from mlxr.registry import ModelRecord
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
+from mlxr.server.routes import describe_errors, describe_stream
+from mlxr.server.streaming import ndjson
+from mlxr.server.work import look
+from mlxr.service.completion import AnswerFold, Block
+
+if TYPE_CHECKING:
+    from mlxr.server.served import ServedModels
+
+
+class ErrorReply(ReplyModel):
+    """The body of every error on Ollama's routes."""
+
+    error: str
+
+
+ERRORS = describe_errors(ErrorReply, "the text begins with")
+STREAMED = describe_stream(
+    "One JSON object on each line; with `stream` false a single one.", "application/x-ndjson", ERRORS
+)
+
+
+class NamedRequest(RequestModel):
+    """A request about one model. Older clients say `name` for `model`."""
+
+    model: Text | None = None
+    name: Text | None = None
+
+    @property
+    def wanted(self) -> str:
+        """The model's name; raises InvalidRequest when there is none."""
+        found = self.model or self.name
+        if found is None:
+            raise InvalidRequest("model", "is missing")
+        return found
+
+
+def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
+    """The body of an error."""
+    if error.code == "context_length_exceeded":  # clients look for these words
+        return {"error": f"{error.message}: the input length exceeds the context length"}
+    return {"error": error.message}
+
+
+def error_frame(error: ServerError) -> bytes:
+    """The last line of a stream that fails."""
+    return ndjson(render_error(error))
+
+
+def format_time(moment: datetime) -> str:
+    """A time as Ollama writes it."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def now() -> str:
+    """The time of a reply."""
+    return format_time(datetime.now(UTC))
+
+
+async def find_model(request: Request, name: str) -> ModelRecord:
+    """The record of a model, or of the one that an adapter is for; raises NotFound."""
+    served: ServedModels = request.app.state.served
+    return await look(request, served.find_base, name)
+
 
 TokenBytes = Callable[[int], bytes]
 
@@ -91,7 +160,7 @@ class GenerateReply(Ended):
 
 @dataclass(slots=True)
 class Part:
-    """What one event adds to the answer."""
+    """A piece of an answer, or all of it."""
 
     text: str = ""
     thinking: str = ""
@@ -101,57 +170,60 @@ class Part:
 
 
 class Parts:
-    """Turns the events of one answer into parts; calls of tools come whole.
+    """Makes the parts of one answer while it grows; calls of tools come whole.
 
-    `token_bytes` spells tokens, where log-probabilities were asked for. `token_ids` are all that were generated.
+    `token_bytes` spells tokens, where log-probabilities were asked for. `fold` is the answer so far.
     """
 
     def __init__(
         self, prompt_ids: Sequence[int], token_bytes: TokenBytes | None, *, arrived_s: float, load_s: float
     ) -> None:
         """`arrived_s` is when the request came, by the monotonic clock; `load_s` how long the model was loaded."""
-        self.prompt_ids, self.token_ids = list(prompt_ids), list[int]()
+        self.prompt_ids = list(prompt_ids)
+        self.fold = AnswerFold(len(prompt_ids))
         self._token_bytes, self._arrived_s, self._load_s = token_bytes, arrived_s, load_s
-        self._call: dict[str, str] = {}
-        self._calls = 0
 
     def push(self, event: Event) -> Iterator[Part]:
-        """The parts that follow from one event."""
+        """Put an event into the fold; make the parts that follow from it."""
+        change = self.fold.add(event)
+        calls = [] if change.closed is None else self._list_calls([change.closed])
         if isinstance(event, Finish):
-            yield Part(calls=self._end_call(event), end=self._describe_end(event))
-            return
-        self.token_ids.extend(event.token_ids)
-        logprobs = self._describe_tokens(event.tokens)
-        match event:
-            case TextDelta() if event.text or logprobs:
-                yield Part(text=event.text, logprobs=logprobs)
-            case ReasoningDelta() if event.text or logprobs:
-                yield Part(thinking=event.text, logprobs=logprobs)
-            case ToolCallDelta():
-                ended = self._end_call() if event.id is not None else []
-                self._add_to_call(event)
-                if ended or logprobs:
-                    yield Part(calls=ended, logprobs=logprobs)
+            yield Part(calls=calls, end=self._describe_end(event))
+        elif change.grown is not None:
+            part = Part(calls=calls, logprobs=self._describe_tokens(event.tokens))
+            if change.grown.kind == "text":
+                part.text = change.text
+            elif change.grown.kind == "thought":
+                part.thinking = change.text
+            if part.text or part.thinking or part.calls or part.logprobs:
+                yield part
 
-    def _add_to_call(self, event: ToolCallDelta) -> None:
-        if event.id is not None:
-            self._call = {"id": event.id, "name": event.name or "", "arguments": ""}
-        self._call["arguments"] += event.arguments
+    def make_whole(self) -> Part:
+        """The whole answer, after the last event."""
+        return Part(
+            self.fold.text,
+            self.fold.thought,
+            self._list_calls(self.fold.calls),
+            self._describe_tokens(self.fold.tokens),
+            self._describe_end(self.fold.ended),
+        )
 
-    def _end_call(self, finish: Finish | None = None) -> list[JsonObject]:
-        """The call that is complete now; none of one that the end of the answer has cut."""
-        call, self._call = self._call, {}
-        if not call:
-            return []
-        try:
-            arguments = json.loads(call["arguments"] or "{}")
-        except ValueError:
-            if finish is None or finish.reason is FinishReason.TOOL_CALLS:
-                raise
-            return []
-        function = {"index": self._calls, "name": call["name"], "arguments": arguments}
-        self._calls += 1
-        return [{"id": call["id"], "function": function}]
+    def _list_calls(self, blocks: Sequence[Block]) -> list[JsonObject]:
+        """The calls among blocks that have ended, without one that the end of the answer has cut."""
+        calls: list[JsonObject] = []
+        for block in blocks:
+            if block.kind != "call":
+                continue
+            try:
+                arguments = json.loads(block.text or "{}")
+            except ValueError:
+                finish = self.fold.finish
+                if finish is None or finish.reason is FinishReason.TOOL_CALLS:
+                    raise
+                continue
+            function = {"index": block.call, "name": block.name, "arguments": arguments}
+            calls.append({"id": block.id, "function": function})
+        return calls
 
     def _describe_end(self, event: Finish) -> JsonObject:
         timings = event.timings
@@ -175,17 +247,6 @@ class Parts:
             | ({"top_logprobs": [_describe_token(other, spell) for other in _possible(token.top)]} if token.top else {})
             for token in tokens
         ]
-
-
-def merge(parts: Sequence[Part]) -> Part:
-    """All parts of an answer as one."""
-    return Part(
-        text="".join(part.text for part in parts),
-        thinking="".join(part.thinking for part in parts),
-        calls=[call for part in parts for call in part.calls],
-        logprobs=[token for part in parts for token in part.logprobs],
-        end=parts[-1].end if parts else None,
-    )
 
 
 def make_piece(model: str, part: Part, body: JsonObject) -> JsonObject:

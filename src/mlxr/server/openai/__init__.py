@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mlxr.server.dialect import Dialect
-from mlxr.server.openai import adapters, chat, completions, embeddings, models, responses
-from mlxr.server.openai.errors import render_error
+from mlxr.server.openai import chat, completions, embeddings, models, responses
+from mlxr.server.openai.replies import render_error
 from mlxr.server.routes import Router
 
 router = Router(tags=["OpenAI"])
 for route in (chat, completions, embeddings, models, responses):
     router.include(route.router)
-router.include(adapters.router)
-VLLM = adapters.TAG
+router.include(models.adapter_router)
+VLLM = models.VLLM
 
 DIALECT = Dialect("openai", ("/v1",), router, render_error)

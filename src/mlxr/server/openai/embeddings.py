@@ -15,7 +15,7 @@ from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.openai.fields import Count
-from mlxr.server.openai.route import ERRORS
+from mlxr.server.openai.replies import ERRORS
 from mlxr.server.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.async_session import AsyncSession

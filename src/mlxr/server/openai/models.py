@@ -1,7 +1,8 @@
-"""GET /v1/models and /v1/models/{id}.
+"""GET /v1/models and /v1/models/{id}, and vLLM's routes that load and unload low-rank adapters.
 
-Anthropic's clients ask under the same paths, and their model objects have no field in common with OpenAI's but `id`,
-so each entry is both.
+Anthropic's clients ask for models under the same paths, and their model objects have no field in common with OpenAI's
+but `id`, so each entry is both. The path of an adapter is one that may be imported (`import_folders`), or the name of
+an adapter of the registry; shapes: https://docs.vllm.ai/en/latest/features/lora/
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import contextlib
 from datetime import UTC, datetime
 from typing import Literal
 
+from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from mlxr.core.errors import MlxrError
 from mlxr.registry.record import AdapterRecord, ModelRecord
-from mlxr.server.json_models import ReplyModel
-from mlxr.server.openai.route import ERRORS
-from mlxr.server.routes import Router, reply_json
+from mlxr.server.adapter_loading import forget_adapter, load_adapter
+from mlxr.server.json_models import ReplyModel, RequestModel, Text
+from mlxr.server.openai.replies import ERRORS
+from mlxr.server.routes import Router, describe_stream, reply_json
 from mlxr.server.served import ServedModels
 from mlxr.server.work import look
 
 router = Router()
+VLLM = "vLLM"
 
 
 class ModelReply(ReplyModel):
@@ -100,3 +104,37 @@ def _describe(name: str, root: str, parent: str | None, modified_at: datetime) -
         display_name=root,
         created_at=changed.isoformat(timespec="seconds").replace("+00:00", "Z"),
     )
+
+
+SAID = describe_stream("What was done, in words.", "text/plain", ERRORS)
+adapter_router = Router(tags=[VLLM])
+
+
+class LoadBody(RequestModel):
+    """An adapter's name, its path, and the model that it is for (absent: the default one)."""
+
+    lora_name: Text
+    lora_path: Text
+    base_model_name: Text | None = None
+    load_inplace: bool | None = Field(None, description="Take the place of the one that has the name.")
+
+
+class UnloadBody(RequestModel):
+    """The adapter to forget."""
+
+    lora_name: Text
+
+
+@adapter_router.post("/v1/load_lora_adapter", responses=SAID)
+async def load(request: Request, body: LoadBody) -> Response:
+    """Read an adapter; from then on requests may name it as their model, for as long as the server runs."""
+    name = body.lora_name
+    await load_adapter(request, name, body.lora_path, body.base_model_name, replaces=bool(body.load_inplace))
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+@adapter_router.post("/v1/unload_lora_adapter", responses=SAID)
+async def unload(request: Request, body: UnloadBody) -> Response:
+    """Forget an adapter, for new requests at once; the reply comes when no answer has it any more."""
+    await forget_adapter(request, body.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -1,15 +1,92 @@
-"""What replies of the OpenAI dialect have in common: token counts, durations, log-probabilities, the small print."""
+"""What replies of the OpenAI dialect have in common: errors, token counts, times, log-probabilities, heads and streams.
+
+A reply begins with its `Head`. A plain one counts what the fold of its events has; a stream is what `Chunks` make of
+the events, one by one. llama.cpp's dialect takes its counts and times from here too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from time import monotonic
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TokenInfo
+from starlette.requests import Request
+
+from mlxr.core.events import Event, PromptProgress, TokenInfo
 from mlxr.core.types import Timings, TokenLogprob
-from mlxr.server.json_models import ReplyModel
+from mlxr.server.errors import ServerError
+from mlxr.server.generation import Generation, write_frames
+from mlxr.server.ignored import note_ignored
+from mlxr.server.json_models import JsonObject, ReplyModel, make_id, optional
+from mlxr.server.routes import describe_errors, describe_stream
+from mlxr.server.streaming import DONE, SSE, EventStream, sse
+from mlxr.service.completion import AnswerFold, ReplyFold
+from mlxr.service.identity import read_clock
+from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import ChatRequest
+
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "rate_limit_error", "server_error", "exceed_context_size_error"
+]
+_CODES = {
+    "unauthorized": "invalid_api_key",
+    "rate_limited": "rate_limit_exceeded",
+    "queue_full": "rate_limit_exceeded",
+    "internal": "server_error",
+}
+
+
+class ErrorDetail(ReplyModel):
+    """Tells an error; `param` names the field at fault. Of a prompt that is too long llama.cpp's clients read `type`,
+    `n_prompt_tokens` and `n_ctx`.
+    """
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: str | None
+    n_prompt_tokens: int | None = optional()
+    n_ctx: int | None = optional()
+
+
+class ErrorReply(ReplyModel):
+    """The body of every error on OpenAI's routes."""
+
+    error: ErrorDetail
+
+
+def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
+    """The body of an error; the id of the request is in the header `x-request-id` alone."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": name_type(error),
+            "param": error.field,
+            "code": name_code(error),
+            **error.counts,
+        }
+    }
+
+
+def name_type(error: ServerError) -> ErrorType:
+    """OpenAI's word for a kind of error, and llama.cpp's for the one that its clients look for."""
+    if error.code == "context_length_exceeded":
+        return "exceed_context_size_error"
+    if error.status == 401:
+        return "authentication_error"
+    if error.status == 429:
+        return "rate_limit_error"
+    return "server_error" if error.status >= 500 else "invalid_request_error"
+
+
+def name_code(error: ServerError) -> str:
+    """OpenAI's word for an error where it has one, otherwise ours."""
+    if error.code == "not_found" and error.field == "model":
+        return "model_not_found"
+    return _CODES.get(error.code, error.code)
+
 
 TokenBytes = Callable[[int], bytes]
 
@@ -81,106 +158,44 @@ class LogprobsReply(ReplyModel):
     refusal: None = None
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts over all answers of a reply, `answers` to each prompt.
-
-    `prompt_tokens` counts each prompt once, however many answers it got.
-    """
-
-    prompt_tokens: int
-    answers: int = 1
-    reasoning_tokens: int = 0
-    finishes: list[Finish] = field(default_factory=list)
-
-    def add(self, event: Event) -> None:
-        """Take what one event adds to the usage: its tokens of reasoning, or how an answer ended."""
-        if isinstance(event, ReasoningDelta):
-            self.reasoning_tokens += len(event.token_ids)
-        elif isinstance(event, Finish):
-            self.finishes.append(event)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all answers that have ended."""
-        return sum(finish.usage.completion_tokens for finish in self.finishes)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that came from the cache; of a prompt's answers, the one that found the most counts."""
-        best: dict[int, int] = {}
-        for finish in self.finishes:
-            prompt = finish.index // self.answers
-            best[prompt] = max(best.get(prompt, 0), finish.usage.cached_tokens)
-        return sum(best.values())
-
-    @property
-    def _measured(self) -> list[Timings]:
-        return [finish.timings for finish in self.finishes if finish.timings is not None]
-
-    def usage(self) -> UsageReply:
-        """The counts so far."""
-        return UsageReply(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            total_tokens=self.prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=self.reasoning_tokens,
-                accepted_prediction_tokens=sum(timings.expected_tokens for timings in self._measured),
-                rejected_prediction_tokens=sum(timings.missed_tokens for timings in self._measured),
-            ),
-        )
-
-    def last_timings(self) -> dict[str, object]:
-        """The field `timings` of a chunk that ends an answer, over all that have ended; none if none was measured."""
-        timings = self.timings()
-        return {} if timings is None else {"timings": timings.model_dump()}
-
-    def timings(self) -> TimingsReply | None:
-        """Durations of the slowest answer, drafts of all; None where the engine measured none."""
-        measured = self._measured
-        if not measured:
-            return None
-        slowest = Timings(
-            queue_s=max(timings.queue_s for timings in measured),
-            prompt_s=max(timings.prompt_s for timings in measured),
-            generate_s=max(timings.generate_s for timings in measured),
-            drafted_tokens=sum(timings.drafted_tokens for timings in measured),
-            accepted_tokens=sum(timings.accepted_tokens for timings in measured),
-        )
-        cached = self.cached_tokens
-        return describe_timings(slowest, cached, self.prompt_tokens - cached, self.completion_tokens)
+def count_usage(fold: ReplyFold) -> UsageReply:
+    """Return the token counts of the answers that have ended."""
+    timings = fold.timings
+    return UsageReply(
+        prompt_tokens=fold.prompt_tokens,
+        completion_tokens=fold.ended_tokens,
+        total_tokens=fold.prompt_tokens + fold.ended_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=fold.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=fold.thought_tokens,
+            accepted_prediction_tokens=0 if timings is None else timings.expected_tokens,
+            rejected_prediction_tokens=0 if timings is None else timings.missed_tokens,
+        ),
+    )
 
 
-@dataclass(slots=True)
-class RunningTimings:
-    """Durations while answers grow, as this server's clock has them since the object was made."""
-
-    prompt_tokens: int
-    started_s: float = field(default_factory=monotonic)
-    first_s: float | None = None
-    cached_tokens: int = 0
-    tokens: int = 0
-
-    def add(self, event: Event) -> None:
-        """Count the tokens of an event."""
-        if isinstance(event, PromptProgress):
-            self.cached_tokens = event.cached_tokens
-        elif not isinstance(event, Finish):
-            self.first_s = monotonic() if self.first_s is None else self.first_s
-            self.tokens += len(event.token_ids)
-
-    def read(self) -> dict[str, object]:
-        """The field `timings` of a chunk."""
-        now = monotonic()
-        first_s = now if self.first_s is None else self.first_s
-        timings = Timings(0.0, first_s - self.started_s, now - first_s)
-        computed = self.prompt_tokens - self.cached_tokens
-        return {"timings": describe_timings(timings, self.cached_tokens, computed, self.tokens).model_dump()}
+def describe_end(fold: ReplyFold) -> TimingsReply | None:
+    """Return the times of the answers that have ended; None where the engine measured none."""
+    timings, cached = fold.timings, fold.cached_tokens
+    if timings is None:
+        return None
+    return describe_timings(timings, cached, fold.prompt_tokens - cached, fold.ended_tokens)
 
 
-def describe_progress(event: PromptProgress) -> dict[str, object]:
+def time_end(fold: ReplyFold) -> JsonObject:
+    """Return the field `timings` of a chunk that ends an answer; nothing where the engine measured none."""
+    timings = describe_end(fold)
+    return {} if timings is None else {"timings": timings.model_dump()}
+
+
+def time_growth(fold: ReplyFold | AnswerFold) -> JsonObject:
+    """Return the field `timings` of a chunk in the middle of an answer."""
+    cached = fold.cached_tokens
+    timings = describe_timings(fold.read_clock(), cached, fold.prompt_tokens - cached, fold.generated_tokens)
+    return {"timings": timings.model_dump()}
+
+
+def describe_progress(event: PromptProgress) -> JsonObject:
     """The field `prompt_progress` of a chunk, as llama.cpp's server has it."""
     return {
         "prompt_progress": {
@@ -228,3 +243,115 @@ def possible(tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
 def _describe_token(token: TokenLogprob, token_bytes: TokenBytes) -> TopLogprob:
     spelt = token_bytes(token.token_id)
     return TopLogprob(token=spelt.decode("utf-8", "replace"), logprob=token.logprob, bytes=list(spelt))
+
+
+ERRORS = describe_errors(ErrorReply, "`param` names")
+STREAMED = describe_stream(
+    "The whole answer, or, with `stream`, server-sent events that it is the sum of.", "text/event-stream", ERRORS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What identifies a reply. `model` is the name that the model was asked for by, as clients expect to see it."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    @classmethod
+    def make(cls, prefix: str, lease: ModelLease, model: str | None) -> Head:
+        """The head of a new reply."""
+        created = int(read_clock())
+        name = model or lease.record.short_name
+        return cls(make_id(prefix), created, name, f"fp_{lease.record.digest[:12]}")
+
+    def to_chunk(self, kind: str) -> JsonObject:
+        """What the chunks of a stream begin with."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
+    """How tokens are spelt, where log-probabilities were asked for."""
+    return lease.session.tokenizer.token_bytes if wanted else None
+
+
+def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: str) -> ChatRequest:
+    """The request with an effort that the model knows; to one that has no levels, an effort stands for a budget.
+
+    A model that does not think answers without, and `field`, where the effort stands, has no effect. To one that has
+    levels and always thinks, none means the lowest. A template that the request brings says itself what it knows.
+    """
+    if wanted.chat_template is not None:
+        return wanted
+    if wanted.think is False:
+        return replace(wanted, think=lease.session.fit_think(False) or False)
+    if wanted.think is None:
+        return wanted
+    if "thinking" not in lease.session.capabilities:
+        note_ignored(request, [field])
+        return replace(wanted, think=None)
+    return replace(wanted, think=lease.session.fit_think(wanted.think))
+
+
+def error_frame(error: ServerError) -> bytes:
+    """The last event of a stream that fails."""
+    return sse(render_error(error))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamExtras:
+    """Says what a stream tells besides the answer."""
+
+    includes_usage: bool = False  # token counts at the end
+    times_tokens: bool = False  # timings with every token
+    token_bytes: TokenBytes | None = None  # spells tokens, where log-probabilities were asked for
+
+
+class Chunks(ABC):
+    """Makes the chunks of a stream: plain dictionaries, since there is one for every token."""
+
+    def __init__(self, head: JsonObject, fold: ReplyFold, extras: StreamExtras) -> None:
+        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
+        self.fold, self.token_bytes = fold, extras.token_bytes
+        self._head = {**head, "usage": None} if extras.includes_usage else head
+        self._extras = extras
+
+    @abstractmethod
+    def push(self, event: Event) -> Iterator[JsonObject]:
+        """Put an event into the fold, and make its chunks."""
+
+    def end(self) -> Iterator[JsonObject]:
+        """Make the chunk of token counts, where it was asked for."""
+        if self._extras.includes_usage:
+            usage = count_usage(self.fold).model_dump()
+            yield {**self._head, "choices": [], "usage": usage, **time_end(self.fold)}
+
+    def make_chunk(self, choice: JsonObject, *, says_tokens: bool = True) -> JsonObject:
+        """A chunk in the middle of an answer."""
+        timings = time_growth(self.fold) if self._extras.times_tokens and says_tokens else {}
+        return {**self._head, "choices": [choice], **timings}
+
+    def make_last_chunk(self, choice: JsonObject) -> JsonObject:
+        """The chunk with which an answer ends."""
+        return {**self._head, "choices": [choice], **({} if self._extras.includes_usage else time_end(self.fold))}
+
+
+def stream_chunks(request: Request, generations: Sequence[Generation], chunks: Chunks) -> EventStream:
+    """The reply as a stream of chunks, with the mark of the end behind the last one."""
+
+    def end() -> bytes:
+        return b"".join([*map(sse, chunks.end()), DONE])
+
+    def write(event: Event) -> Iterator[bytes]:
+        return map(sse, chunks.push(event))
+
+    frames = write_frames(generations, write, answers_each=chunks.fold.answers_each, end=end)
+    return EventStream(request, frames, media_type=SSE, on_error=error_frame)

@@ -1,13 +1,34 @@
-"""A response of the Responses API: the JSON of it and of the items in it."""
+"""A response as OpenAI writes it: its JSON, and the typed events of its stream while it grows.
+
+The plain reply is the response that the last event carries, so both are made by one path. The blocks of an answer (a
+thought, then text, then calls) become items; each is opened, grows and is closed before the next.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from pydantic import Field
 
-from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.openai.replies import TimingsReply, TokenLogprobReply
+from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
+from mlxr.core.types import FinishReason
+from mlxr.server.json_models import JsonObject, ReplyModel, make_id, optional
+from mlxr.server.openai.replies import (
+    TimingsReply,
+    TokenBytes,
+    TokenLogprobReply,
+    count_usage,
+    describe_end,
+    describe_progress,
+    describe_tokens,
+    time_end,
+    time_growth,
+)
+from mlxr.server.openai.response_tools import Callee, CallKind, read_arguments, read_command, read_text
+from mlxr.service.completion import Block, ReplyFold
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -168,3 +189,200 @@ class ResponseReply(ReplyModel):
     safety_identifier: str | None
     prompt_cache_key: str | None
     timings: TimingsReply | None = optional()
+
+
+Kind = Literal["message", "reasoning"] | CallKind
+_ID_PREFIXES: dict[Kind, str] = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "custom_tool_call": "ctc_",
+    "local_shell_call": "lsh_",
+    "tool_search_call": "tsc_",
+}
+_TEXT_EVENTS: dict[Kind, str] = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
+_WHOLE: tuple[Kind, ...] = (
+    "custom_tool_call",
+    "local_shell_call",
+    "tool_search_call",
+)  # what is in them is known when they are closed
+
+
+class ResponseEvents:
+    """Makes the events of one response; afterwards `response` is the whole of it."""
+
+    def __init__(
+        self,
+        response: ResponseReply,
+        fold: ReplyFold,
+        token_bytes: TokenBytes | None,
+        callees: Mapping[str, Callee],
+        *,
+        times_tokens: bool = False,
+    ) -> None:
+        """`response` is the reply as it is before the answer; `token_bytes` is given where logprobs were asked for;
+        `callees` says what calls of the model's functions are to the client; with `times_tokens` every delta has its
+        timings.
+        """
+        self.response, self._fold, self._callees = response, fold, callees
+        self._token_bytes, self._times_tokens = token_bytes, times_tokens
+        self._items: list[OutputItem] = []
+        self._ids: dict[int, str] = {}  # of items, by the place of their blocks
+        self._sequence_number = -1
+
+    def start(self) -> Iterator[JsonObject]:
+        """Write the events with which a stream begins."""
+        yield self._make("response.created", response=self._dump())
+        yield self._make("response.in_progress", response=self._dump())
+
+    def push(self, event: Event) -> Iterator[JsonObject]:
+        """Put an event of the service into the fold; make those that follow from it."""
+        change = self._fold.add(event)
+        if isinstance(event, PromptProgress):
+            yield self._make("response.in_progress", response=self._dump(), **describe_progress(event))
+        elif isinstance(event, Finish):
+            yield from self._finish(change.closed, event)
+        elif change.grown is not None:
+            if change.closed is not None:
+                yield from self._close(change.closed, "completed")
+            if change.opens:
+                yield from self._open(change.grown)
+            yield from self._grow(change.grown, event)
+
+    def fail(self, code: str, message: str) -> JsonObject:
+        """The last event of a response that cannot be finished."""
+        self.response = self.response.model_copy(
+            update={"status": "failed", "error": ResponseFailure(code=code, message=message), "output": self._items}
+        )
+        return self._make("response.failed", response=self._dump())
+
+    def _make(self, kind: str, **values: object) -> JsonObject:
+        self._sequence_number += 1
+        return {"type": kind, "sequence_number": self._sequence_number, **values}
+
+    def _dump(self) -> JsonObject:
+        return self.response.model_dump()
+
+    def _name_kind(self, block: Block) -> Kind:
+        if block.kind != "call":
+            return "message" if block.kind == "text" else "reasoning"
+        called = self._callees.get(block.name)
+        return "function_call" if called is None else called.kind
+
+    def _place(self, block: Block) -> JsonObject:
+        place: JsonObject = {"item_id": self._ids[block.place], "output_index": block.place}
+        return place if block.kind == "call" else {**place, "content_index": 0}
+
+    def _open(self, block: Block) -> Iterator[JsonObject]:
+        """The events of an item that begins, without anything in it."""
+        self._ids[block.place] = make_id(_ID_PREFIXES[self._name_kind(block)])
+        empty = replace(block, texts=[], tokens=[])
+        item = self._make_item(empty, "in_progress", None)
+        yield self._make("response.output_item.added", output_index=block.place, item=item.model_dump())
+        part = self._make_part(empty)
+        if part is not None:
+            yield self._make("response.content_part.added", **self._place(block), part=part.model_dump())
+
+    def _grow(self, block: Block, event: TextDelta | ReasoningDelta | ToolCallDelta) -> Iterator[JsonObject]:
+        kind = self._name_kind(block)
+        text = event.arguments if isinstance(event, ToolCallDelta) else event.text
+        if not text or kind in _WHOLE:
+            return
+        values = {**self._place(block), "delta": text}
+        if kind == "message":
+            values["logprobs"] = [token.model_dump() for token in self._describe_tokens(event.tokens)]
+        if self._times_tokens:
+            values |= time_growth(self._fold)
+        yield self._make(f"{_TEXT_EVENTS[kind]}.delta", **values)
+
+    def _close(self, block: Block, status: Status) -> Iterator[JsonObject]:
+        """The events of an item that ends: its whole text, its part, and the item itself."""
+        place, part = self._place(block), self._make_part(block)
+        if self._name_kind(block) in _TEXT_EVENTS:
+            yield from self._end_text(block, place)
+        if part is not None:
+            yield self._make("response.content_part.done", **place, part=part.model_dump())
+        item = self._make_item(block, status, part)
+        yield self._make("response.output_item.done", output_index=block.place, item=item.model_dump())
+        self._items.append(item)
+
+    def _end_text(self, block: Block, place: JsonObject) -> Iterator[JsonObject]:
+        """The whole text of an item, or the arguments or the input of a call."""
+        kind = self._name_kind(block)
+        event = _TEXT_EVENTS[kind]
+        done: JsonObject = {"text": block.text}
+        if kind == "message":
+            done["logprobs"] = [token.model_dump() for token in self._describe_tokens(block.tokens)]
+        elif kind == "function_call":
+            done = {"arguments": block.text, "name": self._find_callee(block).name}
+        elif kind == "custom_tool_call":
+            done = {"input": read_text(block.text)}
+            yield self._make(f"{event}.delta", **place, delta=done["input"])
+        yield self._make(f"{event}.done", **place, **done)
+
+    def _find_callee(self, block: Block) -> Callee:
+        """Return what a call is to the client."""
+        return self._callees.get(block.name) or Callee("function_call", block.name, None)
+
+    def _describe_tokens(self, tokens: Sequence[TokenInfo]) -> list[TokenLogprobReply]:
+        return [] if self._token_bytes is None else describe_tokens(tokens, self._token_bytes)
+
+    def _make_part(self, block: Block) -> OutputText | OutputThought | None:
+        """The content of a message or a thought; a call has none."""
+        if block.kind == "call":
+            return None
+        if block.kind == "thought":
+            return OutputThought(text=block.text)
+        has_logprobs = self._token_bytes is not None
+        return OutputText(text=block.text, logprobs=self._describe_tokens(block.tokens) if has_logprobs else None)
+
+    def _make_item(self, block: Block, status: Status, part: OutputText | OutputThought | None) -> OutputItem:
+        item_id, kind = self._ids[block.place], self._name_kind(block)
+        if kind == "reasoning":
+            return OutputReasoning(id=item_id, status=status, content=[part] if isinstance(part, OutputThought) else [])
+        if kind == "message":
+            return OutputMessage(id=item_id, status=status, content=[part] if isinstance(part, OutputText) else [])
+        called: dict[str, Any] = {"id": item_id, "status": status, "call_id": block.id}
+        if kind == "local_shell_call":
+            return OutputShellCall(**called, action=read_command(block.text))
+        if kind == "tool_search_call":
+            return OutputSearchCall(**called, arguments=read_arguments(block.text))
+        callee = self._find_callee(block)
+        called |= {"name": callee.name, "namespace": callee.namespace}
+        if kind == "custom_tool_call":
+            return OutputCustomCall(**called, input=read_text(block.text))
+        return OutputCall(**called, arguments=block.text)
+
+    def _finish(self, last: Block | None, event: Finish) -> Iterator[JsonObject]:
+        is_whole = event.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+        status: Status = "completed" if is_whole else "incomplete"
+        if last is None:  # a response says something, and be it nothing
+            last = Block("text", 0)
+            yield from self._open(last)
+        yield from self._close(last, status)
+        self.response = self.response.model_copy(
+            update={
+                "status": status,
+                "completed_at": int(time.time()) if is_whole else None,
+                "incomplete_details": None if is_whole else IncompleteDetails(),
+                "output": self._items,
+                "usage": self._count(),
+                "timings": describe_end(self._fold),
+            }
+        )
+        yield self._make(f"response.{status}", response=self._dump(), **time_end(self._fold))
+
+    def _count(self) -> ResponseUsage:
+        counts = count_usage(self._fold)
+        return ResponseUsage(
+            input_tokens=counts.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=self._fold.cached_tokens),
+            output_tokens=counts.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._fold.thought_tokens),
+            total_tokens=counts.total_tokens,
+        )

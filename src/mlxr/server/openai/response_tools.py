@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text
-from mlxr.server.openai.tools import Mode, Offer, ToolName, make_offer, make_tool
+from mlxr.server.openai.fields import Mode, Offer, ToolName, make_offer, make_tool
 from mlxr.service.requests import NamedTool, Tool
 
 LOCAL_SHELL = "local_shell"

@@ -1,33 +1,41 @@
-"""POST /v1/responses, what is kept of its answers, and how many tokens an input has."""
+"""POST /v1/responses, what is kept of its answers, and how many tokens an input has.
+
+Responses that are to be kept stay in memory for a while, as what they were asked and what they said, so that a later
+request can go on from them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxr.core.events import Event
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
-from mlxr.server.finishes import check_events, take_batches, write_frames
-from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.generation import Generation, borrow, read_all, start, write_frames
 from mlxr.server.json_models import JsonObject, ReplyModel
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
-from mlxr.server.openai.errors import name_code
-from mlxr.server.openai.replies import RunningTimings
-from mlxr.server.openai.response_events import ResponseEvents
-from mlxr.server.openai.response_input import InputItem, ReferenceItem, list_items, list_loaded
-from mlxr.server.openai.response_reply import ResponseReply
-from mlxr.server.openai.response_request import ResponseRequest
-from mlxr.server.openai.response_store import ResponseStore
+from mlxr.server.openai.replies import ERRORS, STREAMED, Head, fit_effort, name_code, token_bytes_if
+from mlxr.server.openai.response_reply import ResponseEvents, ResponseReply
+from mlxr.server.openai.response_request import (
+    InputItem,
+    ReferenceItem,
+    ResponseRequest,
+    list_items,
+    list_loaded,
+    read_items,
+)
 from mlxr.server.openai.response_tools import Callee, read_tools
-from mlxr.server.openai.route import ERRORS, STREAMED, Head, fit_effort, token_bytes_if
 from mlxr.server.routes import Router, reply_json
-from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
+from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.server.truncation import drop_oldest
+from mlxr.service.completion import ReplyFold
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
 
@@ -38,6 +46,83 @@ FIELDS = {
     "max_tokens": "max_output_tokens",
     "think": "reasoning",
 }  # the service's words for what may be wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response, what was asked for it alone, and what it gave as a later request would send it back."""
+
+    owner: str | None
+    response: ResponseReply
+    input: tuple[InputItem, ...]
+    output: tuple[InputItem, ...]
+    size_bytes: int
+
+
+class ResponseStore:
+    """Responses by id. Belongs to the event loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._items: dict[str, tuple[str, InputItem]] = {}  # id of an output item → id of its response, the item
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is kept."""
+        return self._max_bytes > 0
+
+    def keep(self, owner: str | None, response: ResponseReply, given: Sequence[InputItem]) -> None:
+        """Keep a response that has ended, unless it is larger than the store."""
+        whole = [item for item in response.output if item.status != "incomplete" or item.type == "message"]
+        output = tuple(read_items([item.model_dump(exclude_none=True) for item in whole]))
+        size_bytes = len(response.model_dump_json()) + sum(len(item.model_dump_json()) for item in given)
+        if size_bytes > self._max_bytes:
+            return
+        self._kept[response.id] = Kept(owner, response, tuple(given), output, size_bytes)
+        self._items |= {item.id: (response.id, read) for item, read in zip(whole, output, strict=True)}
+        self._bytes += size_bytes
+        while self._bytes > self._max_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def find(self, owner: str | None, response_id: str, field: str = "response_id") -> Kept:
+        """A response of this owner; raises ServerError 404."""
+        kept = self._kept.get(response_id)
+        if kept is None or kept.owner != owner:
+            message = f"Response with id {response_id[:80]!r} not found: it was not kept, or is kept no longer"
+            raise ServerError(404, "not_found", message, field)
+        self._kept.move_to_end(response_id)
+        return kept
+
+    def find_history(self, owner: str | None, response_id: str) -> list[InputItem]:
+        """All that was said until the end of a response; raises ServerError 400 where a part is not there."""
+        turns: list[Kept] = []
+        following: str | None = response_id
+        while following is not None:
+            try:
+                turns.append(self.find(owner, following))  # the earliest is touched last: it goes after its followers
+            except ServerError as error:
+                field = "previous_response_id"
+                raise ServerError(400, "previous_response_not_found", f"{field}: {error.message}", field) from None
+            following = turns[-1].response.previous_response_id
+        return [item for turn in reversed(turns) for item in (*turn.input, *turn.output)]
+
+    def find_item(self, owner: str | None, item_id: str) -> InputItem | None:
+        """An item of the output of a response of this owner."""
+        response_id, item = self._items.get(item_id, ("", None))
+        kept = self._kept.get(response_id)
+        return item if kept is not None and kept.owner == owner else None
+
+    def delete(self, owner: str | None, response_id: str) -> None:
+        """Forget a response; raises ServerError 404."""
+        self.find(owner, response_id)
+        self._forget(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        kept = self._kept.pop(response_id)
+        self._bytes -= kept.size_bytes
+        for item in kept.response.output:
+            self._items.pop(item.id, None)
 
 
 class Deleted(ReplyModel):
@@ -100,16 +185,12 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
         generation = await start(request, lease, await asked.fit(request, lease, body))
     in_flight(request).reply_id = head.id
     begun = begin_response(body, head, is_kept=asked.store.is_on and body.store is not False)
-    prompt_tokens = len(generation.prompt_ids)
-    running = RunningTimings(prompt_tokens) if body.stream and body.timings_per_token else None
-    events = ResponseEvents(begun, prompt_tokens, token_bytes, asked.callees, running)
+    fold = ReplyFold([len(generation.prompt_ids)])
+    times_tokens = bool(body.stream and body.timings_per_token)
+    events = ResponseEvents(begun, fold, token_bytes, asked.callees, times_tokens=times_tokens)
     if body.stream:
-
-        def fail(error: ServerError) -> bytes:
-            return _frame(events.fail(name_code(error), error.message))
-
-        return EventStream(request, _write_frames(generation, events, asked), media_type=SSE, on_error=fail)
-    for event in check_events(await until_disconnected(request, generation.read_all())):
+        return _stream(request, generation, events, asked)
+    for event in await read_all(request, [generation]):
         for _ in events.push(event):
             pass
     asked.keep(events.response)
@@ -175,12 +256,19 @@ def begin_response(body: ResponseRequest, head: Head, *, is_kept: bool = False) 
     )
 
 
-async def _write_frames(generation: Generation, events: ResponseEvents, asked: Asked) -> AsyncGenerator[bytes, None]:
-    yield b"".join(map(_frame, events.start()))
-    async for frames in write_frames(take_batches(generation), lambda event: map(_frame, events.push(event))):
+def _stream(request: Request, generation: Generation, events: ResponseEvents, asked: Asked) -> EventStream:
+    def write(event: Event) -> list[bytes]:
+        frames = [*map(_frame, events.push(event))]
         if events.response.status != "in_progress":  # the client may go on as soon as it has the last event
             asked.keep(events.response)
-        yield frames
+        return frames
+
+    def fail(error: ServerError) -> bytes:
+        return _frame(events.fail(name_code(error), error.message))
+
+    opening = b"".join(map(_frame, events.start()))
+    frames = write_frames([generation], write, opening=opening)
+    return EventStream(request, frames, media_type=SSE, on_error=fail)
 
 
 def _frame(event: JsonObject) -> bytes:
