@@ -32,8 +32,8 @@ from typing import Any
 from comparison.child import Child
 from http_client import Connection
 from mlxr.loading import load
+from mlxr.models.components import GatedDelta
 from mlxr.models.recurrence_config import make_flags
-from mlxr.models.specs import GatedDelta
 from server_process import ServerProcess, start_own
 from synthetic import SHAPES, Shape, show_progress, write_model
 

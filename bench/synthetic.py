@@ -28,10 +28,10 @@ from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import RopeScaling
 from mlxr.models import ModelConfig
+from mlxr.models.components import Experts, GatedDelta, ShortConv
 from mlxr.models.gguf_metadata import gguf_metadata
 from mlxr.models.names import gguf_name
 from mlxr.models.recurrence_config import make_flags
-from mlxr.models.specs import GatedDelta, Mixture, ShortConv
 from mlxr.models.weights import expected_tensors
 
 POOL_VALUES = 1 << 20
@@ -67,7 +67,7 @@ class Shape:
         return self.to_config().head_dim
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> Experts | None:
         """The experts of the model, if it has any."""
         return self.to_config().mixture
 
@@ -191,7 +191,7 @@ def make_experts(experts: int, used: int, features: int, head_dim: int) -> dict[
         "rope_dim": head_dim,
         "rope_interleaved": False,
         "qk_norm": True,
-        "mixture": Mixture(experts, features, "silu", RoutingRule(used, renormalises=True)),
+        "mixture": Experts(experts, features, "silu", RoutingRule(used, renormalises=True)),
     }
 
 
@@ -210,14 +210,14 @@ def make_gpt_oss(layers: int, experts: int, used: int, features: int, head_dim: 
         "output_bias": True,
         "sliding_window": window,
         "window_layers": tuple(layer % 2 == 0 for layer in range(layers)),
-        "mixture": Mixture(experts, features, "clamped_swiglu", rule, bias=True, router_bias=True),
+        "mixture": Experts(experts, features, "clamped_swiglu", rule, bias=True, router_bias=True),
     }
 
 
 def make_qwen35(layers: int, value_heads: int, experts: int = 0, used: int = 0, features: int = 0) -> dict[str, Any]:
     """What a model of Qwen 3.5's kind is besides a llama: of four layers three have a gated delta net."""
     rule = RoutingRule(used, renormalises=True)
-    mixture = Mixture(experts, features, "silu", rule, shared_features=features, shared_gate=True)
+    mixture = Experts(experts, features, "silu", rule, shared_features=features, shared_gate=True)
     return {
         "architecture": "qwen3_5_moe_text" if experts else "qwen3_5_text",
         "head_dim": 256,

@@ -12,7 +12,7 @@ import pytest
 
 from mlxr.core.settings import Settings
 from mlxr.loading import load
-from mlxr.models.specs import ShortConv
+from mlxr.models.components import ShortConv
 from mlxr.service.opening import build_engine
 
 Run = Callable[..., str]

@@ -19,9 +19,19 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
-from mlxr.kernels.layers import AttentionBlock, FeedForwardBlock, Layer, NormWeight, list_operators, prepare_layers
+from mlxr.kernels.layers import NormWeight, prepare_layers
 from mlxr.kernels.layers.gpu import Sizes, count_layer_bytes
-from mlxr.kernels.layers.operators import Operator
+from mlxr.kernels.layers.operators import (
+    Activate,
+    Attend,
+    Heads,
+    Norm,
+    Operator,
+    Product,
+    Scale,
+    SplitHeads,
+    Sum,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import build_hf, read_golden
@@ -159,7 +169,7 @@ def test_a_step_is_full_when_its_last_layer_is_to_come() -> None:
     assert workspace.is_full
 
 
-def make_layer(*types: str, **changes: Any) -> tuple[Operator, ...]:
+def make_layer(*types: str, residual_scale: float = 1.0, output_scale: float = 1.0) -> tuple[Operator, ...]:
     """Operators of one of Llama 3 8B: queries and keys of the first type, values and down of the other one."""
     hidden, heads, kv, ffn = 4096, 4096, 1024, 14336
 
@@ -172,9 +182,23 @@ def make_layer(*types: str, **changes: Any) -> tuple[Operator, ...]:
     qk, v = types
     qkv = product(hidden, **{qk: heads + 2 * kv}) if qk == v else product(hidden, **{qk: heads + kv, v: kv})
     norm = NormWeight(np.ones(hidden, np.float32), 1e-5)
-    attention = AttentionBlock(norm, qkv, product(heads, **{qk: hidden}), 32, 8, 128, scale=1.0)
+    attention = Heads(32, 8, 128, scale=1.0)
     up, down = product(hidden, **{qk: 2 * ffn}), product(ffn, **{v: hidden})
-    return list_operators(Layer(attention, FeedForwardBlock(norm, up, down, "silu"), **changes))
+    scaled: tuple[Operator, ...] = () if residual_scale == 1.0 else (Scale(residual_scale, "delta"),)
+    return (
+        Norm(norm, "stream", "normed"),
+        Product(qkv, "normed", "x"),
+        SplitHeads(attention),
+        Attend(attention),
+        Product(product(heads, **{qk: hidden}), "x", "delta"),
+        *scaled,
+        Norm(norm, "stream", "normed"),
+        Product(up, "normed", "x"),
+        Activate("silu", ffn, is_gated=True),
+        Product(down, "x", "delta"),
+        *scaled,
+        *(() if output_scale == 1.0 else (Sum(output_scale),)),
+    )
 
 
 FLOATS_16 = SimpleNamespace(array=SimpleNamespace(itemsize=2))
@@ -196,7 +220,7 @@ def test_inputs_of_layers_are_counted_once() -> None:
     config, seed, _, _ = read_golden("gemma4e")
     ctx = Context("emulated")
     layers = build_hf(ctx, config, seed, "f32")._weights.layers
-    without = prepare_layers(ctx, [replace(layer, inputs=None) for layer in layers.layers])
+    without = prepare_layers(ctx, [replace(layer, before=()) for layer in layers.layers])
     made, plain = layers.payload.bytes, without.payload.bytes
     assert made.layer == plain.layer
     row, scaled, product, normed, joined = 4, 4, 4, 4 + 4, 4

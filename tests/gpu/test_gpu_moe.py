@@ -12,9 +12,9 @@ from moe_cases import compare, make
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.layers import StepInput, make_feed_forward, make_mixture
+from mlxr.kernels.layers import StepInput
 from mlxr.kernels.layers.gpu import Sizes, count_operator_bytes
-from mlxr.kernels.layers.operators import Mix, _mixture
+from mlxr.kernels.layers.operators import Activate, GateRows, Join, Mix, Operator, Product, Route
 from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router, mix, read_use, route
@@ -207,23 +207,21 @@ def test_a_shared_expert_joins_the_others(gpu: Context) -> None:
     """As a layer runs it: the chosen experts, then the one of all tokens times its gate."""
     results, x = [], random_floats(1, 5, 64)
     for ctx in (gpu, REFERENCE):
-        shared = make_feed_forward(
-            None,
-            prepare(ctx, [make_tensor("q8_0", 96, 64, 5), make_tensor("q8_0", 96, 64, 6)]),
-            prepare(ctx, [make_tensor("q8_0", 64, 96, 7)]),
-            "silu",
-        )
-        block = make_mixture(
-            None,
-            prepare(ctx, [make_tensor("f32", 4, 64, 8)]),
-            make_router(4, RoutingRule(2)),
-            make(ctx, "q8_0", 4, (64, 32)),
-            shared,
-            prepare(ctx, [make_tensor("f32", 1, 64, 9)]),
+        experts = make(ctx, "q8_0", 4, (64, 32))
+        gate_up = prepare(ctx, [make_tensor("q8_0", 96, 64, 5), make_tensor("q8_0", 96, 64, 6)])
+        layer: tuple[Operator, ...] = (
+            Product(prepare(ctx, [make_tensor("f32", 4, 64, 8)]), "normed", "x"),
+            Route(make_router(4, RoutingRule(2)), experts),
+            Mix(experts, 2, "normed", "delta"),
+            Product(gate_up, "normed", "x"),
+            Activate("silu", 96, is_gated=True),
+            Product(prepare(ctx, [make_tensor("q8_0", 64, 96, 7)]), "x", "other"),
+            Product(prepare(ctx, [make_tensor("f32", 1, 64, 9)]), "normed", "x"),
+            GateRows("other"),
+            Join(),
         )
         array: Any = x if ctx.gpu is None else ctx.gpu.mx.array(x)
         registers: Registers = {"stream": array, "normed": array, "delta": None}
-        layer = tuple(_mixture(block, "normed", "delta", 1.0))
         run_layer(ctx, registers, layer, StepInput(Scene(1, 1, 32, 4, (5,), (5,)).batches()[0], [], [None], [None]), 0)
         results.append(settle(registers["delta"]))
     assert relative_error(*results) < allow(gpu)

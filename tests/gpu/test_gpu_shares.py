@@ -17,7 +17,6 @@ from mlxr.formats import by_name, open_gguf
 from mlxr.kernels.cut import cut_columns
 from mlxr.loading import ASSETS
 from mlxr.models import ModelConfig, config_from_gguf
-from mlxr.models.layer_tensors import list_tensors
 from mlxr.models.shares import Place, make_share, share_config, share_out
 from mlxr.models.weights import arrange_tensors, expected_tensors
 
@@ -86,7 +85,7 @@ def test_every_tensor_is_whole_or_divided(count: int) -> None:
             joined = np.concatenate(parts, axis=int(name in summed))
             np.testing.assert_array_equal(joined, tensor.to_float32())
     for index, share in enumerate(shares):
-        for name, shape in list_tensors(share.config.layer_specs[0], 64):
+        for name, shape in share.config.layer_specs[0].tensors(64):
             if len(shape) == 2:
                 assert share.tensors[f"blk.0.{name}"].shape == shape, index
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 
 import amounts
 import numpy as np
@@ -12,46 +13,36 @@ import pytest
 from numpy.typing import NDArray
 from ran import count_apart, list_ran
 
+from mlxr.core.errors import ModelError
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context, load_native
-from mlxr.kernels.gated_delta import DeltaRule
-from mlxr.kernels.layers import (
-    AttentionBlock,
-    BesideBlock,
-    BothBlock,
-    FeedForwardBlock,
-    InputBlock,
-    InputsBlock,
-    Layer,
-    Layers,
-    MixerNorm,
-    MixtureBlock,
-    NormWeight,
-    RecurrentBlock,
-    StepInput,
-    make_attention,
-    make_beside,
-    make_both,
-    make_feed_forward,
-    make_input,
-    make_inputs,
-    make_mixture,
-    make_recurrent,
-    prepare_layers,
-    run_layers,
-)
+from mlxr.kernels.layers import Layer, Layers, StepInput, prepare_layers, run_layers
 from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
-from mlxr.kernels.layers.block import NormKind
-from mlxr.kernels.linear import LinearWeight, prepare
-from mlxr.kernels.mamba2 import StateSpace
-from mlxr.kernels.moe import RoutingRule, make_experts, make_router
+from mlxr.kernels.layers.operators import Activate, NormKind, Product
+from mlxr.kernels.linear import prepare
+from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, build_table
-from mlxr.kernels.short_conv import Convolution
-from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
+from mlxr.kernels.split_heads import HeadNormKind, Projected
+from mlxr.models import components
+from mlxr.models.components import (
+    NO_ROPE,
+    Attention,
+    DenseAndExperts,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    LayerInputs,
+    Mamba2,
+    Norms,
+    ParallelMixers,
+    ShortConv,
+    Weights,
+)
+from mlxr.models.components.weights import NormPlaces, Shape
 
 HIDDEN, HEADS, KV_HEADS, DIM, PAGE, INPUTS = 128, 4, 2, 64, 32, 32
 LAYERS = 3
@@ -74,7 +65,7 @@ class Kind:
     bias: bool = False
     groups: bool = False  # every other layer has pages of its own, and this window
     other_window: int | None = None
-    norms: str = "before"  # both, after
+    norms: NormPlaces = "before"
     norm_kind: NormKind = "rms"
     head_norms: HeadNormKind = "each"
     values: bool = False  # are normed, too
@@ -98,127 +89,97 @@ def encode(type_name: str, shape: tuple[int, ...], values: bytes) -> TensorSourc
     return TensorSource("w", type_name, shape, encode_tensor(type_name, array))
 
 
-def make_weight(
-    ctx: Context, rng: np.random.Generator, kind: Kind, columns: int, *rows: int, weight_type: str | None = None
-) -> LinearWeight:
-    name = weight_type or kind.weight_type
+def make_values(rng: np.random.Generator, kind: Kind, name: str, shape: Shape) -> Floats:
+    """Numbers as a trained model may have them."""
+    if name == "layer_output_scale.weight":
+        return np.full(shape, kind.output_scale, np.float32)
+    if name in ("ssm_a", "ssm_d", "ssm_dt.bias"):
+        values = rng.uniform(0.1, 2, shape)
+        return (-values if name == "ssm_a" else values).astype(np.float32)
+    if "norm" in name or name in ("attn_sinks.weight", "exp_probs_b.bias", "ssm_conv1d.bias"):
+        return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+    is_product = len(shape) > 1 and "conv" not in name and name != "per_layer_token_embd.weight"
+    return (rng.standard_normal(shape) / (np.sqrt(shape[-1]) if is_product else 1)).astype(np.float32)
 
-    def source(count: int) -> TensorSource:
-        values = (rng.standard_normal((count, columns)) / np.sqrt(columns)).astype(np.float32)
-        return encode(name, values.shape, values.tobytes())
 
-    biases = [rng.standard_normal(count).astype(np.float32) if kind.bias else None for count in rows]
-    return prepare(ctx, [source(count) for count in rows], biases)
+def make_tensor(rng: np.random.Generator, kind: Kind, name: str, shape: Shape) -> TensorSource:
+    values = make_values(rng, kind, name, shape)
+    is_product = len(shape) > 1 and not any(part in name for part in ("norm", "gate_inp", "conv1d", "shortconv.conv"))
+    weight_type = kind.weight_type if is_product and name not in ("ssm_a", "ssm_d") else "f32"
+    if is_product and "ffn_down" in name:
+        weight_type = kind.down_type or kind.weight_type
+    if name == "per_layer_token_embd.weight":
+        weight_type = "q8_0"
+    return encode(weight_type, shape, values.tobytes())
+
+
+def make_zeros(layer: components.Layer, hidden: int) -> dict[str, TensorSource]:
+    """Tensors of the right shapes."""
+    return {f"blk.0.{name}": encode("f32", shape, bytes(4 * prod(shape))) for name, shape in layer.tensors(hidden)}
+
+
+def describe_layers(kind: Kind) -> list[components.Layer]:
+    rule = RoutingRule(2, "sigmoid", renormalises=True)
+    dense = FeedForward(kind.forward, kind.activation, bias=kind.bias, gated=kind.gated)
+    experts = Experts(kind.experts, kind.forward, kind.activation, rule, choice_bias=True)
+    second: components.FeedForward | Experts | DenseAndExperts = dense
+    if kind.experts and kind.norms == "both":
+        second = DenseAndExperts(dense, experts)
+    elif kind.experts:
+        second = replace(experts, shared_features=kind.forward, shared_gate=True)
+    recurrent = {"conv": ShortConv(192, 3), "delta": GatedDelta(1, 4, 32, 16, 3), "mamba": Mamba2(4, 32, 2, 16, 3)}
+    inputs = LayerInputs(INPUTS, kind.activation, table_scale=0.6, scale=0.7, eps=1e-3) if kind.inputs else None
+    norms = Norms(1e-5, kind.norm_kind, bias=kind.norm_kind == "layer", places=kind.norms)
+    layers = []
+    for index in range(LAYERS):
+        attention = Attention(
+            HEADS,
+            KV_HEADS,
+            DIM,
+            float(DIM**-0.5),
+            NO_ROPE,
+            window=kind.other_window if kind.groups and index % 2 else kind.window,
+            softcap=kind.softcap,
+            head_norms=kind.head_norms if kind.norms_heads else None,
+            projected=kind.projected,
+            qkv_bias=kind.bias,
+            output_bias=kind.bias,
+            norms_values=kind.values and kind.norms_heads,
+            sinks=kind.sinks,
+        )
+        mixer: components.layer.Mixer = attention
+        if kind.recurrent and kind.beside:
+            mixer = ParallelMixers(attention, recurrent[kind.recurrent])
+        elif kind.recurrent and index != 1:
+            mixer = recurrent[kind.recurrent]
+        scales = kind.residual_scale, kind.output_scale != 1.0
+        layers.append(components.Layer(mixer, second, norms, kind.parallel, *scales, inputs))
+    return layers
+
+
+def make_tensors(kind: Kind, seed: int = 5) -> dict[str, TensorSource]:
+    rng, made = np.random.default_rng(seed), {}
+    for index, layer in enumerate(describe_layers(kind)):
+        for name, shape in layer.tensors(kind.hidden):
+            made[f"blk.{index}.{name}"] = make_tensor(rng, kind, name, shape)
+        if layer.inputs is not None and not index:
+            for name, shape in layer.inputs.model_tensors(LAYERS, kind.hidden, 7):
+                made[name] = make_tensor(rng, kind, name, shape)
+    return made
+
+
+def load_layers(ctx: Context, kind: Kind, tensors: dict[str, TensorSource]) -> list[Layer]:
+    weights = Weights(ctx, tensors)
+    return [
+        layer.load(
+            weights, index, kind.hidden, rope=kind.ropes[index % len(kind.ropes)], group=index % 2 if kind.groups else 0
+        )
+        for index, layer in enumerate(describe_layers(kind))
+    ]
 
 
 def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
-    rng = np.random.default_rng(seed)
-    hidden, forward = kind.hidden, kind.forward
-
-    def norm(length: int) -> Floats:
-        return rng.uniform(0.5, 1.5, length).astype(np.float32)
-
-    def norm_at(place: str) -> NormWeight | None:
-        if kind.norms not in (place, "both"):
-            return None
-        bias = norm(hidden) if kind.norm_kind == "layer" else None
-        return NormWeight(norm(hidden), 1e-5, kind.norm_kind, bias)
-
-    def norm_heads() -> HeadNorms | None:
-        if not kind.norms_heads:
-            return None
-        q, k = (DIM, DIM) if kind.head_norms == "each" else (HEADS * DIM, KV_HEADS * DIM)
-        return HeadNorms(norm(q), norm(k), 1e-5, kind.values, kind.head_norms)
-
-    def read_inputs() -> InputsBlock:
-        columns = LAYERS * INPUTS
-        values = rng.standard_normal((7, columns)).astype(np.float32)
-        table = TensorSource("t", "q8_0", values.shape, encode_tensor("q8_0", values))
-        projection = make_weight(ctx, rng, kind, hidden, columns)
-        return make_inputs(table, projection, NormWeight(norm(INPUTS), 1e-3), table_scale=0.6, scale=0.7)
-
-    def read_input(index: int) -> InputBlock:
-        gate, projection = make_weight(ctx, rng, kind, hidden, INPUTS), make_weight(ctx, rng, kind, INPUTS, hidden)
-        return make_input(gate, projection, kind.activation, index * INPUTS, norm_at("after"))
-
-    def set_beside(dense: FeedForwardBlock, gate_up: LinearWeight, down: LinearWeight) -> BothBlock:
-        """A block and experts, all with norms of their own."""
-        mixture = mix_experts(norm_at("before"), gate_up, down)
-        norms = [NormWeight(norm(hidden), 1e-5) for _ in range(3)]
-        return make_both(dense, replace(mixture, shared=None, shared_gate=None), norms[0], norms[1], norms[2])
-
-    def mix_experts(before: NormWeight | None, gate_up: LinearWeight, down: LinearWeight) -> MixtureBlock:
-        """Experts beside one that all tokens have, with a gate."""
-        ups = [make_weight(ctx, rng, kind, hidden, forward, forward) for _ in range(kind.experts)]
-        downs = [make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type) for _ in ups]
-        router = make_router(kind.experts, RoutingRule(2, "sigmoid", renormalises=True), norm(kind.experts))
-        return make_mixture(
-            before,
-            make_weight(ctx, rng, kind, hidden, kind.experts, weight_type="f32"),
-            router,
-            make_experts(ctx, ups, downs, kind.activation),
-            make_feed_forward(None, gate_up, down, kind.activation),
-            make_weight(ctx, rng, kind, hidden, 1, weight_type="f32"),
-        )
-
-    def make_mixer(before: NormWeight | None) -> RecurrentBlock:
-        """Inputs come in the order in which a block has them: with a gate of Mamba-2 before all others."""
-        gain, taps = rng.uniform(0.5, 1.5, 32).astype(np.float32), rng.standard_normal((3, 192)).astype(np.float32)
-        rates, bias, skip = (rng.uniform(0.1, 2, 4).astype(np.float32) for _ in range(3))
-        match kind.recurrent:
-            case "conv":
-                conv, rule, gated, counts = Convolution(taps, None, "gated"), None, None, [3 * 192]
-            case "delta":
-                conv = Convolution(np.ascontiguousarray(taps[:, :128]), None, "silu")
-                rule = DeltaRule(1, 4, 32, 16, -rates, bias)
-                gated, counts = MixerNorm(gain[:16], 1e-5, 64, 16, gate_first=False), [128, 64, 4, 4]
-            case _:
-                conv = Convolution(taps, norm(192), "silu")
-                rule = StateSpace(4, 32, 2, 16, -rates, bias, skip)
-                gated, counts = MixerNorm(np.tile(gain, 4), 1e-5, 128, 64, gate_first=True), [128, 192, 4]
-        made = conv.channels if rule is None else rule.results
-        first, last = make_weight(ctx, rng, kind, hidden, *counts), make_weight(ctx, rng, kind, made, hidden)
-        return make_recurrent(before, first, last, conv, rule, gated, norm_at("after"))
-
-    layers = []
-    for index in range(LAYERS):
-        attention = make_attention(
-            norm_at("before"),
-            make_weight(ctx, rng, kind, hidden, *[HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM][: len(kind.projected)]),
-            make_weight(ctx, rng, kind, HEADS * DIM, hidden),
-            heads=HEADS,
-            kv_heads=KV_HEADS,
-            head_dim=DIM,
-            head_norms=norm_heads(),
-            post_norm=norm_at("after"),
-            projected=kind.projected,
-            softcap=kind.softcap,
-            sinks=norm(HEADS) if kind.sinks else None,
-            rope=kind.ropes[index % len(kind.ropes)],
-            sliding_window=kind.other_window if kind.groups and index % 2 else kind.window,
-            group=index % 2 if kind.groups else 0,
-        )
-        gate_up = make_weight(ctx, rng, kind, hidden, *[forward, forward][: 2 if kind.gated else 1])
-        down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
-        before = None if kind.parallel else norm_at("before")
-        feed_forward: FeedForwardBlock | MixtureBlock | BothBlock
-        if kind.experts and kind.norms == "both":
-            dense = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
-            feed_forward = set_beside(dense, gate_up, down)
-        elif kind.experts:
-            feed_forward = mix_experts(before, gate_up, down)
-        else:
-            feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
-        mixer: AttentionBlock | RecurrentBlock | BesideBlock = attention
-        if kind.recurrent and kind.beside:
-            mixer = make_beside(attention, make_mixer(None))
-        elif kind.recurrent and index != 1:
-            mixer = make_mixer(norm_at("before"))
-        own = read_input(index) if kind.inputs else None
-        inputs = read_inputs() if kind.inputs and not index else None
-        scales = kind.residual_scale, kind.output_scale
-        layers.append(Layer(mixer, feed_forward, kind.parallel, *scales, own, inputs))
-    return layers
+    return load_layers(ctx, kind, make_tensors(kind, seed))
 
 
 def make_batch(queries: list[int], before: list[int]) -> RaggedBatch:
@@ -261,12 +222,11 @@ def add_states(batch: RaggedBatch) -> RaggedBatch:
     return batch.with_states(reads, writes)
 
 
-def make_states(layers: Sequence[Layer], batch: RaggedBatch) -> list[Floats | None]:
+def make_states(kind: Kind, batch: RaggedBatch) -> list[Floats | None]:
     """The pools of recurrent layers."""
     rng, states = np.random.default_rng(8), []
-    for layer in layers:
-        mixer = layer.mixer.recurrent if isinstance(layer.mixer, BesideBlock) else layer.mixer
-        shape = (2 * batch.sequences, mixer.state_floats) if isinstance(mixer, RecurrentBlock) else None
+    for layer in describe_layers(kind):
+        shape = None if layer.recurrence is None else (2 * batch.sequences, layer.recurrence.state_floats)
         states.append(None if shape is None else rng.standard_normal(shape).astype(np.float32))
     return states
 
@@ -361,7 +321,7 @@ def test_equal_to_the_operators_one_by_one(shape: str, name: str, isa: str) -> N
         made = tuple(make_layers(ctx, kind))
         layers = Layers(made, run.prepare(ctx, made))
         keys, values = make_pools(ctx, batch, None)
-        states = make_states(made, batch)
+        states = make_states(kind, batch)
         step = StepInput(batch, tables, keys, values, states)
         summed, delta = run.run_layers(ctx, stream.copy(), layers, step)
         assert (delta is None) == (kind.output_scale != 1.0)
@@ -429,49 +389,38 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
         run_layers(cpu, stream, layers, StepInput(batch, [table], keys, values))
 
 
-def test_blocks_must_fit_together(cpu: Context) -> None:
-    rng = np.random.default_rng(1)
-    qkv = make_weight(cpu, rng, Kind(), HIDDEN, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM)
-    output = make_weight(cpu, rng, Kind(), HEADS * DIM, HIDDEN)
-    norm, short = NormWeight(np.ones(HIDDEN, np.float32), 1e-5), NormWeight(np.ones(64, np.float32), 1e-5)
-    with pytest.raises(ValueError, match="columns of qkv is 512, expected 768"):
-        make_attention(norm, qkv, output, heads=8, kv_heads=2, head_dim=DIM)
-    with pytest.raises(ValueError, match="length of norm is 64, expected 128"):
-        make_attention(short, qkv, output, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
-    with pytest.raises(ValueError, match="columns of gate and up is 512, expected 256"):
-        make_feed_forward(norm, qkv, make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN), "silu")
-    square = make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN)
-    table = TensorSource("t", "f32", (2, 96), np.zeros(768, np.uint8))
-    with pytest.raises(ValueError, match="layer_inputs: columns of table t is 96, expected 128"):
-        make_inputs(table, square, short, table_scale=1.0, scale=1.0)
-    table, odd = TensorSource("t", "f32", (2, 128), np.zeros(1024, np.uint8)), NormWeight(np.ones(96, np.float32), 1e-5)
-    with pytest.raises(ValueError, match="layer_inputs: length of norm is 96, expected a divisor of the 128 columns"):
-        make_inputs(table, square, odd, table_scale=1.0, scale=1.0)
-    with pytest.raises(ValueError, match="layer_input: columns of gate is 512, expected 128"):
-        make_input(qkv, square, "silu", 0)
-    misplaced = replace(make_layers(cpu, Kind(inputs=True))[0], input=make_input(square, square, "silu", 0))
+@pytest.mark.parametrize("name", KINDS)
+def test_every_tensor_must_fit_its_layer(cpu: Context, name: str) -> None:
+    layer = describe_layers(replace(KINDS[name], forward=64))[0]
+    right = make_zeros(layer, HIDDEN)
+    for changed, tensor in right.items():
+        shape = (*tensor.shape[:-1], tensor.shape[-1] + 32)
+        wrong = right | {changed: encode("f32", shape, bytes(4 * prod(shape)))}
+        said = re.escape(f"tensor {changed} has shape {shape}, expected {tensor.shape}")
+        with pytest.raises(ModelError, match=said):
+            layer.load(Weights(cpu, wrong), 0, HIDDEN)
+        without = {part: source for part, source in right.items() if part != changed}
+        with pytest.raises(ModelError, match=f"tensor {changed} is missing"):
+            layer.load(Weights(cpu, without), 0, HIDDEN)
+
+
+def test_inputs_must_be_there(cpu: Context) -> None:
+    first = make_layers(cpu, Kind(inputs=True))[0]
+    square = prepare(cpu, [make_tensor(np.random.default_rng(1), Kind(), "w.weight", (HIDDEN, HIDDEN))])
+    wide = Product(square, "stream", "x"), Activate("silu", HIDDEN, is_gated=False, first=0)
+    misplaced = replace(first, operators=(*first.operators[:-4], *wide, Product(square, "x", "delta")))
     with pytest.raises(ValueError, match="layers: first of the inputs is 0, expected so that 128 of 96 columns follow"):
         prepare_layers(cpu, [misplaced])
-    with pytest.raises(ValueError, match="activation is 'clamped_swiglu', expected a kind without a gate"):
-        make_feed_forward(norm, square, square, "clamped_swiglu")
 
 
-def test_experts_beside_a_block_have_norms_and_nothing_shared(cpu: Context) -> None:
-    both = make_layers(cpu, KINDS["experts beside a block"])[0].feed_forward
-    assert isinstance(both, BothBlock)
-    assert both.mixture.router_norm is not None
-    norms = (both.mixture.router_norm, both.post_norm, both.post_norm)
-    short = NormWeight(np.ones(64, np.float32), 1e-5)
-    for at in range(3):
-        given = [short if index == at else norm for index, norm in enumerate(norms)]
-        with pytest.raises(ValueError, match="both: length of norm is 64, expected 128"):
-            make_both(both.dense, both.mixture, *given)
-    for dense, mixture in (
-        (replace(both.dense, norm=None), both.mixture),
-        (replace(both.dense, post_norm=None), both.mixture),
-        (both.dense, replace(both.mixture, norm=None)),
-    ):
-        with pytest.raises(ValueError, match="both: norms is None, expected one before and after each block"):
-            make_both(dense, mixture, *norms)
-    with pytest.raises(ValueError, match="both: shared is a block, expected none"):
-        make_both(both.dense, replace(both.mixture, shared=both.dense), *norms)
+def test_what_no_layer_can_be_is_refused(cpu: Context) -> None:
+    with pytest.raises(ModelError, match="activation 'clamped_swiglu' without a gate"):
+        FeedForward(64, "clamped_swiglu", gated=False)
+    block = describe_layers(KINDS["experts"])[0].feed_forward
+    assert isinstance(block, Experts)
+    with pytest.raises(ModelError, match="share another one, expected none"):
+        DenseAndExperts(FeedForward(64, "silu"), block)
+    odd = replace(describe_layers(Kind())[0], mixer=Attention(4, 3, DIM, 1.0, NO_ROPE))
+    loaded = odd.load(Weights(cpu, make_zeros(odd, HIDDEN)), 0, HIDDEN)
+    with pytest.raises(ValueError, match="layers: heads is 4, expected a multiple of the 3 key heads"):
+        prepare_layers(cpu, [loaded])

@@ -19,9 +19,9 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import ARCHITECTURES, by_name
+from mlxr.models.components import GatedDelta
 from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
 from mlxr.models.rope_factors import ROPE_FACTORS
-from mlxr.models.specs import GatedDelta
 from mlxr.models.weights import expected_tensors
 
 TINYLLAMA_HF: dict[str, Any] = {

@@ -31,8 +31,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.rope import QueryTemperature
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name
+from mlxr.models.components import GatedDelta
 from mlxr.models.names import rename_hf_tensors
-from mlxr.models.specs import GatedDelta
 from mlxr.models.weights import arrange_tensors
 
 TOLERANCE = 1e-4

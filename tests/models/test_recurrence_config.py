@@ -13,8 +13,8 @@ from mlxr.cache.shapes import CacheShape, PagesAndState, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models.components import Mamba2
 from mlxr.models.gguf_metadata import gguf_metadata
-from mlxr.models.specs import Mamba2
 
 GRANITE = read_golden("granite4h")[0]
 METADATA = gguf_metadata(config_from_hf(GRANITE))
@@ -151,7 +151,7 @@ def test_two_mixers_in_a_layer_keep_both() -> None:
 def test_blocks_and_experts_in_one_model_cannot_be_stated_in_gguf() -> None:
     """A model may have feed-forward blocks of both kinds, a file of it not."""
     config = config_from_hf(NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M"})
-    assert [spec.mixture is not None for spec in config.layer_specs] == [False, True, False, False, False]
+    assert [spec.experts is not None for spec in config.layer_specs] == [False, True, False, False, False]
     with pytest.raises(ModelError, match="these layers with experts cannot be stated in a GGUF file of nemotron_h"):
         gguf_metadata(config)
 

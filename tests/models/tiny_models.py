@@ -23,14 +23,16 @@ from mlxr.formats.recipes import is_converted
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers
+from mlxr.kernels.layers.operators import Attend, Operator, SplitHeads
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.adapter import Adapter
 from mlxr.models.architectures import by_name as by_architecture
+from mlxr.models.components import Layer
+from mlxr.models.components.experts import part_alternating
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.eagle import EagleHead
-from mlxr.models.experts import part_alternating
 from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
 from mlxr.models.names import (
     adds_one,
@@ -39,7 +41,6 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -158,14 +159,14 @@ Windows = tuple[int | None, ...]  # of each layer
 class ChangedConfig(ModelConfig):
     """A configuration whose layers are not quite those that its family builds."""
 
-    changed_specs: tuple[LayerSpec, ...] = ()
+    changed_specs: tuple[Layer, ...] = ()
 
     @property
-    def layer_specs(self) -> tuple[LayerSpec, ...]:
+    def layer_specs(self) -> tuple[Layer, ...]:
         return self.changed_specs
 
 
-def change_layers(config: ModelConfig, specs: Sequence[LayerSpec]) -> ModelConfig:
+def change_layers(config: ModelConfig, specs: Sequence[Layer]) -> ModelConfig:
     """The configuration with these layers, which it alone could not say."""
     changed = ChangedConfig(**{field.name: getattr(config, field.name) for field in fields(config)})
     object.__setattr__(changed, "changed_specs", tuple(specs))
@@ -180,8 +181,14 @@ def give_windows(model: Decoder, windows: Windows) -> None:
         [replace(layer, mixer=replace(layer.mixer, window=window)) for layer, window in specs],
     )
     places = form_groups(model.config.cache_layers).places
+
+    def change(operator: Operator, window: int | None, group: int) -> Operator:
+        if not isinstance(operator, SplitHeads | Attend):
+            return operator
+        return replace(operator, heads=replace(operator.heads, window=window, group=group))
+
     layers = [
-        replace(layer, mixer=replace(layer.mixer, sliding_window=window, group=place.group))
+        replace(layer, operators=tuple(change(operator, window, place.group) for operator in layer.operators))
         for layer, window, place in zip(model._weights.layers.layers, windows, places, strict=True)
         if place is not None
     ]

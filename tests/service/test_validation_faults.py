@@ -13,7 +13,7 @@ from mlxr.cli.main import main
 from mlxr.core.settings import resolve
 from mlxr.formats.tensor import TensorSource
 from mlxr.kernels.context import Context
-from mlxr.models.layer import LayerReader
+from mlxr.models.components import Weights
 from mlxr.models.residency import ExpertBudget
 from mlxr.service.opening import open_model
 from mlxr.service.validation import LogitsCheck, validate_model
@@ -64,14 +64,14 @@ def validate(model: str | Path = "demo", **given: object) -> LogitsCheck:
 def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, change = FAULTS[fault]
 
-    def make_reader(
+    def make_weights(
         ctx: Context, tensors: Mapping[str, TensorSource], budget: ExpertBudget | None, summed: Collection[str]
-    ) -> LayerReader:
+    ) -> Weights:
         name = f"blk.{FAULTY_LAYER}.{part}"
         changed = {**tensors, name: change(tensors[name])} if ctx.device == "cpu" else tensors
-        return LayerReader(ctx, changed, budget, summed)  # type: ignore[arg-type]
+        return Weights(ctx, changed, budget, summed)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("mlxr.models.decoder.LayerReader", make_reader)
+    monkeypatch.setattr("mlxr.models.decoder.Weights", make_weights)
     found = validate()
     assert not found.agree, found
     if fault != "scale":  # which the logits alone do not show

@@ -12,7 +12,7 @@ from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.models import ModelConfig
 from mlxr.models.architecture import Architecture
 from mlxr.models.architectures import by_name
-from mlxr.models.experts import part_alternating
+from mlxr.models.components.experts import part_alternating
 from mlxr.models.names import adds_one, rename_hf_tensors
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.layers.block import NormKind
+from mlxr.kernels.layers.operators import NormKind
 from mlxr.models import families
 from mlxr.models.bias_config import BiasRow
+from mlxr.models.components import Layer
 from mlxr.models.mixture import MixtureRow
 from mlxr.models.recurrence_config import RecurrenceRow
 from mlxr.models.rope_config import RopeRow
 from mlxr.models.scale_config import ScaleRow
-from mlxr.models.specs import LayerSpec
 from mlxr.models.window_config import WindowRow
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Architecture:
     hf_class: str
     gguf_experts_name: str | None = None
     older_class: str | None = None
-    build: Callable[[ModelConfig], tuple[LayerSpec, ...]] = families.build_llama
+    build: Callable[[ModelConfig], tuple[Layer, ...]] = families.build_llama
     activation: Activation = "silu"
     norm_kind: NormKind = "rms"
     qk_norm: bool = False

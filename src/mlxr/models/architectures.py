@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from mlxr.core.errors import ModelError
 from mlxr.models.architecture import Architecture
+from mlxr.models.components import Layer
 from mlxr.models.rows.dense import DENSE
 from mlxr.models.rows.mixtures import MIXTURES
 from mlxr.models.rows.recurrent import RECURRENT
-from mlxr.models.specs import LayerSpec
 
 if TYPE_CHECKING:
     from mlxr.models.config import ModelConfig
@@ -29,7 +29,7 @@ def by_name(name: str) -> Architecture:
 
 
 @lru_cache(maxsize=16)
-def build_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+def build_layers(config: ModelConfig) -> tuple[Layer, ...]:
     """The layers of a configuration."""
     return by_name(config.architecture).build(config)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
+from mlxr.cache.shapes import LayerCache
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models import limits
 from mlxr.models.architectures import build_layers
-from mlxr.models.specs import Attention, LayerSpec, Mixture, Multipliers, Recurrence
+from mlxr.models.components import Experts, Layer, Recurrence
+from mlxr.models.multipliers import Multipliers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class ModelConfig:
     shared_layers: int = 0
     shared_ffn: int | None = None
     input_features: int | None = None
-    mixture: Mixture | None = None
+    mixture: Experts | None = None
     mixture_layers: tuple[bool, ...] | None = None
     recurrence: Recurrence | None = None
     recurrent_layers: tuple[bool, ...] | None = None
@@ -163,26 +164,14 @@ class ModelConfig:
         return self.window_layers or (self.sliding_window is not None,) * self.layers
 
     @property
-    def layer_specs(self) -> tuple[LayerSpec, ...]:
+    def layer_specs(self) -> tuple[Layer, ...]:
         """The layers, as the model's family builds them."""
         return build_layers(self)
 
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of the tokens."""
-        return tuple(map(_describe_cache, self.layer_specs))
-
-
-def _describe_cache(layer: LayerSpec) -> LayerCache:
-    pages = None if layer.attention is None else _describe_pages(layer.attention)
-    state = None if layer.recurrence is None else StateShape(layer.recurrence.state_floats)
-    return PagesAndState(pages, state) if pages is not None and state is not None else pages or state
-
-
-def _describe_pages(attention: Attention) -> CacheShape | SharedWith:
-    if attention.reads is not None:
-        return SharedWith(attention.reads)
-    return CacheShape(attention.kv_heads, attention.head_dim, attention.window)
+        return tuple(layer.cache for layer in self.layer_specs)
 
 
 def _check_recurrence(mixer: Recurrence) -> None:
@@ -197,13 +186,13 @@ def _check_recurrence(mixer: Recurrence) -> None:
             raise ModelError(f"model has {count} {many}, which its {few} {parts} do not divide")
 
 
-def _check_mixture(mixture: Mixture) -> None:
+def _check_mixture(mixture: Experts) -> None:
     rule = mixture.rule
     for name, value, high in (
-        ("experts", mixture.experts, limits.MAX_EXPERTS),
-        ("used experts", rule.used, min(mixture.experts, limits.MAX_USED_EXPERTS)),
+        ("experts", mixture.count, limits.MAX_EXPERTS),
+        ("used experts", rule.used, min(mixture.count, limits.MAX_USED_EXPERTS)),
         ("features of an expert", mixture.features, limits.MAX_WIDTH),
-        ("groups of experts", rule.groups, mixture.experts),
+        ("groups of experts", rule.groups, mixture.count),
         ("used groups of experts", rule.groups_used, rule.groups),
     ):
         if not 1 <= value <= high:
@@ -212,10 +201,10 @@ def _check_mixture(mixture: Mixture) -> None:
         raise ModelError(
             f"model has {mixture.shared_features} features of its shared expert, expected up to {limits.MAX_WIDTH}"
         )
-    size, rest = divmod(mixture.experts, rule.groups)
+    size, rest = divmod(mixture.count, rule.groups)
     if rest or (rule.groups > 1 and size < 2) or rule.groups_used * size < rule.used:
         raise ModelError(
-            f"model uses {rule.used} of {mixture.experts} experts out of {rule.groups_used} of {rule.groups} groups, "
+            f"model uses {rule.used} of {mixture.count} experts out of {rule.groups_used} of {rule.groups} groups, "
             "expected groups of one size, two experts or more, and enough of them"
         )
     if not 0 < rule.scale <= limits.MAX_SCALE:

@@ -16,7 +16,7 @@ from mlxr.cache.shapes import form_groups
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, forward, make_model
 from mlxr.kernels.forward.reference import compute_states, compute_tapped, project
-from mlxr.kernels.layers import Layers, StepInput, list_operators, prepare_layers
+from mlxr.kernels.layers import Layers, StepInput, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,
     Mix,
@@ -35,17 +35,16 @@ from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
 from mlxr.models.architectures import by_name
+from mlxr.models.components import Weights
 from mlxr.models.config import ModelConfig
 from mlxr.models.footprint import list_expert_bytes
-from mlxr.models.layer import LayerReader
-from mlxr.models.layer_tensors import list_matrices
 from mlxr.models.residency import plan_experts
 from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
 from mlxr.models.routing import Routing, sum_up
 from mlxr.models.shares import take_share
 from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
-from mlxr.models.weights import arrange_tensors, check_tensors, split_joined
+from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, split_joined
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 
@@ -104,7 +103,7 @@ class Decoder:
         specs, sizes = config.layer_specs, list_expert_bytes(config, tensors)
         total_bytes = sum(tensor.nbytes for tensor in tensors.values())
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
-        reader = LayerReader(ctx, tensors, budget, share.summed)
+        weights = Weights(ctx, tensors, budget, share.summed)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
         self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for those who look between them
         self._rotations = Rotations(specs, config.context_length, factors)
@@ -112,14 +111,14 @@ class Decoder:
         layers = []
         for index, (spec, place) in enumerate(zip(specs, places, strict=True)):
             rope, group = self._rotations.find(spec), 0 if place is None else place.group
-            layers.append(reader.read(spec, index, rope=rope, group=group))
+            layers.append(spec.load(weights, index, config.hidden, rope=rope, group=group))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
         table = tensors["token_embd.weight"]
         is_tied = config.tied_embeddings and not share.columns
         bias = [read_vector(tensors["output.bias"])] if config.logit_bias else None
         output = prepare(ctx, [table if is_tied else tensors["output.weight"]], bias, (OUTPUT,))
-        norm = reader.read_norm(by_name(config.architecture).tensors.output_norm, specs[-1].norms)
+        norm = weights.of_model(specs[-1].norms).norm(by_name(config.architecture).tensors.output_norm)
         self._weights = make_model(
             ModelWeights(
                 table,
@@ -178,7 +177,7 @@ class Decoder:
                 key = len(operator.experts.up), operator.used
                 experts[key] = experts.get(key, 0) + operator.experts.nbytes
             if isinstance(operator, Attend):
-                pair_macs[operator.block.group] += 2 * operator.block.heads * operator.block.head_dim
+                pair_macs[operator.heads.group] += 2 * operator.heads.heads * operator.heads.head_dim
         attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.paged, strict=True))
         return StepWork(
             sum(map(count_step_bytes, operators)) + self._ends_bytes,
@@ -197,7 +196,7 @@ class Decoder:
 
     @property
     def _operators(self) -> list[Operator]:
-        return [operator for layer in self._weights.layers.layers for operator in list_operators(layer)]
+        return [operator for layer in self._weights.layers.layers for operator in layer.program]
 
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight that activations are multiplied by, layer by layer, the output's last."""

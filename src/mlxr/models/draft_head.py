@@ -14,7 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward import ModelWeights
 from mlxr.kernels.forward.reference import project
-from mlxr.kernels.layers import NormWeight, StepInput, list_operators, prepare_layers, run_layers
+from mlxr.kernels.layers import StepInput, prepare_layers, run_layers
 from mlxr.kernels.layers.operators import count_weight_bytes, list_weights
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import LinearWeight, linear, prepare
@@ -23,11 +23,10 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rows import join_columns, take_outputs
 from mlxr.kernels.scale import scale
 from mlxr.kernels.tensor import FloatArray
+from mlxr.models.components import Norms, Weights
 from mlxr.models.decoder import Decoder, Pools
 from mlxr.models.draft_layer import HEAD_NORM, OUTPUT, PRODUCT, STATE_NORM, TABLE, TOKEN_NORM, DraftLayer
-from mlxr.models.layer import LayerReader
 from mlxr.models.rotations import Rotations
-from mlxr.models.specs import Norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +58,28 @@ class DraftHead:
         self.config = HeadShape(config.cache_layers, config.heads, config.vocab_size, config.context_length)
         self.read_share = 2 / (1 + target.config.layers)  # of the time that the model takes to read as many tokens
         self._rotations = Rotations([spec], config.context_length)
-        reader, norms = LayerReader(ctx, tensors), Norms(config.rms_eps)
+        weights = Weights(ctx, tensors)
+        around = weights.of_model(Norms(config.rms_eps))
         self._product = prepare(ctx, [tensors[PRODUCT]])
-        self._token_norm, self._state_norm = (_read_norm(reader, name, norms) for name in (TOKEN_NORM, STATE_NORM))
-        layers = prepare_layers(ctx, [reader.read(spec, 0, rope=0, group=0)])
+        self._token_norm, self._state_norm = (around.norm(name) for name in (TOKEN_NORM, STATE_NORM))
+        layers = prepare_layers(ctx, [spec.load(weights, 0, config.hidden)])
         self._has_output = OUTPUT in tensors
         own_output: LinearWeight | None = prepare(ctx, [tensors[OUTPUT]]) if OUTPUT in tensors else None
         self._weights = ModelWeights(
             tensors.get(TABLE, shared.table),
             layers,
-            _read_norm(reader, HEAD_NORM, norms) if HEAD_NORM in tensors else shared.norm,
+            around.norm(HEAD_NORM) if f"{HEAD_NORM}.weight" in tensors else shared.norm,
             own_output or shared.output,
             shared.ends,
         )
-        own = sum(map(count_weight_bytes, list_operators(layers.layers[0]))) + self._product.nbytes
+        own = sum(map(count_weight_bytes, layers.layers[0].program)) + self._product.nbytes
         own += self._token_norm.nbytes + self._state_norm.nbytes
         self.weight_bytes = own + (0 if own_output is None else own_output.nbytes)
 
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight of its own that activations are multiplied by."""
-        inner = [
-            weight for operator in list_operators(self._weights.layers.layers[0]) for weight in list_weights(operator)
-        ]
+        program = self._weights.layers.layers[0].program
+        inner = [weight for operator in program for weight in list_weights(operator)]
         return [self._product, *inner, *([self._weights.output] if self._has_output else [])]
 
     def compare_products(self, reference: DraftHead) -> float:
@@ -115,7 +114,3 @@ class DraftHead:
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The token ids of columns of the logits."""
         return numbers
-
-
-def _read_norm(reader: LayerReader, name: str, norms: Norms) -> NormWeight:
-    return reader.read_norm(name.removesuffix(".weight"), norms)

@@ -17,14 +17,14 @@ from typing import TypeVar
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.architectures import by_name
+from mlxr.models.components import Layer
+from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer_tensors import Shape, list_tensors
-from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors, find_drafting, split_joined
 
 Tensor = TypeVar("Tensor")
-PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"
-HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
+PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm", "nextn.hnorm"  # norms without .weight
+HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class DraftLayer:
     tensors: Mapping[str, TensorSource]
 
     @property
-    def spec(self) -> LayerSpec:
+    def spec(self) -> Layer:
         """The layer itself, without what stands around it."""
         return self.config.layer_specs[0]
 
@@ -69,11 +69,15 @@ def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -
     around = {name: tensor for name, tensor in own.items() if name.startswith("nextn.")}
     block = {f"blk.0.{name}": tensor for name, tensor in own.items() if name not in around}
     arranged = split_joined(alone, arrange_tensors(alone, block))
-    expected = {f"blk.0.{name}": shape for name, shape in list_tensors(alone.layer_specs[0], config.hidden)}
+    expected = {f"blk.0.{name}": shape for name, shape in alone.layer_specs[0].tensors(config.hidden)}
     _check(prefix, arranged, expected, optional={})
     hidden, table = config.hidden, (config.vocab_size, config.hidden)
-    needed: dict[str, Shape] = {PRODUCT: (hidden, 2 * hidden), TOKEN_NORM: (hidden,), STATE_NORM: (hidden,)}
-    _check(prefix, around, needed, optional={HEAD_NORM: (hidden,), TABLE: table, OUTPUT: table})
+    needed: dict[str, Shape] = {
+        PRODUCT: (hidden, 2 * hidden),
+        f"{TOKEN_NORM}.weight": (hidden,),
+        f"{STATE_NORM}.weight": (hidden,),
+    }
+    _check(prefix, around, needed, optional={f"{HEAD_NORM}.weight": (hidden,), TABLE: table, OUTPUT: table})
     return DraftLayer(alone, {**arranged, **around})
 
 

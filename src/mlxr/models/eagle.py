@@ -10,25 +10,33 @@ layers by what stands before them; `eagle_config` numbers them as SGLang does, b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.embed import embed
-from mlxr.kernels.layers import AttentionBlock, Layer, NormWeight, StepInput, list_operators, make_feed_forward
-from mlxr.kernels.layers.operators import Operator, Product, count_weight_bytes
+from mlxr.kernels.layers import NormWeight, StepInput
+from mlxr.kernels.layers.operators import (
+    Activate,
+    Attend,
+    Heads,
+    Norm,
+    Operator,
+    Product,
+    SplitHeads,
+    count_weight_bytes,
+)
 from mlxr.kernels.layers.reference import Registers, norm, run_layer, take
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rows import join_columns, take_outputs
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
 from mlxr.models.architectures import ARCHITECTURES
+from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
 from mlxr.models.decoder import Decoder, Pools
 from mlxr.models.draft_head import HeadShape
 from mlxr.models.fields import Fields
 from mlxr.models.hf_config import config_from_hf
-from mlxr.models.layer_tensors import Shape
 from mlxr.models.rotations import Rotations
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -203,22 +211,17 @@ def _read_map(tensor: TensorSource, vocabulary: int) -> list[int]:
 
 
 def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], config: ModelConfig) -> tuple[Operator, ...]:
-    """Those of a layer, whose first product reads the joined row instead of a norm of the stream."""
-    attention = AttentionBlock(
-        None,
-        prepare(ctx, [tensors[f"self_attn.{name}_proj.weight"] for name in "qkv"]),
-        prepare(ctx, [tensors["self_attn.o_proj.weight"]]),
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
-        scale=float(config.head_dim**-0.5),
+    """List the operators of a layer, whose first product reads the joined row instead of a norm of the stream."""
+    q, k, v, output = (f"self_attn.{name}_proj.weight" for name in "qkvo")
+    gate, up, down = (f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+    heads = Heads(config.heads, config.kv_heads, config.head_dim, float(config.head_dim**-0.5))
+    return (
+        Product(prepare(ctx, [tensors[q], tensors[k], tensors[v]]), "normed", "x"),
+        SplitHeads(heads),
+        Attend(heads),
+        Product(prepare(ctx, [tensors[output]]), "x", "delta"),
+        Norm(_read_norm(tensors, "post_attention_layernorm.weight", config), "stream", "normed"),
+        Product(prepare(ctx, [tensors[gate], tensors[up]]), "normed", "x"),
+        Activate(config.activation, config.ffn, is_gated=True),
+        Product(prepare(ctx, [tensors[down]]), "x", "delta"),
     )
-    feed_forward = make_feed_forward(
-        _read_norm(tensors, "post_attention_layernorm.weight", config),
-        prepare(ctx, [tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"]]),
-        prepare(ctx, [tensors["mlp.down_proj.weight"]]),
-        config.activation,
-    )
-    _, first, *others = list_operators(Layer(attention, feed_forward))
-    assert isinstance(first, Product)
-    return (replace(first, source="normed"), *others)

@@ -11,9 +11,9 @@ from typing import Protocol
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.architectures import by_name
+from mlxr.models.components import Experts
+from mlxr.models.components.weights import name_expert
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer_tensors import name_expert, name_experts
-from mlxr.models.specs import Mixture
 
 _STACK = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)_exps\.weight")
 _ONE = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)\.(?P<expert>\d{1,5})\.weight")
@@ -60,9 +60,9 @@ def list_experts(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {
         name_expert(f"blk.{index}.{product}", expert): shape
         for index, layer in enumerate(config.layer_specs)
-        if layer.mixture is not None
-        for product, shape in name_experts(layer.mixture, config.hidden).items()
-        for expert in range(layer.mixture.experts)
+        if layer.experts is not None
+        for product, shape in layer.experts.shapes(config.hidden).items()
+        for expert in range(layer.experts.count)
     }
 
 
@@ -91,12 +91,12 @@ def part_experts(name: str, pair: ExpertPair, config: ModelConfig, is_gguf: bool
             raise ModelError(f"{pair.name} has {pair.expert[1]} pairs of matrices, and is no stack of experts")
         return None
     index, prefix, product = int(found["layer"]), found["prefix"], found["product"]
-    mixture = config.layer_specs[index].mixture if index < len(config.layer_specs) else None
+    mixture = config.layer_specs[index].experts if index < len(config.layer_specs) else None
     if mixture is None:
         raise ModelError(f"{pair.name} is a weight of experts, and the model has none there")
     expert = int(found["expert"]) if found.re is _ONE else _check_stack(pair, mixture)
-    if expert >= mixture.experts:
-        raise ModelError(f"{pair.name} is for expert {expert}, and the model has {mixture.experts} there")
+    if expert >= mixture.count:
+        raise ModelError(f"{pair.name} is for expert {expert}, and the model has {mixture.count} there")
     a, b = _turn(pair, product, mixture, config)
     target = prefix + product
     if product != _BOTH:
@@ -109,10 +109,10 @@ def part_experts(name: str, pair: ExpertPair, config: ModelConfig, is_gguf: bool
     return [(name_expert(prefix + half, expert), a, rows) for half, rows in zip(_HALVES, halves, strict=True)]
 
 
-def _check_stack(pair: ExpertPair, mixture: Mixture) -> int:
+def _check_stack(pair: ExpertPair, mixture: Experts) -> int:
     number, count = pair.expert or (0, 1)
-    if count != mixture.experts:
-        raise ModelError(f"{pair.name} is for {count} experts, and the model has {mixture.experts} there")
+    if count != mixture.count:
+        raise ModelError(f"{pair.name} is for {count} experts, and the model has {mixture.count} there")
     return number
 
 
@@ -122,9 +122,9 @@ def _alternates(config: ModelConfig) -> bool:
     return row is not None and row.interleaved
 
 
-def _turn(pair: ExpertPair, product: str, mixture: Mixture, config: ModelConfig) -> tuple[FloatArray, FloatArray]:
+def _turn(pair: ExpertPair, product: str, mixture: Experts, config: ModelConfig) -> tuple[FloatArray, FloatArray]:
     """Both matrices, which PEFT once took for each other where a stack does not have its columns first."""
-    shape = name_experts(mixture, config.hidden).get(product, (2 * mixture.features, config.hidden))
+    shape = mixture.shapes(config.hidden).get(product, (2 * mixture.features, config.hidden))
     if not pair.may_be_turned or _alternates(config) or (pair.a.shape[1], pair.b.shape[0]) != shape:
         return pair.a, pair.b
     return pair.b.T.copy(), pair.a.T.copy()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxr.kernels.tensor import TensorSource
+from mlxr.models.components.layer import TABLE
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer_tensors import TABLE, name_experts
 from mlxr.models.step_work import ExpertsWork
 
 
@@ -39,18 +39,18 @@ class Footprint:
 
 def summarise_experts(config: ModelConfig) -> ExpertsSummary | None:
     """The experts that a model has; None for one without."""
-    mixtures = [spec.mixture for spec in config.layer_specs if spec.mixture is not None]
+    mixtures = [spec.experts for spec in config.layer_specs if spec.experts is not None]
     if not mixtures:
         return None
     first = mixtures[0]
-    return ExpertsSummary(len(mixtures), first.experts, first.rule.used, first.features, first.shared_features)
+    return ExpertsSummary(len(mixtures), first.count, first.rule.used, first.features, first.shared_features)
 
 
 def list_expert_bytes(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> list[int]:
     """Bytes of the experts of each layer in a file, 0 for one without; tensors are by canonical name."""
     sizes = []
     for index, spec in enumerate(config.layer_specs):
-        names = () if spec.mixture is None else name_experts(spec.mixture, 1)
+        names = () if spec.experts is None else spec.experts.shapes(1)
         stacks = [f"blk.{index}.{name}_exps.{end}" for name in names for end in ("weight", "bias")]
         sizes.append(sum(tensors[name].nbytes for name in stacks if name in tensors))
     return sizes
@@ -63,9 +63,9 @@ def measure_footprint(config: ModelConfig, tensors: Mapping[str, TensorSource], 
     table_bytes = sum(tensor.nbytes for name, tensor in tensors.items() if name in tables)
     sizes = list_expert_bytes(config, tensors)
     used_bytes = sum(
-        ExpertsWork(spec.mixture.experts, spec.mixture.rule.used, nbytes).count_bytes(1)
+        ExpertsWork(spec.experts.count, spec.experts.rule.used, nbytes).count_bytes(1)
         for spec, nbytes in zip(config.layer_specs, sizes, strict=True)
-        if spec.mixture is not None
+        if spec.experts is not None
     )
     active_bytes = total_bytes - table_bytes - sum(sizes) + round(used_bytes)
     return Footprint(total_bytes, sum(sizes), active_bytes, summarise_experts(config), draft_bytes)

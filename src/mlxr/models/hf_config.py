@@ -9,6 +9,7 @@ from mlxr.models import limits
 from mlxr.models.architecture import Architecture
 from mlxr.models.architectures import by_hf_class, by_name
 from mlxr.models.bias_config import read_hf_biases
+from mlxr.models.components import Experts, Recurrence
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_hf_mixture
@@ -24,7 +25,6 @@ from mlxr.models.rope_config import (
     read_hf_theta,
 )
 from mlxr.models.scale_config import HF_MULTIPLIERS, SOFTCAPS, read_hf_scales
-from mlxr.models.specs import Mixture, Recurrence
 from mlxr.models.two_sizes import read_hf_full_heads, read_hf_sizes
 from mlxr.models.window_config import read_hf_window, read_hf_window_theta
 
@@ -174,7 +174,7 @@ def _read_heads(fields: Fields, row: Architecture, hidden: int, heads: int) -> t
     return head_dim, kv_heads
 
 
-def _name_architecture(row: Architecture, recurrence: Recurrence | None, mixture: Mixture | None) -> str:
+def _name_architecture(row: Architecture, recurrence: Recurrence | None, mixture: Experts | None) -> str:
     """What a model is by its layers: one of a family with recurrent layers may have none of them."""
     attending = row.recurrence.attending
     return row.name if attending is None or recurrence is not None else attending[mixture is not None]
@@ -186,7 +186,7 @@ def _flag_blocks(blocks: tuple[BlockKind, ...] | None, *kinds: BlockKind) -> tup
 
 
 def _read_ffn(
-    fields: Fields, row: Architecture, mixture: Mixture | None, mixed: bool, blocks: tuple[BlockKind, ...] | None
+    fields: Fields, row: Architecture, mixture: Experts | None, mixed: bool, blocks: tuple[BlockKind, ...] | None
 ) -> int:
     """Features of the feed-forward blocks; `mixed`: not all of these are mixtures. LFM2 states how many a block without
     a gate would have."""

@@ -13,8 +13,8 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.moe import RoutingRule, Scoring
 from mlxr.models import limits
+from mlxr.models.components import Experts
 from mlxr.models.fields import Fields
-from mlxr.models.specs import Mixture
 
 if TYPE_CHECKING:
     from mlxr.models.config import ModelConfig
@@ -40,7 +40,7 @@ class MixtureRow:
     first layers have no experts. `activation` is that of the experts, where it is not
     the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
     many experts there are in it. `shared_gate`, `bias` (of the router, too), `choice_bias` and `expert_scales`: see
-    `Mixture`. `interleaved`: in Hugging Face folders the rows of gate and up alternate, and stacks of experts have
+    `Experts`. `interleaved`: in Hugging Face folders the rows of gate and up alternate, and stacks of experts have
     their columns first, unless they are quantised. `gated`: of what an expert activates half is a gate.
     """
 
@@ -68,7 +68,7 @@ class MixtureRow:
 
 def read_hf_mixture(
     fields: Fields, row: MixtureRow | None, layers: int, activation: Activation
-) -> tuple[Mixture, MixtureLayers] | tuple[None, None]:
+) -> tuple[Experts, MixtureLayers] | tuple[None, None]:
     """The mixture that a `config.json` states, and which layers have it (None: all)."""
     key = next((key for key in row.count_keys if fields.get(key) is not None), row.count_keys[0]) if row else ""
     if row is None or (row.switch_key is not None and not fields.flag(row.switch_key, False)):
@@ -98,8 +98,8 @@ def read_hf_mixture(
 
 def _make_mixture(
     row: MixtureRow, experts: int, features: int, shared: int, activation: Activation, rule: RoutingRule
-) -> Mixture:
-    return Mixture(
+) -> Experts:
+    return Experts(
         experts,
         features,
         row.activation or activation,
@@ -127,7 +127,7 @@ def _read_hf_layers(fields: Fields, row: MixtureRow, layers: int) -> MixtureLaye
 
 def read_gguf_mixture(
     fields: Fields, row: MixtureRow | None, tensors: Container[str], layers: int, activation: Activation
-) -> tuple[Mixture, MixtureLayers] | tuple[None, None]:
+) -> tuple[Experts, MixtureLayers] | tuple[None, None]:
     """The mixture that GGUF's metadata state; a layer has it that has a router."""
     count = fields.integer("expert_count", 0, limits.MAX_STATED, default=0)
     if row is None or ((row.switch_key is not None or row.optional) and not count):
@@ -177,7 +177,7 @@ def mixture_metadata(config: ModelConfig, row: MixtureRow | None) -> dict[str, o
         return {}
     rule = mixture.rule
     stated: dict[str, object] = {
-        "expert_count": mixture.experts,
+        "expert_count": mixture.count,
         "expert_used_count": rule.used,
         "expert_feed_forward_length": mixture.features,
     }

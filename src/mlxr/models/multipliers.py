@@ -6,19 +6,40 @@ GGUF files have them in the weights already.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.scaled import scale_rows
 from mlxr.kernels.tensor import TensorSource
+from mlxr.models.components import Mamba2
 from mlxr.models.fields import Fields
-from mlxr.models.specs import Mamba2, Multipliers
 
 if TYPE_CHECKING:
     from mlxr.models.config import ModelConfig
 
 _LOWEST, _HIGHEST = 1e-9, 1e6
 _TABLE, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """What results of products are multiplied by in folders of Falcon-H1, where other files have it in the weights.
+
+    `attention_in` and `recurrent_in` multiply what the mixers read, and `keys` those of attention besides; `parts` are
+    those of Mamba-2's gate, its columns, B, C and steps; `gate` and `down` are of the feed-forward block.
+    """
+
+    embedding: float = 1.0
+    logits: float = 1.0
+    attention_in: float = 1.0
+    keys: float = 1.0
+    attention_out: float = 1.0
+    recurrent_in: float = 1.0
+    recurrent_out: float = 1.0
+    parts: tuple[float, ...] = (1.0,) * 5
+    gate: float = 1.0
+    down: float = 1.0
 
 
 def read_multipliers(fields: Fields) -> Multipliers:

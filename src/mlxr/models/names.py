@@ -13,9 +13,8 @@ from typing import TypeVar
 from mlxr.core.errors import ModelError
 from mlxr.models.architecture import Architecture
 from mlxr.models.architectures import by_name
+from mlxr.models.components import GatedDelta
 from mlxr.models.config import ModelConfig
-from mlxr.models.recurrent import order_output_columns, order_value_rows
-from mlxr.models.specs import GatedDelta
 
 Tensor = TypeVar("Tensor")
 
@@ -224,7 +223,7 @@ def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
     """
     part = name.split(".", 2)[-1]
     if isinstance(config.recurrence, GatedDelta):
-        return order_value_rows(config.recurrence, part) if by_name(config.architecture).recurrence.gguf_tiled else None
+        return config.recurrence.order_rows(part) if by_name(config.architecture).recurrence.gguf_tiled else None
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part.rsplit(".", 1)[0])
     if heads is None or config.rope_interleaved or not by_name(config.architecture).rope.gguf_interleaved:
         return None
@@ -238,4 +237,4 @@ def gguf_column_order(name: str, config: ModelConfig) -> list[int] | None:
     mixer = config.recurrence
     if not isinstance(mixer, GatedDelta) or not by_name(config.architecture).recurrence.gguf_tiled:
         return None
-    return order_output_columns(mixer) if name.endswith(".ssm_out.weight") else None
+    return mixer.order_output() if name.endswith(".ssm_out.weight") else None

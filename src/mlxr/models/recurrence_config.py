@@ -9,9 +9,8 @@ from typing import Literal
 
 from mlxr.core.errors import ModelError
 from mlxr.models import limits
+from mlxr.models.components import GatedDelta, Mamba2, Recurrence, ShortConv
 from mlxr.models.fields import Fields
-from mlxr.models.recurrent import RecurrenceKind
-from mlxr.models.specs import GatedDelta, Mamba2, Recurrence, ShortConv
 
 _PATTERN = "hybrid_override_pattern"
 FULL_EVERY = 4  # of so many layers of Qwen3.5 the last attends
@@ -19,6 +18,7 @@ _ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers tha
 _RECURS = {"short_conv": ("conv",), "gated_delta": ("linear_attention",), "mamba2": ("linear_attention", "mamba")}
 
 Flags = tuple[bool, ...]  # of each layer
+RecurrenceKind = Literal["short_conv", "gated_delta", "mamba2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeTable, build_table
-from mlxr.models.families import find_rope
-from mlxr.models.specs import LayerSpec
+from mlxr.models.components import NO_ROPE, Layer, Rope
 
 FIRST_POSITIONS = 2048  # a table starts this long and doubles
 
@@ -18,14 +17,14 @@ class Rotations:
     `factors` are the divisors of the frequencies that a model has as a tensor, if it has one.
     """
 
-    def __init__(self, specs: Sequence[LayerSpec], context_length: int, factors: Sequence[float] | None = None) -> None:
-        self._ropes = tuple(dict.fromkeys(map(find_rope, specs)))
+    def __init__(self, specs: Sequence[Layer], context_length: int, factors: Sequence[float] | None = None) -> None:
+        self._ropes = tuple(dict.fromkeys(map(_find_rope, specs)))
         self._context_length, self._factors = context_length, factors
         self._tables = self._build(min(FIRST_POSITIONS, context_length))
 
-    def find(self, spec: LayerSpec) -> int:
+    def find(self, spec: Layer) -> int:
         """The number of a layer's table."""
-        return self._ropes.index(find_rope(spec))
+        return self._ropes.index(_find_rope(spec))
 
     def cover(self, longest_context: int) -> tuple[RopeTable, ...]:
         """The tables, grown when a context has outgrown them; rows that were there keep their values.
@@ -55,3 +54,8 @@ class Rotations:
             )
             for rope in self._ropes
         )
+
+
+def _find_rope(layer: Layer) -> Rope:
+    """The rotation of a layer; one that turns nothing where it does not attend."""
+    return NO_ROPE if layer.attention is None else layer.attention.rope

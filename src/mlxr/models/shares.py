@@ -15,9 +15,9 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.cut import cut_columns, cut_vector
 from mlxr.kernels.tensor import TensorSource
+from mlxr.models.components import Attention, FeedForward
+from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer_tensors import Shape, list_tensors
-from mlxr.models.specs import Attention, FeedForward
 
 BLOCKS = 256, 32, 1  # features and tokens of the vocabulary are cut where so many end, if there are enough
 OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
@@ -100,8 +100,8 @@ def share_tensors(
     shared, parts = dict(tensors), set()
     configs = [share_config(config, Place(rank, place.count)) for rank in range(place.count)]
     for index, spec in enumerate(config.layer_specs):
-        shapes = [dict(list_tensors(one.layer_specs[index], config.hidden)) for one in configs]
-        for name, whole in list_tensors(spec, config.hidden):
+        shapes = [dict(one.layer_specs[index].tensors(config.hidden)) for one in configs]
+        for name, whole in spec.tensors(config.hidden):
             own, full = [shape[name] for shape in shapes], f"blk.{index}.{name}"
             if own[0] == whole or full not in tensors:
                 continue

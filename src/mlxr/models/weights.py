@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import stack_vectors, take_halves
+from mlxr.kernels.sources import take_halves
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.architectures import by_name
+from mlxr.models.components import FeedForward, GatedDelta, Layer
+from mlxr.models.components.attention import GATE
+from mlxr.models.components.experts import ROUTER
+from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
+from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
-from mlxr.models.experts import arrange_mixture, part_shared, rename_shared
-from mlxr.models.layer_tensors import ATTENTION_GATE, PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.multipliers import multiply_weights
 from mlxr.models.names import from_gguf_name
-from mlxr.models.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, fold_tensors, part_betas
 from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from mlxr.models.specs import FeedForward, GatedDelta, LayerSpec
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"
@@ -24,6 +25,14 @@ _JOINED: dict[str, tuple[str, ...]] = {
     "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
 }
 _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
+
+
+def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]:
+    """List the matrices that may choose how results travel: all but routers, norms and convolutions, which are f32."""
+    for name, tensor in tensors.items():
+        is_wide = len(tensor.shape) >= 2 and name.endswith(".weight")
+        if is_wide and ROUTER not in name and "_norm." not in name and not is_convolution(name):
+            yield tensor
 
 
 def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, Shape]:
@@ -39,16 +48,16 @@ def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict
         expected["output.bias"] = (config.vocab_size,)
     inputs = config.layer_specs[0].inputs
     if inputs is not None:
-        expected |= list_inputs_tensors(inputs, config.layers, config.hidden, config.vocab_size)
+        expected |= inputs.model_tensors(config.layers, config.hidden, config.vocab_size)
     for index, layer in enumerate(config.layer_specs):
         for part, shape in _list_stored(layer, config, index, tensors).items():
             expected[f"blk.{index}.{part}"] = shape
     return expected
 
 
-def _list_stored(layer: LayerSpec, config: ModelConfig, index: int, tensors: Collection[str]) -> dict[str, Shape]:
+def _list_stored(layer: Layer, config: ModelConfig, index: int, tensors: Collection[str]) -> dict[str, Shape]:
     """Name and shape of each tensor of a layer, as the file has them."""
-    stored = dict(list_tensors(layer, config.hidden))
+    stored = dict(layer.tensors(config.hidden))
     for name, parts in _list_joined(layer, config, index, tensors).items():
         stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
     if f"blk.{index}.{BETAS_AND_ALPHAS}" in tensors and isinstance(layer.recurrence, GatedDelta):
@@ -56,14 +65,12 @@ def _list_stored(layer: LayerSpec, config: ModelConfig, index: int, tensors: Col
     return stored
 
 
-def _list_joined(
-    layer: LayerSpec, config: ModelConfig, index: int, tensors: Collection[str]
-) -> dict[str, tuple[str, ...]]:
+def _list_joined(layer: Layer, config: ModelConfig, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
     joined = _JOINED if by_name(config.architecture).tensors.is_joined else {}
     attention = layer.attention
     if attention is not None and f"blk.{index}.{_QKV}" in tensors:
-        joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[attention.projected])}
+        joined = joined | {_QKV: tuple(f"{name}.weight" for name in attention.parts)}
     return joined
 
 
@@ -83,16 +90,7 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
     if config.multipliers is not None:
         multiply_weights(arranged, config)
     for index, layer in enumerate(config.layer_specs):
-        attention, prefix = layer.attention, f"blk.{index}."
-        if attention is not None and attention.head_norms == "layer":
-            for name, heads in (("attn_q_norm", attention.heads), ("attn_k_norm", attention.kv_heads)):
-                _stack_norms(arranged, prefix + name, heads)
-        if layer.mixture is not None:
-            arrange_mixture(arranged, prefix, layer.mixture)
-        elif isinstance(layer.feed_forward, FeedForward):
-            rename_shared(arranged, prefix, layer.feed_forward)
-        if layer.recurrence is not None:
-            fold_tensors(arranged, prefix, layer.recurrence, config.hidden)
+        layer.arrange(arranged, f"blk.{index}.", config.hidden)
     return arranged
 
 
@@ -106,15 +104,6 @@ def _name_layer(name: str) -> str:
     return ".".join(name.split(".", 2)[:2])
 
 
-def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> None:
-    if f"{name}.0.weight" not in tensors:
-        return
-    parts = [tensors.pop(f"{name}.{head}.weight", None) for head in range(heads)]
-    if None in parts:
-        raise ModelError(f"tensor {name}.{parts.index(None)}.weight is missing, the norm of one of {heads} heads")
-    tensors[f"{name}.weight"] = stack_vectors(f"{name}.weight", [part for part in parts if part is not None])
-
-
 def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
     """The tensors that layers are made of, out of those that `check_tensors` found right: views of joined ones."""
     split = dict(tensors)
@@ -126,7 +115,7 @@ def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Ma
 def _split_layer(split: dict[str, TensorSource], config: ModelConfig, index: int) -> None:
     """Part what a file has as one tensor of a layer."""
     layer = config.layer_specs[index]
-    shapes = dict(list_tensors(layer, config.hidden))
+    shapes = dict(layer.tensors(config.hidden))
     names = [name for name in split if name.startswith(f"blk.{index}.")]
     for name, parts in _list_joined(layer, config, index, names).items():
         joined, stop = split.pop(f"blk.{index}.{name}", None), 0
@@ -137,7 +126,7 @@ def _split_layer(split: dict[str, TensorSource], config: ModelConfig, index: int
             split[f"blk.{index}.{part}"] = joined.take_rows(start, stop)
     both = split.pop(f"blk.{index}.{BETAS_AND_ALPHAS}", None)
     if both is not None and isinstance(layer.recurrence, GatedDelta):
-        parted = part_betas(both, layer.recurrence)
+        parted = layer.recurrence.part_betas(both)
         split |= {f"blk.{index}.{name}": part for name, part in zip(PARTED_BETAS, parted, strict=True)}
 
 
@@ -155,16 +144,16 @@ def split_rows(config: ModelConfig, name: str, tensor: TensorSource) -> dict[str
     if rows not in (None, tensor.shape[0]):
         raise ModelError(f"tensor {name} has {tensor.shape[0]} rows, expected {rows}")
     if isinstance(layer.feed_forward, FeedForward):
-        rename_shared(split, prefix, layer.feed_forward)
-    elif layer.mixture is not None:
-        part_shared(split, prefix, layer.mixture)
+        layer.feed_forward.arrange(split, prefix)
+    elif layer.experts is not None and layer.experts.shared is not None:
+        layer.experts.shared.arrange(split, prefix)
     if layer.recurrence is not None:
-        fold_tensors(split, prefix, layer.recurrence, config.hidden)
+        layer.recurrence.arrange(split, prefix, config.hidden)
     _split_layer(split, config, index)
     query = split.get(f"{prefix}attn_q.weight")
     if query is not None and layer.attention is not None and layer.attention.gated:
         halves = take_halves(query, layer.attention.heads)
-        split |= zip((f"{prefix}attn_q.weight", prefix + ATTENTION_GATE), halves, strict=True)
+        split |= zip((f"{prefix}attn_q.weight", prefix + GATE), halves, strict=True)
     return split
 
 

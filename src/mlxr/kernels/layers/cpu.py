@@ -7,7 +7,6 @@ from typing import Any
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import EPS, DeltaRule
-from mlxr.kernels.layers.block import AttentionBlock, Layer, Layers
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
@@ -15,7 +14,10 @@ from mlxr.kernels.layers.operators import (
     GatedNorm,
     GateHeads,
     GateRows,
+    Heads,
     Join,
+    Layer,
+    Layers,
     Mix,
     Norm,
     Operator,
@@ -26,7 +28,6 @@ from mlxr.kernels.layers.operators import (
     Scale,
     SplitHeads,
     Sum,
-    list_operators,
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.lora.cpu import list_native
@@ -42,24 +43,24 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
     native = ctx.module.Layers()
     for layer in layers:
         native.append_layer(layer.columns)
-        if layer.attention is not None:
-            native.append_heads(*_describe(layer.attention))
-        for operator in list_operators(layer):
+        for operator in layer.program:
+            if isinstance(operator, SplitHeads):
+                native.append_heads(*_describe(operator.heads))
             _append(ctx, native, operator)
     return native
 
 
-def _describe(block: AttentionBlock) -> tuple[object, ...]:
+def _describe(heads: Heads) -> tuple[object, ...]:
     return (
-        block.heads,
-        block.kv_heads,
-        block.head_dim,
-        block.scale,
-        block.sliding_window or _NONE,
-        block.softcap or _NONE,
-        block.sinks,
-        block.rope,
-        block.group,
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.scale,
+        heads.window or _NONE,
+        heads.softcap or _NONE,
+        heads.sinks,
+        heads.rope,
+        heads.group,
     )
 
 
@@ -69,12 +70,12 @@ def _append(ctx: Context, native: Any, operator: Operator) -> None:
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
         case Product(weight, source, target):
             native.append_product(weight.payload, source, target)
-        case SplitHeads(block):
-            norms = block.head_norms
+        case SplitHeads(heads):
+            norms = heads.norms
             q_norm, k_norm, eps, values, kind = None, None, 0.0, False, "each"
             if norms is not None:
                 q_norm, k_norm, eps, values, kind = norms.q, norms.k, norms.eps, norms.values, norms.kind
-            native.append_split_heads(q_norm, k_norm, eps, values, block.projected, kind)
+            native.append_split_heads(q_norm, k_norm, eps, values, heads.projected, kind)
         case Attend():
             native.append_attend()
         case Activate(kind, features, first=first):  # gated when `x` has more columns
@@ -120,7 +121,7 @@ def run_layers(
         return stream, None
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
-    return stream, None if isinstance(list_operators(layers.layers[-1])[-1], Sum) else delta
+    return stream, None if isinstance(layers.layers[-1].operators[-1], Sum) else delta
 
 
 def list_arrays(step: StepInput) -> tuple[object, ...]:

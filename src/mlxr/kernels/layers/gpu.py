@@ -7,14 +7,13 @@ is replayed. In other steps the device starts on the first layers while the host
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed.gpu import hold_table, is_placed
 from mlxr.kernels.gpu.device import MAX_STARTED
-from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
@@ -23,6 +22,8 @@ from mlxr.kernels.layers.operators import (
     GateHeads,
     GateRows,
     Join,
+    Layer,
+    Layers,
     Mix,
     Norm,
     Operator,
@@ -34,8 +35,6 @@ from mlxr.kernels.layers.operators import (
     SplitHeads,
     Sum,
     SumRanks,
-    list_operators,
-    make_inputs,
 )
 from mlxr.kernels.layers.reference import Programs, Registers, run_layer
 from mlxr.kernels.layers.step import StepInput
@@ -65,15 +64,16 @@ class Payload:
 
 def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
     """The operators of the layers, and the memory that they will need; tables are put on the device."""
-    gpu, programs = ctx.gpu, tuple(map(list_operators, layers))
+    gpu, programs = ctx.gpu, tuple(layer.program for layer in layers)
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
-    most = max((count_layer_bytes(list_operators(replace(layer, inputs=None)), sizes) for layer in layers), default=0)
+    most = max((count_layer_bytes(layer.operators, sizes) for layer in layers), default=0)
     hidden = max((layer.columns for layer in layers), default=0)
     before = hidden * (2 * STREAM_BYTES + gpu.activations.size)
-    for block in (layer.inputs for layer in layers if layer.inputs is not None):
-        before += count_layer_bytes(tuple(make_inputs(block)), sizes)
-        if is_placed(ctx, block.table):
-            hold_table(ctx, block.table)  # now, as the first step counts with the memory that is left
+    for layer in layers:
+        before += count_layer_bytes(layer.before, sizes) if layer.before else 0
+        for operator in layer.before:
+            if isinstance(operator, Rows) and is_placed(ctx, operator.table):
+                hold_table(ctx, operator.table)  # now, as the first step counts with the memory that is left
     return Payload(programs, TokenBytes(most, before))
 
 
@@ -101,12 +101,12 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return len(weight.weight) * parts * (operand + STREAM_BYTES)
         case Product(weight):
             return count_product_bytes(weight, result, operand, cast)
-        case SplitHeads(block):
-            heads = block.output.in_features
-            keys = 2 * block.kv_heads * block.head_dim  # those that a layer shares are gathered, too
-            return heads * (result + (cast if cast != result else 0)) + keys * cast
-        case Attend(block):
-            return block.output.in_features * (cast + (operand if cast != operand else 0))
+        case SplitHeads(heads):
+            queries = heads.heads * heads.head_dim
+            keys = 2 * heads.kv_heads * heads.head_dim  # those that a layer shares are gathered, too
+            return queries * (result + (cast if cast != result else 0)) + keys * cast
+        case Attend(heads):
+            return heads.heads * heads.head_dim * (cast + (operand if cast != operand else 0))
         case Activate(features=features):
             return features * operand
         case Convolve(conv):

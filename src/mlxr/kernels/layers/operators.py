@@ -1,4 +1,4 @@
-"""The operators of a layer, in their order: said here once, for whoever runs, counts or measures them.
+"""A layer as the list of its operators: data, which NumPy, C++ and a GPU execute, and others count or measure.
 
 Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
@@ -9,34 +9,64 @@ is what each layer gets of each token besides the stream, where a model has such
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.gated_delta import DeltaRule
-from mlxr.kernels.layers.block import (
-    AttentionBlock,
-    BesideBlock,
-    BothBlock,
-    FeedForwardBlock,
-    InputBlock,
-    InputsBlock,
-    Layer,
-    MixerBlock,
-    MixerNorm,
-    MixtureBlock,
-    NormWeight,
-    RecurrentBlock,
-)
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.short_conv import Convolution
-from mlxr.kernels.tensor import TensorSource
+from mlxr.kernels.split_heads import HeadNorms, Projected
+from mlxr.kernels.tensor import FloatArray, TensorSource
 
 Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept"]
 Routes = Literal["chosen", "shares"]
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormWeight:
+    """A norm of rows."""
+
+    weight: FloatArray  # (columns,)
+    eps: float  # added to the variance
+    kind: NormKind = "rms"
+    bias: FloatArray | None = None  # (columns,), of layer norms
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight and the bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixerNorm:
+    """The norm of what a recurrence gives, with a gate: see `gated_norm`. Without a weight it is the gate alone."""
+
+    weight: FloatArray | None
+    eps: float
+    columns: int
+    width: int
+    gate_first: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heads:
+    """The heads of a layer's attention, and how they attend."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of scores
+    norms: HeadNorms | None = None  # of queries and keys
+    projected: Projected = "qkv"  # what the product before holds
+    window: int | None = None  # position p sees p - window + 1 to p
+    softcap: float | None = None  # of scores
+    sinks: FloatArray | None = None  # (heads,): a score more of each head, which has no value
+    rope: int = 0  # number of the step's rotation table
+    group: int = 0  # number of the batch's slots and page table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,14 +106,14 @@ class SumRanks:
 class SplitHeads:
     """Make queries of what `x` projected, and write keys and values into their pages."""
 
-    block: AttentionBlock
+    heads: Heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attend:
     """Let the queries in `x` attend."""
 
-    block: AttentionBlock
+    heads: Heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,155 +215,26 @@ Operator = (
 )  # fmt: skip
 
 
-def list_operators(layer: Layer) -> tuple[Operator, ...]:
-    """All operators of a layer."""
-    factor, total = layer.residual_scale, layer.output_scale
-    before = () if layer.inputs is None else tuple(make_inputs(layer.inputs))
-    last = () if total == 1.0 else (Sum(total),)
-    if layer.input is not None:
-        last = (*_take_input(layer.input), *last)
-    if layer.is_parallel:
-        mixer, feed_forward = layer.mixer, layer.feed_forward
-        assert mixer is not None
-        assert feed_forward is not None
-        first, source = _begin(mixer.norm)
-        return (
-            *before,
-            *first,
-            *_mix_tokens(mixer, source, "delta", factor),
-            *_feed_forward(feed_forward, source, "other", factor),
-            Join(),
-            *last,
-        )
-    return (*before, *_one_after_the_other(layer.mixer, layer.feed_forward, factor), *last)
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One layer of a model, as it runs."""
+
+    columns: int  # of the residual stream
+    operators: tuple[Operator, ...]
+    before: tuple[Operator, ...] = ()  # run before the first layer: they make the inputs of all layers
+
+    @property
+    def program(self) -> tuple[Operator, ...]:
+        """All operators, in their order."""
+        return self.before + self.operators
 
 
-def _one_after_the_other(
-    mixer: MixerBlock | None, feed_forward: FeedForwardBlock | MixtureBlock | BothBlock | None, factor: float
-) -> Iterator[Operator]:
-    if mixer is not None:
-        first, source = _begin(mixer.norm)
-        yield from first
-        yield from _mix_tokens(mixer, source, "delta", factor)
-    if feed_forward is not None:
-        first, source = _begin(feed_forward.norm)
-        yield from first
-        yield from _feed_forward(feed_forward, source, "delta", factor)
+@dataclass(frozen=True, slots=True, eq=False)
+class Layers:
+    """Layers that run one after another. What `payload` is only the implementation knows that made it."""
 
-
-def make_inputs(block: InputsBlock) -> Iterator[Operator]:
-    """List what makes the inputs of all layers, before the first one."""
-    yield Rows(block.table, "other")
-    yield Scale(block.table_scale, "other")
-    yield Product(block.projection, "stream", "x")
-    yield Norm(block.norm, "x", "inputs", block.layers)
-    yield Join("inputs", block.scale)
-
-
-def _take_input(block: InputBlock) -> Iterator[Operator]:
-    """What a layer adds to the stream of its own input."""
-    yield Sum()
-    yield Product(block.gate, "stream", "x")
-    yield Activate(block.activation, block.gate.out_features, is_gated=False, first=block.first)
-    yield from _end(block.projection, block.post_norm, "delta", 1.0)
-
-
-def _begin(norm: NormWeight | None) -> tuple[tuple[Operator, ...], Register]:
-    """How a block begins, and where its input is then."""
-    if norm is None:
-        return (Sum(),), "stream"
-    return (Norm(norm, "stream", "normed"),), "normed"
-
-
-def _mix_tokens(block: MixerBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
-    if isinstance(block, BesideBlock):
-        yield from _mix_tokens(block.recurrent, source, target, factor)
-        yield from _mix_tokens(block.attention, source, "other", factor)
-        yield Join(target)
-        return
-    if isinstance(block, RecurrentBlock):
-        yield Product(block.input, source, "kept")
-        yield from _recur(block)
-    else:
-        if block.gate is not None:
-            yield Product(block.gate, source, "kept")
-        yield Product(block.qkv, source, "x")
-        yield SplitHeads(block)
-        yield Attend(block)
-        if block.gate is not None:
-            yield GateHeads()
-    yield from _end(block.output, block.post_norm, target, factor)
-
-
-def _recur(block: RecurrentBlock) -> Iterator[Operator]:
-    conv, rule, norm = block.conv, block.rule, block.gated_norm
-    gate_first = norm is not None and norm.gate_first
-    gates = 0 if norm is None else norm.columns
-    yield Convolve(conv, gates if gate_first else 0)
-    if rule is not None:
-        yield Recur(rule, conv.inputs + gates, conv.state_floats)
-    if norm is not None:
-        yield GatedNorm(norm, 0 if gate_first else conv.inputs)
-
-
-def _feed_forward(
-    block: FeedForwardBlock | MixtureBlock | BothBlock, source: Register, target: Register, factor: float
-) -> Iterator[Operator]:
-    if isinstance(block, BothBlock):
-        yield from _both(block, source, target, factor)
-        return
-    if isinstance(block, MixtureBlock):
-        yield from _mixture(block, source, target, factor)
-        return
-    yield Product(block.up, source, "x")
-    yield Activate(block.activation, block.down.in_features, block.is_gated)
-    yield from _end(block.down, block.post_norm, target, factor)
-
-
-def _both(block: BothBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
-    """The block of all tokens, then the experts. Nothing is left to add to the stream when it is normed again."""
-    mixture = block.mixture
-    assert mixture.router_norm is not None
-    assert mixture.norm is not None
-    assert mixture.post_norm is not None
-    yield from _feed_forward(block.dense, source, "other", 1.0)
-    yield Norm(mixture.router_norm, "stream", "normed")
-    yield Product(mixture.router_weight, "normed", "x")
-    yield Route(mixture.router, mixture.experts)
-    yield Norm(mixture.norm, "stream", "normed")
-    yield Mix(mixture.experts, mixture.router.rule.used, "normed", "x")
-    yield Norm(mixture.post_norm, "x", "x")
-    yield Join("x")
-    yield Norm(block.post_norm, "x", target)
-    if factor != 1.0:
-        yield Scale(factor, target)
-
-
-def _mixture(block: MixtureBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
-    """The chosen experts, and after them the one that all tokens have, whose result is added last."""
-    yield Product(block.router_weight, source, "x")
-    yield Route(block.router, block.experts)
-    yield Mix(block.experts, block.router.rule.used, source, target)
-    if block.shared is not None:
-        yield from _feed_forward(block.shared, source, "other", 1.0)
-        if block.shared_gate is not None:
-            yield Product(block.shared_gate, source, "x")
-            yield GateRows("other")
-        yield Join()
-    if factor != 1.0:
-        yield Scale(factor, target)
-
-
-def _end(weight: LinearWeight, norm: NormWeight | None, target: Register, factor: float) -> Iterator[Operator]:
-    """How a block ends: in what it adds to the stream."""
-    made: Register = target if norm is None else "x"
-    yield Product(weight, "x", made)
-    if weight.is_share:
-        yield SumRanks(made)
-    if norm is not None:
-        yield Norm(norm, "x", target)
-    if factor != 1.0:
-        yield Scale(factor, target)
+    layers: tuple[Layer, ...]
+    payload: Any
 
 
 def count_weight_bytes(operator: Operator) -> int:
@@ -341,8 +242,8 @@ def count_weight_bytes(operator: Operator) -> int:
     match operator:
         case Norm(weight) | Product(weight):
             return weight.nbytes
-        case SplitHeads(block) if block.head_norms is not None:
-            return block.head_norms.q.nbytes + block.head_norms.k.nbytes
+        case SplitHeads(Heads(norms=HeadNorms(q, k))):
+            return q.nbytes + k.nbytes
         case Mix(experts):
             return experts.held_bytes
         case Rows(table):

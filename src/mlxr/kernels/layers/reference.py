@@ -13,7 +13,6 @@ from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.gated_delta import DeltaRule, gated_delta
 from mlxr.kernels.gated_norm import gated_norm
 from mlxr.kernels.layer_norm import layer_norm
-from mlxr.kernels.layers.block import Layer, Layers, NormWeight
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
@@ -22,8 +21,11 @@ from mlxr.kernels.layers.operators import (
     GateHeads,
     GateRows,
     Join,
+    Layer,
+    Layers,
     Mix,
     Norm,
+    NormWeight,
     Operator,
     Product,
     Recur,
@@ -35,7 +37,6 @@ from mlxr.kernels.layers.operators import (
     SplitHeads,
     Sum,
     SumRanks,
-    list_operators,
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
@@ -56,7 +57,7 @@ Programs = tuple[tuple[Operator, ...], ...]
 
 def prepare(_ctx: Context, layers: tuple[Layer, ...]) -> Programs:
     """The operators of each layer."""
-    return tuple(map(list_operators, layers))
+    return tuple(layer.program for layer in layers)
 
 
 def run_layers(
@@ -95,29 +96,29 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
             case SumRanks(target):
                 registers[target] = sum_ranks(ctx, take(registers, target))
-            case SplitHeads(block):
+            case SplitHeads(heads):
                 registers["x"] = split_heads(
                     ctx,
                     take(registers, "x"),
-                    block.heads,
-                    batch.of_group(block.group),
-                    step.ropes[block.rope],
+                    heads.heads,
+                    batch.of_group(heads.group),
+                    step.ropes[heads.rope],
                     k_pool,
                     v_pool,
-                    block.head_norms,
-                    projected=block.projected,
+                    heads.norms,
+                    projected=heads.projected,
                 )
-            case Attend(block):
+            case Attend(heads):
                 registers["x"] = attend(
                     ctx,
                     take(registers, "x"),
                     k_pool,
                     v_pool,
-                    batch.of_group(block.group),
-                    scale=block.scale,
-                    sliding_window=block.sliding_window,
-                    softcap=block.softcap,
-                    sinks=block.sinks,
+                    batch.of_group(heads.group),
+                    scale=heads.scale,
+                    sliding_window=heads.window,
+                    softcap=heads.softcap,
+                    sinks=heads.sinks,
                 )
             case Activate(kind, _, is_gated, None):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated)

@@ -1,0 +1,31 @@
+"""The components that layers are made of: of each its sizes, its tensors, and its operators.
+
+A component is frozen numbers that a family's file fills in. `tensors` says the names and shapes of its weights, and
+`operators` reads these and says, in order, what is computed with them. All else follows from the two: what a file must
+have, what the cache keeps, what several GPUs share, and what a step costs.
+"""
+
+from mlxr.models.components.attention import NO_ROPE, Attention, Rope
+from mlxr.models.components.experts import DenseAndExperts, Experts
+from mlxr.models.components.feed_forward import FeedForward
+from mlxr.models.components.layer import Layer, LayerInputs, ParallelMixers
+from mlxr.models.components.recurrent import GatedDelta, Mamba2, Recurrence, ShortConv
+from mlxr.models.components.weights import Norms, Weights
+
+__all__ = [
+    "NO_ROPE",
+    "Attention",
+    "DenseAndExperts",
+    "Experts",
+    "FeedForward",
+    "GatedDelta",
+    "Layer",
+    "LayerInputs",
+    "Mamba2",
+    "Norms",
+    "ParallelMixers",
+    "Recurrence",
+    "Rope",
+    "ShortConv",
+    "Weights",
+]

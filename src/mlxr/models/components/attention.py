@@ -1,0 +1,146 @@
+"""Self-attention: queries, keys and values out of one product, rotated heads over the cache's pages, and the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, Operator, Product, SplitHeads
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.rope import QueryTemperature, RopeScaling
+from mlxr.kernels.sources import stack_vectors, take_halves
+from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
+from mlxr.kernels.tensor import TensorSource
+from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, list_product
+
+SINKS = "attn_sinks.weight"
+GATE = "attn_q.gate"  # the rows of a gate among those of the queries
+PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotation of pairs of a head's numbers."""
+
+    theta: float  # its base
+    dim: int  # how many numbers of a head turn, 0 for none
+    interleaved: bool  # neighbours are pairs, else halves
+    scaling: RopeScaling | None = None
+    temperature: QueryTemperature | None = None  # by which queries grow with their position
+    has_factors: bool = True  # the model's tensor of factors divides the frequencies
+
+
+NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation (NoPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self-attention with grouped queries."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of scores
+    rope: Rope
+    window: int | None = None  # position p sees p - window + 1 to p
+    softcap: float | None = None  # of scores
+    head_norms: HeadNormKind | None = None  # of queries and keys
+    projected: Projected = "qkv"  # "qk": values are the keys before their norm and rotation; "q": see `reads`
+    qkv_bias: bool = False
+    output_bias: bool = False
+    norms_values: bool = False  # value heads are normed, too, without a weight
+    reads: int | None = None  # the layer before this one whose keys and values it reads; it projects queries alone
+    sinks: bool = False  # each head has a score more, which has no value
+    gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
+
+    @property
+    def queries(self) -> int:
+        """Columns of all queries, and of what attention gives."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Columns of all keys."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the weights of the product that makes queries, keys and values."""
+        return PROJECTIONS[self.projected]
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        for name in self.parts:
+            rows = self.keys if name != "attn_q" else 2 * self.queries if self.gated else self.queries
+            yield from list_product(name, rows, hidden, bias=self.qkv_bias)
+        yield from list_product("attn_output", hidden, self.queries, bias=self.output_bias)
+        if self.sinks:
+            yield SINKS, (self.heads,)
+        if self.head_norms is not None:
+            yield "attn_q_norm.weight", self._shape_norm(self.heads)
+            if self.projected != "q":
+                yield "attn_k_norm.weight", self._shape_norm(self.kv_heads)
+
+    def _shape_norm(self, heads: int) -> Shape:
+        dim = self.head_dim
+        return {"each": (dim,), "joint": (heads * dim,), "layer": (heads, dim)}[self.head_norms or "each"]
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        if self.gated:
+            gate, qkv = self._take_gate(w)
+            yield Product(gate, flow.source, "kept")
+        else:
+            qkv = w.product(*self.parts)
+        yield Product(qkv, flow.source, "x")
+        heads = self._read_heads(w)
+        yield SplitHeads(heads)
+        yield Attend(heads)
+        if self.gated:
+            yield GateHeads()
+        yield from flow.finish(w.product("attn_output"))
+
+    def _take_gate(self, w: LayerWeights) -> tuple[LinearWeight, LinearWeight]:
+        """The weights of the gate, and of the rest: files have of each head the rows of its query, then of its gate."""
+        query, gate = take_halves(w.take("attn_q.weight"), self.heads)
+        names = [f"{name}.weight" for name in self.parts]
+        sources = [query, *(w.take(name) for name in names[1:])]
+        return w.prepare([gate], GATE), w.prepare(sources, *names)
+
+    def _read_heads(self, w: LayerWeights) -> Heads:
+        return Heads(
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.scale,
+            norms=self._read_norms(w),
+            projected=self.projected,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=w.vector(SINKS) if self.sinks else None,
+            rope=w.rope,
+            group=w.group,
+        )
+
+    def _read_norms(self, w: LayerWeights) -> HeadNorms | None:
+        if self.head_norms is None:
+            return None
+        q = w.numbers("attn_q_norm.weight").reshape(-1)
+        k = q if self.projected == "q" else w.numbers("attn_k_norm.weight").reshape(-1)
+        return HeadNorms(q, k, w.norms.eps, self.norms_values, self.head_norms)
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
+        """Make one tensor of the norms of all heads, where a file has one for each. Raises ModelError without one."""
+        if self.head_norms == "layer":
+            for name, heads in (("attn_q_norm", self.heads), ("attn_k_norm", self.kv_heads)):
+                _stack_norms(tensors, prefix + name, heads)
+
+
+def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> None:
+    if f"{name}.0.weight" not in tensors:
+        return
+    parts = [tensors.pop(f"{name}.{head}.weight", None) for head in range(heads)]
+    if None in parts:
+        raise ModelError(f"tensor {name}.{parts.index(None)}.weight is missing, the norm of one of {heads} heads")
+    tensors[f"{name}.weight"] = stack_vectors(f"{name}.weight", [part for part in parts if part is not None])

@@ -1,0 +1,61 @@
+"""A feed-forward block: one product, or two of which one is a gate, an activation, and a product back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
+from mlxr.kernels.layers.operators import Activate, Operator, Product
+from mlxr.kernels.tensor import TensorSource
+from mlxr.models.components.weights import Flow, LayerWeights, Tensors, list_product
+
+HALVES = (("ffn_gate", 0), ("ffn_up", 1))  # of what files keep as one tensor
+_JOINED = "ffn_gate_up_shexp.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """A feed-forward block of `features` features."""
+
+    features: int
+    activation: Activation
+    bias: bool = False
+    gated: bool = True
+    suffix: str = ""  # of the tensors' names
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS or (self.activation == ALWAYS_GATED and not self.gated):
+            known = [name for name in ACTIVATIONS if self.gated or name != ALWAYS_GATED]
+            kind = "with" if self.gated else "without"
+            raise ModelError(f"model has activation {self.activation!r} {kind} a gate, expected {', '.join(known)}")
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the products that read its input."""
+        return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        for name in self.projections:
+            yield from list_product(name + self.suffix, self.features, hidden, bias=self.bias)
+        yield from list_product(f"ffn_down{self.suffix}", hidden, self.features, bias=self.bias)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        yield Product(w.product(*(name + self.suffix for name in self.projections)), flow.source, "x")
+        yield Activate(self.activation, self.features, self.gated)
+        yield from flow.finish(w.product(f"ffn_down{self.suffix}"))
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
+        """Name the tensors as what they are, where a file has gate and up as one, or names them as beside experts."""
+        joined = tensors.get(prefix + _JOINED)
+        if joined is not None and joined.shape[0] == 2 * self.features:
+            del tensors[prefix + _JOINED]
+            for name, half in HALVES:
+                rows = joined.take_rows(half * self.features, (half + 1) * self.features)
+                tensors[f"{prefix}{name}{self.suffix}.weight"] = rows
+        down, beside = f"{prefix}ffn_down.weight", f"{prefix}ffn_down_shexp.weight"
+        if not self.suffix and beside in tensors and down not in tensors:
+            tensors[down] = tensors.pop(beside)

@@ -1,0 +1,214 @@
+"""A layer: two blocks around the residual stream, its norms, and what some models add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
+from mlxr.kernels.activate import Activation
+from mlxr.kernels.layers import operators as ops
+from mlxr.kernels.layers.operators import Activate, Join, Norm, NormWeight, Operator, Product, Register, Scale, Sum
+from mlxr.kernels.tensor import TensorSource
+from mlxr.models.components.attention import Attention
+from mlxr.models.components.experts import DenseAndExperts, Experts
+from mlxr.models.components.feed_forward import FeedForward
+from mlxr.models.components.recurrent import Recurrence
+from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights
+
+# Names of the norms of a block: of its input (the layer may name another one), and of what it adds to the stream.
+MIXER_NORM, MIXER_POST_NORM, FEED_FORWARD_POST_NORM = "attn_norm", "post_attention_norm", "post_ffw_norm"
+OUTPUT_SCALE = "layer_output_scale.weight"
+INPUT_GATE, INPUT_PROJECTION, INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
+# Of what makes the inputs of all layers.
+TABLE, INPUTS_OF_STREAM, INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixers:
+    """Attention and a recurrent mixer beside it, of one input, which both add to the stream (Falcon-H1)."""
+
+    attention: Attention
+    recurrence: Recurrence
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        yield from self.attention.tensors(hidden)
+        yield from self.recurrence.tensors(hidden)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        assert flow.norm is None, "no family norms what two mixers add"
+        yield from self.recurrence.operators(w, flow)
+        yield from self.attention.operators(w, Flow(flow.source, "other", flow.factor))
+        yield Join(flow.target)
+
+
+Mixer = Attention | Recurrence | ParallelMixers
+SecondBlock = FeedForward | Experts | DenseAndExperts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What every layer gets of each token besides the stream, and adds in the end (Gemma 4 E2B and E4B).
+
+    These inputs are the sum of the token's row in a table, times `table_scale`, and of a product of its embedding,
+    normed for each layer by itself; the sum is multiplied by `scale`. A layer multiplies them by what the activation
+    makes of a product of the stream.
+    """
+
+    features: int  # of each layer
+    activation: Activation
+    table_scale: float
+    scale: float
+    eps: float  # of the norm
+
+    def model_tensors(self, layers: int, hidden: int, vocabulary: int) -> Tensors:
+        """List the tensors that make the inputs of all layers."""
+        yield TABLE, (vocabulary, layers * self.features)
+        yield f"{INPUTS_OF_STREAM}.weight", (layers * self.features, hidden)
+        yield f"{INPUTS_NORM}.weight", (self.features,)
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors of each layer."""
+        yield f"{INPUT_GATE}.weight", (self.features, hidden)
+        yield f"{INPUT_PROJECTION}.weight", (hidden, self.features)
+        yield f"{INPUT_NORM}.weight", (hidden,)
+
+    def make(self, w: LayerWeights) -> Iterator[Operator]:
+        """List what makes the inputs of all layers, with the model's weights. The table stays in its file."""
+        yield ops.Rows(w.take(TABLE), "other")
+        yield Scale(self.table_scale, "other")
+        projection = w.product(INPUTS_OF_STREAM)
+        yield Product(projection, "stream", "x")
+        norm = NormWeight(w.vector(f"{INPUTS_NORM}.weight"), self.eps)
+        yield Norm(norm, "x", "inputs", projection.out_features // self.features)
+        yield Join("inputs", self.scale)
+
+    def operators(self, w: LayerWeights) -> Iterator[Operator]:
+        """List how a layer adds its inputs to the stream."""
+        yield Sum()
+        yield Product(w.product(INPUT_GATE), "stream", "x")
+        yield Activate(self.activation, self.features, is_gated=False, first=w.index * self.features)
+        yield from Flow("x", norm=w.norm(INPUT_NORM)).finish(w.product(INPUT_PROJECTION))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer: its two blocks after one another, or side by side after one norm; or one block alone."""
+
+    mixer: Mixer | None
+    feed_forward: SecondBlock | None
+    norms: Norms
+    is_parallel: bool = False  # the blocks stand side by side after the norm of the first one
+    residual_scale: float = 1.0  # of what each block adds to the stream
+    scales_output: bool = False  # multiplies the stream by a number of its own in the end
+    inputs: LayerInputs | None = None  # the same in all layers
+
+    @property
+    def attention(self) -> Attention | None:
+        """The layer's attention, alone or beside a recurrent mixer."""
+        mixer = self.mixer.attention if isinstance(self.mixer, ParallelMixers) else self.mixer
+        return mixer if isinstance(mixer, Attention) else None
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The layer's recurrent mixer, alone or beside attention."""
+        mixer = self.mixer.recurrence if isinstance(self.mixer, ParallelMixers) else self.mixer
+        return None if isinstance(mixer, Attention) else mixer
+
+    @property
+    def experts(self) -> Experts | None:
+        """The layer's experts, if it has some."""
+        block = self.feed_forward
+        block = block.experts if isinstance(block, DenseAndExperts) else block
+        return block if isinstance(block, Experts) else None
+
+    @property
+    def cache(self) -> LayerCache:
+        """What the layer keeps of the tokens."""
+        attention, recurrence = self.attention, self.recurrence
+        pages: CacheShape | SharedWith | None = None
+        if attention is not None:
+            own = CacheShape(attention.kv_heads, attention.head_dim, attention.window)
+            pages = own if attention.reads is None else SharedWith(attention.reads)
+        state = None if recurrence is None else StateShape(recurrence.state_floats)
+        return PagesAndState(pages, state) if pages is not None and state is not None else pages or state
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors of the layer, for a stream of `hidden` columns."""
+        for name in self._name_norms():
+            yield f"{name}.weight", (hidden,)
+            if self.norms.bias:
+                yield f"{name}.bias", (hidden,)
+        for block in (self.mixer, self.feed_forward, self.inputs):
+            if block is not None:
+                yield from block.tensors(hidden)
+        if self.scales_output:
+            yield OUTPUT_SCALE, (1,)
+
+    def _name_norms(self) -> Iterator[str]:
+        if self.mixer is not None:
+            yield from [MIXER_NORM] * self._norms_before
+            yield from [MIXER_POST_NORM] * self._norms_after
+        if self.feed_forward is not None:
+            yield from [self.norms.feed_forward] * (self._norms_before and not self.is_parallel)
+            yield from [FEED_FORWARD_POST_NORM] * self._norms_after
+
+    @property
+    def _norms_before(self) -> bool:
+        return self.norms.places != "after"
+
+    @property
+    def _norms_after(self) -> bool:
+        return self.norms.places != "before"
+
+    def load(self, weights: Weights, index: int, hidden: int, *, rope: int = 0, group: int = 0) -> ops.Layer:
+        """Prepare the weights of the layer, whose number is `index`, and list its operators.
+
+        `rope` and `group` are the numbers of its rotation table and of its group in the cache. Raises ModelError,
+        naming the tensor, for one of another shape.
+        """
+        own = LayerWeights(weights, f"blk.{index}.", self.norms, index, rope, group)
+        weights.check(own.prefix, self.tensors(hidden))
+        before = () if self.inputs is None or index else tuple(self.inputs.make(weights.of_model(self.norms)))
+        return ops.Layer(hidden, tuple(self._list_operators(own)), before)
+
+    def _list_operators(self, w: LayerWeights) -> Iterator[Operator]:
+        source: Register = "stream"
+        if self.mixer is not None:
+            source = yield from self._begin(w, MIXER_NORM)
+            yield from self.mixer.operators(w, self._flow(w, source, MIXER_POST_NORM))
+        if self.feed_forward is not None:
+            target: Register = "other" if self.is_parallel else "delta"
+            if not self.is_parallel:
+                source = yield from self._begin(w, self.norms.feed_forward)
+            yield from self.feed_forward.operators(w, self._flow(w, source, FEED_FORWARD_POST_NORM, target))
+        if self.is_parallel:
+            yield Join()
+        if self.inputs is not None:
+            yield from self.inputs.operators(w)
+        scale = w.scalar(OUTPUT_SCALE) if self.scales_output else 1.0
+        if scale != 1.0:
+            yield Sum(scale)
+
+    def _begin(self, w: LayerWeights, name: str) -> Generator[Operator, None, Register]:
+        """List how a block begins; returns where its input is then."""
+        if not self._norms_before:
+            yield Sum()
+            return "stream"
+        yield Norm(w.norm(name), "stream", "normed")
+        return "normed"
+
+    def _flow(self, w: LayerWeights, source: Register, name: str, target: Register = "delta") -> Flow:
+        return Flow(source, target, self.residual_scale, w.norm(name) if self._norms_after else None)
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
+        """Lay the layer's tensors out as `tensors` lists them, where a file has them otherwise; nothing is copied but
+        small ones. Raises ModelError for a part that is missing, or of another shape than the other ones."""
+        if self.attention is not None:
+            self.attention.arrange(tensors, prefix)
+        if self.feed_forward is not None:
+            self.feed_forward.arrange(tensors, prefix)
+        if self.recurrence is not None:
+            self.recurrence.arrange(tensors, prefix, hidden)

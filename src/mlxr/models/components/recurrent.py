@@ -1,0 +1,251 @@
+"""Recurrent mixers: a short convolution, alone or before a gated delta net or Mamba-2, with a state of one size.
+
+Files of GGUF and folders lay small tensors out differently; here is also their order in GGUF.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from mlxr.kernels.gated_delta import DeltaRule
+from mlxr.kernels.layers.operators import Convolve, GatedNorm, MixerNorm, Operator, Product, Recur
+from mlxr.kernels.mamba2 import StateSpace
+from mlxr.kernels.short_conv import Convolution, ConvolutionKind, make_convolution
+from mlxr.kernels.sources import Decoded, part_groups, pick_parts
+from mlxr.kernels.tensor import FloatArray, TensorSource
+from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors
+
+# What Qwen3-Next keeps as one tensor: in folders, and in old files of GGUF; and in all of them
+_ALL, BETAS_AND_ALPHAS = "ssm_in.weight", "ssm_ba.weight"
+PARTED_BETAS = ("ssm_beta.weight", "ssm_alpha.weight")
+_CONV = re.compile(r".*\.(shortconv\.conv|ssm_conv1d)\.weight")
+
+
+def is_convolution(name: str) -> bool:
+    """Return true for the name of a convolution, a matrix that nothing is multiplied by as a whole."""
+    return _CONV.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A convolution of `channels` channels over the last `taps` inputs, with gates before and after it (LFM2)."""
+
+    channels: int
+    taps: int
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * self.channels
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        yield "shortconv.conv.weight", (self.channels, self.taps)
+        yield "shortconv.in_proj.weight", (3 * self.channels, hidden)
+        yield "shortconv.out_proj.weight", (hidden, self.channels)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        yield Product(w.product("shortconv.in_proj"), flow.source, "kept")
+        yield Convolve(_read_convolution(w, "shortconv.conv", "gated"))
+        yield from flow.finish(w.product("shortconv.out_proj"))
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
+        """Give small tensors the shapes that they have in GGUF."""
+        _fold(tensors, prefix, self.tensors(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A gated delta net: a convolution of queries, keys and values, then the delta rule, whose heads are normed.
+
+    The product before makes queries, keys and values, the gate of the norm, betas and alphas.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    tiled: bool = False  # value head h reads key head h % key_heads, else h // (value_heads / key_heads)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.results
+
+    @property
+    def results(self) -> int:
+        """Columns of what the delta rule gives, and of its gate."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * self.channels + self.results * self.key_dim + self.value_heads
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        yield "ssm_conv1d.weight", (self.channels, self.taps)
+        yield "ssm_dt.bias", (self.value_heads,)
+        yield "ssm_a", (self.value_heads,)
+        yield "ssm_norm.weight", (self.value_dim,)
+        yield "attn_qkv.weight", (self.channels, hidden)
+        yield "attn_gate.weight", (self.results, hidden)
+        yield "ssm_beta.weight", (self.value_heads, hidden)
+        yield "ssm_alpha.weight", (self.value_heads, hidden)
+        yield "ssm_out.weight", (hidden, self.results)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        yield Product(w.product("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), flow.source, "kept")
+        conv = _read_convolution(w, "ssm_conv1d", "silu")
+        yield Convolve(conv)
+        heads = self.key_heads, self.value_heads, self.key_dim, self.value_dim
+        rule = DeltaRule(*heads, _read_flat(w, "ssm_a"), _read_flat(w, "ssm_dt.bias"), self.tiled)
+        rule.check("gated_delta")
+        yield Recur(rule, conv.inputs + self.results, conv.state_floats)
+        gain = _read_flat(w, "ssm_norm.weight")
+        norm = MixerNorm(gain, w.norms.eps, self.results, self.value_dim, gate_first=False)
+        yield GatedNorm(norm, conv.inputs)
+        yield from flow.finish(w.product("ssm_out"))
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
+        """Give small tensors the shapes that they have in GGUF, and part what Qwen3-Next keeps as one tensor."""
+        joined = tensors.get(prefix + _ALL)
+        if joined is not None and joined.shape[:1] == (self.channels + self.results,):  # else the check finds it
+            # queries, keys, values and gates of the heads of each key head follow one another
+            values = self.results // self.key_heads
+            *qkv, gates = part_groups(self.key_heads, (self.key_dim, self.key_dim, values, values))
+            del tensors[prefix + _ALL]
+            tensors[f"{prefix}attn_qkv.weight"] = pick_parts(joined, qkv)
+            tensors[f"{prefix}attn_gate.weight"] = pick_parts(joined, [gates])
+        _fold(tensors, prefix, self.tensors(hidden))
+
+    def part_betas(self, joined: TensorSource) -> tuple[TensorSource, TensorSource]:
+        """Part a tensor that has the betas and alphas of each key head after one another."""
+        each = self.value_heads // self.key_heads
+        betas, alphas = part_groups(self.key_heads, (each, each))
+        return pick_parts(joined, [betas]), pick_parts(joined, [alphas])
+
+    def order_rows(self, part: str) -> list[int] | None:
+        """Return which row of a folder's tensor becomes row i in GGUF, by its name without a layer; None where rows
+        stay. The first value heads of all key heads come first there, then the second ones."""
+        if self.key_heads in (1, self.value_heads):
+            return None
+        keys = 2 * self.key_heads * self.key_dim
+        match part:
+            case "attn_qkv.weight" | "ssm_conv1d.weight":
+                return [*range(keys), *(keys + column for column in self._order_columns())]
+            case "attn_gate.weight":
+                return self._order_columns()
+            case "ssm_alpha.weight" | "ssm_beta.weight" | "ssm_a" | "ssm_dt.bias":
+                return self._order_heads()
+            case _:
+                return None
+
+    def order_output(self) -> list[int] | None:
+        """Return the same of the columns of the output's weight."""
+        return None if self.key_heads in (1, self.value_heads) else self._order_columns()
+
+    def _order_heads(self) -> list[int]:
+        each = self.value_heads // self.key_heads
+        return [key * each + index for index in range(each) for key in range(self.key_heads)]
+
+    def _order_columns(self) -> list[int]:
+        return [head * self.value_dim + column for head in self._order_heads() for column in range(self.value_dim)]
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Mamba-2: a convolution with a bias of its columns, B and C, then its recurrence, gated and then normed.
+
+    The product before makes the gate, the columns, B, C, and steps.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int  # of heads that share B and C, and that are normed together
+    state_dim: int
+    taps: int
+    normed: bool = True
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return self.results + 2 * self.groups * self.state_dim
+
+    @property
+    def results(self) -> int:
+        """Columns of what the recurrence gives, and of its gate."""
+        return self.heads * self.head_dim
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * self.channels + self.results * self.state_dim + self.heads
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        yield "ssm_conv1d.weight", (self.channels, self.taps)
+        yield "ssm_conv1d.bias", (self.channels,)
+        yield "ssm_dt.bias", (self.heads,)
+        yield "ssm_a", (self.heads, 1)
+        yield "ssm_d", (self.heads, 1)
+        if self.normed:
+            yield "ssm_norm.weight", (self.groups, self.results // self.groups)
+        yield "ssm_in.weight", (self.channels + self.results + self.heads, hidden)
+        yield "ssm_out.weight", (hidden, self.results)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        yield Product(w.product("ssm_in"), flow.source, "kept")
+        conv = _read_convolution(w, "ssm_conv1d", "silu", _read_flat(w, "ssm_conv1d.bias"))
+        yield Convolve(conv, self.results)
+        numbers = (_read_flat(w, name) for name in ("ssm_a", "ssm_dt.bias", "ssm_d"))
+        space = StateSpace(self.heads, self.head_dim, self.groups, self.state_dim, *numbers)
+        space.check("mamba2")
+        yield Recur(space, conv.inputs + self.results, conv.state_floats)
+        gain = _read_flat(w, "ssm_norm.weight") if self.normed else None
+        width = self.results // self.groups
+        yield GatedNorm(MixerNorm(gain, w.norms.eps, self.results, width, gate_first=True), 0)
+        yield from flow.finish(w.product("ssm_out"))
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
+        """Give small tensors the shapes that they have in GGUF."""
+        _fold(tensors, prefix, self.tensors(hidden))
+
+
+Recurrence = ShortConv | GatedDelta | Mamba2
+
+
+def _read_flat(w: LayerWeights, name: str) -> FloatArray:
+    return w.numbers(name).reshape(-1)
+
+
+def _read_convolution(w: LayerWeights, name: str, kind: ConvolutionKind, bias: FloatArray | None = None) -> Convolution:
+    conv = make_convolution(w.numbers(f"{name}.weight"), bias, kind)
+    conv.check(name)
+    return conv
+
+
+def _fold(tensors: dict[str, TensorSource], prefix: str, own: Tensors) -> None:
+    """Folders keep the channels of convolutions by themselves, and norms of groups as one row; so do files whose
+    writers drop axes of one. Tensors of another shape are decoded."""
+    for part, shape in own:
+        tensor = tensors.get(prefix + part)
+        if tensor is None or _is_product(part) or tensor.shape == shape:
+            continue
+        if _drop_ones(tensor.shape) in (_drop_ones(shape), (prod(shape),)):
+            tensors[prefix + part] = Decoded(tensor.name, tensor.to_float32().reshape(shape))
+
+
+def _is_product(part: str) -> bool:
+    return part.endswith(".weight") and not part.endswith("norm.weight") and not is_convolution(f".{part}")
+
+
+def _drop_ones(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)

@@ -1,0 +1,178 @@
+"""The weights of a model, as components read them: out of its tensors, one after another, ready for the operators.
+
+The source of each is released once it is read, so at most one layer is in memory twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.context import Context
+from mlxr.kernels.layers.operators import Norm, NormKind, NormWeight, Operator, Product, Register, Scale, SumRanks
+from mlxr.kernels.linear import LinearWeight, leave, prepare
+from mlxr.kernels.sources import as_float32
+from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
+from mlxr.models.residency import ExpertBudget
+
+Shape = tuple[int, ...]
+Tensors = Iterator[tuple[str, Shape]]  # names, without the layer's prefix, and shapes
+NormPlaces = Literal["before", "after", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of a layer."""
+
+    eps: float  # added to the variance
+    kind: NormKind = "rms"
+    bias: bool = False
+    places: NormPlaces = "before"  # of a block: its input is normed, what it adds to the stream, or both
+    feed_forward: str = "ffn_norm"  # what tensors call the norm of the second block's input
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Where a block reads its input, and how it adds its result to the stream."""
+
+    source: Register
+    target: Register = "delta"
+    factor: float = 1.0  # that the result is multiplied by
+    norm: NormWeight | None = None  # of the result
+
+    def finish(self, weight: LinearWeight) -> Iterator[Operator]:
+        """List the block's last operators, of which the first multiplies `x` by the weight."""
+        made: Register = self.target if self.norm is None else "x"
+        yield Product(weight, "x", made)
+        if weight.is_share:
+            yield SumRanks(made)
+        if self.norm is not None:
+            yield Norm(self.norm, "x", self.target)
+        yield from self.multiply()
+
+    def multiply(self) -> Iterator[Operator]:
+        """List what multiplies the result by the factor."""
+        if self.factor != 1.0:
+            yield Scale(self.factor, self.target)
+
+
+class Weights:
+    """Prepares the weights of one model; `of_layer` gives those of a layer.
+
+    With an `expert_budget` some experts of each layer are in memory at a time, else all of them. What the weights named
+    in `summed` make are parts of sums over all ranks.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        tensors: Mapping[str, TensorSource],
+        expert_budget: ExpertBudget | None = None,
+        summed: Collection[str] = (),
+    ) -> None:
+        self.ctx, self.tensors, self.expert_budget, self.summed = ctx, tensors, expert_budget, summed
+
+    def of_model(self, norms: Norms) -> LayerWeights:
+        """The weights of no layer."""
+        return LayerWeights(self, "", norms)
+
+    def check(self, prefix: str, tensors: Tensors) -> None:
+        """Raise ModelError, naming the tensor, unless those of a layer have the shapes that it lists.
+
+        A bias of a sum over all ranks may be missing, as one rank alone adds it.
+        """
+        for name, shape in tensors:
+            tensor = self.tensors.get(prefix + name)
+            is_added_once = f"{prefix}{name.removesuffix('.bias')}.weight" in self.summed and name.endswith(".bias")
+            if tensor is None and is_added_once:
+                continue
+            if tensor is None or tensor.shape != shape:
+                has = "is missing" if tensor is None else f"has shape {tensor.shape}"
+                raise ModelError(f"tensor {prefix}{name} {has}, expected {shape}")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Reads the weights of one layer by their names without its prefix."""
+
+    model: Weights
+    prefix: str
+    norms: Norms
+    index: int = 0
+    rope: int = 0  # number of the layer's rotation table
+    group: int = 0  # number of its group in the cache
+
+    @property
+    def ctx(self) -> Context:
+        """What the weights are prepared for."""
+        return self.model.ctx
+
+    def take(self, name: str) -> TensorSource:
+        """The tensor itself, as its file has it."""
+        return self.model.tensors[self.prefix + name]
+
+    def product(self, *names: str) -> LinearWeight:
+        """The weights of these names in one, each with its bias, if it has one."""
+        full_names = tuple(f"{self.prefix}{name}.weight" for name in names)
+        biases = [self.model.tensors.get(f"{self.prefix}{name}.bias") for name in names]
+        weight = prepare(
+            self.ctx,
+            [self.model.tensors[name] for name in full_names],
+            [None if bias is None else read_vector(bias) for bias in biases],
+            full_names,
+        )
+        return replace(weight, is_share=True) if full_names[0] in self.model.summed else weight
+
+    def prepare(self, sources: list[TensorSource], *names: str) -> LinearWeight:
+        """Weights without biases that are not as the file has them, which adapters know by these names."""
+        return prepare(self.ctx, sources, None, tuple(self.prefix + name for name in names))
+
+    def exact_product(self, name: str, *, bias: bool = False) -> LinearWeight:
+        """A weight that is multiplied by in float32."""
+        biases = [self.vector(f"{name}.bias")] if bias else None
+        full_name = f"{self.prefix}{name}.weight"
+        return prepare(self.ctx, [as_float32(self.model.tensors[full_name])], biases, (full_name,))
+
+    def expert(self, names: tuple[str, ...], expert: int) -> LinearWeight:
+        """The matrices of one expert, out of stacks of all; left in the file where not all are in memory."""
+        tensors = self.model.tensors
+        weights = [self.take(f"{name}_exps.weight").take_matrix(expert) for name in names]
+        biases = [tensors.get(f"{self.prefix}{name}_exps.bias") for name in names]
+        vectors = [None if bias is None else read_vector(bias.take_matrix(expert)) for bias in biases]
+        own_names = tuple(name_expert(self.prefix + name, expert) for name in names)
+        return (prepare if self.model.expert_budget is None else leave)(self.ctx, weights, vectors, own_names)
+
+    def norm(self, name: str) -> NormWeight:
+        """The norm of that name."""
+        bias = self.vector(f"{name}.bias") if self.norms.bias else None
+        return NormWeight(self.vector(f"{name}.weight"), self.norms.eps, self.norms.kind, bias)
+
+    def vector(self, name: str) -> FloatArray:
+        """A small tensor of one axis as numbers."""
+        return read_vector(self.take(name))
+
+    def numbers(self, name: str) -> FloatArray:
+        """A small tensor of any shape as numbers."""
+        return read_numbers(self.take(name))
+
+    def scalar(self, name: str) -> float:
+        """The only number of a tensor. Raises ModelError unless it is finite."""
+        value = float(self.vector(name)[0])
+        if not math.isfinite(value):
+            raise ModelError(f"tensor {self.prefix}{name} holds {value}, expected a finite number")
+        return value
+
+
+def list_product(name: str, rows: int, columns: int, *, bias: bool = False) -> Tensors:
+    """List the tensors of a product."""
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def name_expert(product: str, expert: int) -> str:
+    """Return the name of one expert's matrix as old GGUF files spell it, for a `product` such as blk.0.ffn_up."""
+    return f"{product}.{expert}.weight"
