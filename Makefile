@@ -71,7 +71,8 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
 test-agents: $(VENV)/.installed $(AGENTS)/.installed ## coding agents, the AI SDK and suites of others against a server (needs npm for the first two)
-	@$(AGENTS)/bin/python -m pytest --confcutdir=tests/foreign -W ignore -rs -o asyncio_mode=auto tests/foreign
+	@$(AGENTS)/bin/python -m pytest --confcutdir=tests/foreign -W ignore -rs -o asyncio_mode=auto \
+		-o asyncio_default_fixture_loop_scope=session -o asyncio_default_test_loop_scope=session tests/foreign
 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --thorough $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from forcing_proxy import ANSWER, Json
+from long_demo import CONTEXT_TOKENS
 
-from conftest import CONTEXT_TOKENS, MODEL, MakeProxy, find_program
+from conftest import MODEL, MakeProxy, find_program
 
 SECRET = "The secret number is 4711."
 QUESTION = "Read note.txt"

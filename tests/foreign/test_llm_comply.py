@@ -26,8 +26,10 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("form", list(OTHERWISE))
 def test_a_format(form: str, url: str) -> None:
-    command = [Path(sys.executable).with_name("llm-comply"), "-u", f"{url}/v1", "-m", MODEL, "--format", form, "--json"]
+    program = Path(sys.executable).with_name("llm-comply")
+    command = [program, "-u", f"{url}/v1", "-k", "x", "-m", MODEL, "--format", form, "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.stdout, run.stderr
     results: dict[str, Any] = {result["id"]: result for result in json.loads(run.stdout)["results"]}
     failed = {name: result.get("errors") for name, result in results.items() if result["status"] == "failed"}
     assert failed.keys() == OTHERWISE[form], failed
