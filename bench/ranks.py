@@ -149,7 +149,7 @@ def take_part(shape: Shape, count: int) -> Shape:
     """What one of `count` ranks has, as a model of its own."""
     if count == 1:
         return shape
-    changes = dict(shape.changes) | {"head_dim": shape.head_dim, "rope_dim": shape.to_config().rope_dim}
+    changes = dict(shape.changes) | {"head_dim": shape.head_dim}
     parts = {name: getattr(shape, name) // count for name in ("heads", "kv_heads", "ffn", "vocab_size")}
     return replace(shape, **parts, changes=changes)
 

@@ -32,8 +32,6 @@ from typing import Any
 from comparison.child import Child
 from http_client import Connection
 from mlxr.loading import load
-from mlxr.models.components import GatedDelta
-from mlxr.models.recurrence_config import make_flags
 from server_process import ServerProcess, start_own
 from synthetic import SHAPES, Shape, show_progress, write_model
 
@@ -44,9 +42,8 @@ REAL = SHAPES["qwen3.5-0.8b"]
 CHANGES = {
     **REAL.changes,
     "head_dim": 64,
-    "rope_dim": 16,
-    "recurrence": GatedDelta(2, 2, 128, 128, 4),
-    "recurrent_layers": make_flags(4, 4),
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
 }
 SMALL = replace(
     REAL, layers=4, hidden=256, heads=4, kv_heads=2, ffn=512, vocab_size=2048, context_length=32_768, changes=CHANGES

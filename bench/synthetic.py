@@ -25,13 +25,10 @@ from numpy.typing import NDArray
 from mlxr.core.errors import MlxrError
 from mlxr.formats import TensorToWrite, by_name, encode_tensor, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
-from mlxr.kernels.moe import RoutingRule
-from mlxr.kernels.rope import RopeScaling
-from mlxr.models import ModelConfig
-from mlxr.models.components import Experts, GatedDelta, ShortConv
-from mlxr.models.gguf_metadata import gguf_metadata
+from mlxr.models import ModelConfig, config_from_gguf
+from mlxr.models.components import Experts
+from mlxr.models.folders import read_folder
 from mlxr.models.names import gguf_name
-from mlxr.models.recurrence_config import make_flags
 from mlxr.models.weights import expected_tensors
 
 POOL_VALUES = 1 << 20
@@ -59,7 +56,7 @@ class Shape:
     context_length: int
     vocabulary: Callable[[int], Metadata]
     rope_theta: float = 10000.0
-    changes: Mapping[str, Any] = field(default_factory=dict)  # what the model is besides a llama
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the `config.json` of a llama
 
     @property
     def head_dim(self) -> int:
@@ -72,24 +69,25 @@ class Shape:
         return self.to_config().mixture
 
     def to_config(self) -> ModelConfig:
-        """The same as the configuration of a model, a llama if nothing else is said."""
-        head_dim = self.hidden // self.heads
+        """The same as the configuration of a model."""
+        return config_from_gguf(self.state(), {})
+
+    def state(self) -> Metadata:
+        """The same as GGUF's metadata, out of a `config.json` of a llama if nothing else is said."""
         llama: dict[str, Any] = {
-            "architecture": "llama",
-            "layers": self.layers,
-            "hidden": self.hidden,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": head_dim,
-            "ffn": self.ffn,
+            "model_type": "llama",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.ffn,
             "vocab_size": self.vocab_size,
-            "context_length": self.context_length,
-            "rms_eps": 1e-5,
+            "max_position_embeddings": self.context_length,
+            "rms_norm_eps": 1e-5,
             "rope_theta": self.rope_theta,
-            "rope_dim": head_dim,
-            "rope_interleaved": True,
         }
-        return ModelConfig(**(llama | dict(self.changes)))
+        stated = read_folder(llama | dict(self.changes)).values
+        return stated | {f"{stated['general.architecture']}.context_length": self.context_length}
 
     def list_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names as GGUF spells them, and shapes (rows, columns)."""
@@ -186,49 +184,52 @@ def spell_bytes() -> list[str]:
 def make_experts(experts: int, used: int, features: int, head_dim: int) -> dict[str, Any]:
     """What a model of Qwen 3's kind with experts is besides a llama."""
     return {
-        "architecture": "qwen3_moe",
+        "model_type": "qwen3_moe",
         "head_dim": head_dim,
-        "rope_dim": head_dim,
-        "rope_interleaved": False,
-        "qk_norm": True,
-        "mixture": Experts(experts, features, "silu", RoutingRule(used, renormalises=True)),
+        "num_experts": experts,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": features,
+        "norm_topk_prob": True,
     }
 
 
-def make_gpt_oss(layers: int, experts: int, used: int, features: int, head_dim: int, window: int) -> dict[str, Any]:
+def make_gpt_oss(experts: int, used: int, features: int, head_dim: int, window: int) -> dict[str, Any]:
     """What a model of gpt-oss's kind is besides a llama: every other layer has a window, heads have sinks."""
-    rule = RoutingRule(used, "softmax_chosen")
     return {
-        "architecture": "gpt_oss",
+        "model_type": "gpt_oss",
         "head_dim": head_dim,
-        "rope_dim": head_dim,
-        "rope_interleaved": False,
-        "rope_scaling": RopeScaling(
-            "yarn", 32.0, 4096, 1 + 0.1 * math.log(32), beta_fast=32.0, beta_slow=1.0, truncate=False
-        ),
-        "qkv_bias": True,
-        "output_bias": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "attention_bias": True,
         "sliding_window": window,
-        "window_layers": tuple(layer % 2 == 0 for layer in range(layers)),
-        "mixture": Experts(experts, features, "clamped_swiglu", rule, bias=True, router_bias=True),
+        "num_local_experts": experts,
+        "num_experts_per_tok": used,
+        "intermediate_size": features,
     }
 
 
-def make_qwen35(layers: int, value_heads: int, experts: int = 0, used: int = 0, features: int = 0) -> dict[str, Any]:
+def make_qwen35(value_heads: int, experts: int = 0, used: int = 0, features: int = 0) -> dict[str, Any]:
     """What a model of Qwen 3.5's kind is besides a llama: of four layers three have a gated delta net."""
-    rule = RoutingRule(used, renormalises=True)
-    mixture = Experts(experts, features, "silu", rule, shared_features=features, shared_gate=True)
+    mixture = {
+        "num_experts": experts,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": features,
+        "shared_expert_intermediate_size": features,
+    }
     return {
-        "architecture": "qwen3_5_moe_text" if experts else "qwen3_5_text",
+        "model_type": "qwen3_5_moe_text" if experts else "qwen3_5_text",
         "head_dim": 256,
-        "rope_dim": 64,
-        "rope_interleaved": False,
-        "rms_eps": 1e-6,
-        "qk_norm": True,
-        "gated_attention": True,
-        "recurrence": GatedDelta(16, value_heads, 128, 128, 4, tiled=value_heads > 16),
-        "recurrent_layers": make_flags(layers, 4),
-        **({"mixture": mixture} if experts else {}),
+        "rms_norm_eps": 1e-6,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        **(mixture if experts else {}),
     }
 
 
@@ -246,7 +247,7 @@ SHAPES = {
         16, 2048, 16, 16, 1024, 50_304, 4096, make_bpe_vocabulary, 10000.0, make_experts(64, 8, 1024, 128)
     ),
     "gpt-oss-20b": Shape(
-        24, 2880, 64, 8, 2880, 201_088, 131_072, make_bpe_vocabulary, 150_000.0, make_gpt_oss(24, 32, 4, 2880, 64, 128)
+        24, 2880, 64, 8, 2880, 201_088, 131_072, make_bpe_vocabulary, 150_000.0, make_gpt_oss(32, 4, 2880, 64, 128)
     ),
     "lfm2-1.2b": Shape(
         16,
@@ -259,12 +260,10 @@ SHAPES = {
         make_bpe_vocabulary,
         1e6,
         {
-            "architecture": "lfm2",
-            "rope_interleaved": False,
-            "qk_norm": True,
-            "tied_embeddings": True,
-            "recurrence": ShortConv(2048, 3),
-            "recurrent_layers": tuple(layer not in (2, 5, 8, 10, 12, 14) for layer in range(16)),
+            "model_type": "lfm2",
+            "norm_eps": 1e-5,
+            "block_auto_adjust_ff_dim": False,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         },
     ),
     "qwen3.5-0.8b": Shape(
@@ -277,11 +276,11 @@ SHAPES = {
         262_144,
         make_bpe_vocabulary,
         1e7,
-        make_qwen35(24, 16) | {"tied_embeddings": True},
+        make_qwen35(16) | {"tie_word_embeddings": True},
     ),
-    "qwen3.6-27b": Shape(64, 5120, 24, 4, 17_408, 248_320, 262_144, make_bpe_vocabulary, 1e7, make_qwen35(64, 48)),
+    "qwen3.6-27b": Shape(64, 5120, 24, 4, 17_408, 248_320, 262_144, make_bpe_vocabulary, 1e7, make_qwen35(48)),
     "qwen3.5-35b-a3b": Shape(
-        40, 2048, 16, 2, 512, 248_320, 262_144, make_bpe_vocabulary, 1e7, make_qwen35(40, 32, 256, 8, 512)
+        40, 2048, 16, 2, 512, 248_320, 262_144, make_bpe_vocabulary, 1e7, make_qwen35(32, 256, 8, 512)
     ),
     "tiny-delta": Shape(
         4,
@@ -293,10 +292,15 @@ SHAPES = {
         512,
         make_bpe_vocabulary,
         10000.0,
-        make_qwen35(4, 4) | {"recurrence": GatedDelta(2, 4, 32, 32, 4, tiled=True)},
+        make_qwen35(4)
+        | {
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
     ),
     "tiny-moe": Shape(2, 256, 4, 2, 512, 512, 512, make_bpe_vocabulary, 10000.0, make_experts(8, 2, 256, 64)),
-    "tiny-oss": Shape(4, 256, 8, 2, 192, 512, 512, make_bpe_vocabulary, 10000.0, make_gpt_oss(4, 8, 2, 192, 32, 32)),
+    "tiny-oss": Shape(4, 256, 8, 2, 192, 512, 512, make_bpe_vocabulary, 10000.0, make_gpt_oss(8, 2, 192, 32, 32)),
     "tiny-spm": Shape(2, 256, 4, 2, 512, 512, 512, make_spm_vocabulary),
     "tiny-bpe": Shape(2, 256, 4, 1, 512, 512, 512, make_bpe_vocabulary),
 }
@@ -354,7 +358,7 @@ def write_model(out: Path, shape: Shape, recipe_name: str, seed: int, progress: 
         tensors.append(TensorToWrite(name, type_name, dimensions, chunks))
     metadata = {
         "general.name": f"synthetic {recipe_name}",
-        **gguf_metadata(shape.to_config()),
+        **shape.state(),
         "general.file_type": find_recipe(recipe_name).file_type,
         "general.quantization_version": 2,
         **shape.vocabulary(shape.vocab_size),

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.core.errors import ModelError
-from mlxr.formats import AdapterFile, GGUFFile, find_adapter_files, read_adapter
+from mlxr.formats import AdapterFile, find_adapter_files, read_adapter
 from mlxr.formats import measure_adapter as measure_adapter
 from mlxr.loading import ModelConfig, SourceModel, open_source
 from mlxr.models.expert_updates import list_experts
 from mlxr.models.names import from_gguf_name
-from mlxr.models.updates import OUTPUT, TABLE, Layouts, list_updates
+from mlxr.models.updates import OUTPUT, TABLE, list_updates
 from mlxr.models.weights import split_joined
 
 
@@ -37,9 +37,8 @@ def inspect_adapter(path: Path, base: Path) -> AdapterSummary:
     """
     file, source = read_adapter(path), open_source(base)
     with source.file:
-        base_is_gguf = isinstance(source.file, GGUFFile)
         try:
-            _check_updates(path.name, file, source.config, _list_shapes(source), base_is_gguf)
+            _check_updates(path.name, file, source.config, _list_shapes(source))
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
     format_name = "gguf" if file.is_gguf else "safetensors"
@@ -47,10 +46,8 @@ def inspect_adapter(path: Path, base: Path) -> AdapterSummary:
     return AdapterSummary(format_name, rank, len(file.pairs), find_adapter_files(path))
 
 
-def _check_updates(
-    name: str, file: AdapterFile, config: ModelConfig, shapes: Mapping[str, tuple[int, int]], base_is_gguf: bool
-) -> None:
-    for update in list_updates(name, file.pairs, config, Layouts(file.is_gguf, base_is_gguf, base_is_gguf)):
+def _check_updates(name: str, file: AdapterFile, config: ModelConfig, shapes: Mapping[str, tuple[int, int]]) -> None:
+    for update in list_updates(name, file.pairs, config, is_gguf=file.is_gguf):
         if update.name not in shapes:
             raise update.refuse(f"{update.pair} is no weight of this model that adapters can update")
         update.check_shape(*shapes[update.name])

@@ -6,6 +6,7 @@ the way. Knows files and types, no registry and no command.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,17 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-from mlxr.formats import GGUFFile, TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
+from mlxr.formats import TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.tensor import TensorSource
 from mlxr.kernels.updated import Updated, UpdatedStack
 from mlxr.loading import Progress, SourceModel
 from mlxr.models.merging import merge_pairs
 from mlxr.models.names import from_gguf_name, gguf_name
-from mlxr.models.updates import Layouts
+from mlxr.models.own_keys import OWN, list_needed
 
+logger = logging.getLogger(__name__)
 _CHUNK_VALUES = 1 << 22  # of a changed weight that are decoded at a time
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, stated in every quantised file
+TIED = f"{OWN}tied_embeddings"
 _LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
@@ -44,6 +47,9 @@ def write_model(
         metadata["general.file_type"] = find_recipe(recipe_name or _find_usual(tensors)).file_type
     if any(by_name(tensor.type_name).is_quantized for tensor in tensors):
         metadata["general.quantization_version"] = QUANTIZATION_VERSION
+    needed = list_needed(metadata)
+    if needed:
+        logger.warning("%s: states %s in keys of mlxr's own, which other programs do not read", out, ", ".join(needed))
     types = {**model.metadata_types, "general.file_type": "u32", "general.quantization_version": "u32"}
     return write_gguf(out, metadata, tensors, metadata_types=types, progress=progress)
 
@@ -77,9 +83,7 @@ def plan_tensors(model: SourceModel, recipe_name: str | None) -> list[TensorToWr
                 query_groups=model.config.heads // model.config.kv_heads,
             )
         )
-        planned.append(_plan_tensor(name, source, wanted, model.row_orders.get(name)))
-    for name, values in model.extra.items():
-        planned.append(TensorToWrite.from_array(name, "f32", np.array(values, np.float32)))
+        planned.append(_plan_tensor(name, source, wanted))
     return planned
 
 
@@ -91,9 +95,9 @@ def merge_adapter(model: SourceModel, path: str | Path) -> SourceModel:
     file, config = read_adapter(path), model.config
     tensors = cast(Mapping[str, TensorSource], model.tensors)
     named = {from_gguf_name(name, config): tensor for name, tensor in tensors.items()}
-    layouts = Layouts(file.is_gguf, rows_are_gguf=isinstance(model.file, GGUFFile), columns_are_gguf=True)
-    merged = merge_pairs(file.path.name, file.pairs, named, config, layouts)
-    return replace(model, tensors={gguf_name(name, config): tensor for name, tensor in merged.items()})
+    merged = merge_pairs(file.path.name, file.pairs, named, config, is_gguf=file.is_gguf)
+    metadata = {name: value for name, value in model.metadata.items() if name != TIED or "output.weight" not in merged}
+    return replace(model, metadata=metadata, tensors={gguf_name(name, config): one for name, one in merged.items()})
 
 
 def find_lossy(model: SourceModel, tensors: list[TensorToWrite]) -> list[str]:
@@ -124,21 +128,15 @@ def _keep_type(name: str, source: WeightSource) -> str:
     return kept
 
 
-def _write_updated(
-    name: str, source: Updated, type_name: str, row_order: list[int] | None
-) -> Iterator[NDArray[np.uint8]]:
+def _write_updated(name: str, source: Updated, type_name: str) -> Iterator[NDArray[np.uint8]]:
     """The rows of a weight that an adapter changed, some at a time."""
-    ordered = source if row_order is None else source.pick_rows(np.array(row_order, np.int32))
     step = max(1, _CHUNK_VALUES // source.shape[1])
     for first in range(0, source.shape[0], step):
-        yield from TensorToWrite.from_array(name, type_name, ordered.to_float32(first, first + step)).chunks()
+        yield from TensorToWrite.from_array(name, type_name, source.to_float32(first, first + step)).chunks()
     source.release()
 
 
-def _plan_tensor(name: str, source: WeightSource, type_name: str, row_order: list[int] | None) -> TensorToWrite:
+def _plan_tensor(name: str, source: WeightSource, type_name: str) -> TensorToWrite:
     if isinstance(source, Updated):
-        return TensorToWrite(name, type_name, source.shape, lambda: _write_updated(name, source, type_name, row_order))
-    if row_order is not None and len(source.shape) == 1:  # a bias: reorder its numbers, not its rows
-        return TensorToWrite.from_array(name, type_name, source.to_float32()[row_order])
-    order = None if row_order is None else np.array(row_order, np.intp)
-    return TensorToWrite.from_source(source, name=name, type_name=type_name, row_order=order)
+        return TensorToWrite(name, type_name, source.shape, lambda: _write_updated(name, source, type_name))
+    return TensorToWrite.from_source(source, name=name, type_name=type_name)

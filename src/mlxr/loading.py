@@ -28,7 +28,7 @@ from mlxr.model_files.files import ModelFiles, name_in_errors, open_model_files
 from mlxr.model_files.finding import ASSETS, NAMED_MODELS, find_draft, find_model
 from mlxr.model_files.reading import read_eagle, read_footprint, read_sampling, read_template, read_unknown_keys
 from mlxr.model_files.source import SourceModel, list_files, name_quantization, open_source
-from mlxr.model_files.tensors import read_tensors
+from mlxr.model_files.tensors import read_contents
 from mlxr.models import Decoder, ModelConfig
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
 from mlxr.models.draft_head import DraftHead
@@ -141,13 +141,12 @@ class LoadedModel:
                 self.model.linear_weights(),
                 self.config,
                 is_gguf=file.is_gguf,
-                base_is_gguf=isinstance(self.file, GGUFFile),
             )
 
     def load_head(self) -> DraftHead | None:
         """Prepare the layer of the file that drafts, if any; ModelError, naming the tensor, where it does not fit."""
         with name_in_errors(self.path):
-            layer = take_draft_layer(self.config, read_tensors(self.file, self.config))
+            layer = take_draft_layer(self.config, read_contents(self.file).tensors)
             return None if layer is None else DraftHead(self.model, layer)
 
     def load_eagle(self, path: Path) -> EagleHead:

@@ -82,7 +82,7 @@ def test_models_have_the_logits_of_the_reference(gpu: Context, case: str) -> Non
     config, seed, _, _ = read_golden(base)
     model = build_hf(gpu, config, seed)
     file, weights = read_adapter(ADAPTERS / case), model.linear_weights()
-    adapter = make_adapter(case, file.pairs, gpu, weights, model.config, is_gguf=False, base_is_gguf=False)
+    adapter = make_adapter(case, file.pairs, gpu, weights, model.config, is_gguf=False)
     both, alone = TinyRun(model, sequences=2, adapters=[adapter, None]), TinyRun(model)
     prompt, rest = tokens[:12], tokens[12:]
     got = [np.asarray(both.step({0: prompt, 1: prompt}))]
@@ -101,4 +101,4 @@ def test_adapters_of_experts_are_refused_by_name(gpu: Context) -> None:
     config, seed, _, _ = read_golden("mixtral")
     file, model = read_adapter(ADAPTERS / "experts-numbered"), build_hf(gpu, config, seed)
     with pytest.raises(DeviceError, match=r"experts\.0\.w\d is a weight of experts.*on device 'cpu' alone"):
-        make_adapter("own", file.pairs, gpu, model.linear_weights(), model.config, is_gguf=False, base_is_gguf=False)
+        make_adapter("own", file.pairs, gpu, model.linear_weights(), model.config, is_gguf=False)

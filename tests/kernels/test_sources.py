@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mlxr.formats import TensorSource, encode_tensor
-from mlxr.kernels.sources import Picked, Reordered, part_groups
+from mlxr.kernels.converted import Reordered
+from mlxr.kernels.sources import Picked, part_groups
 
 ROWS, COLUMNS = 24, 64
 
@@ -60,3 +61,20 @@ def test_columns_are_put_in_order_a_piece_at_a_time() -> None:
     with pytest.raises(ValueError, match="w has no part 0"):
         ordered.take_matrix(0)
     ordered.release()
+
+
+def test_scattered_rows_are_decoded_at_once() -> None:
+    matrix = make_matrix()
+    rows = np.arange(4, 16, dtype=np.int32).reshape(2, 6).T.reshape(-1)
+    picked = Picked(matrix, rows)
+    assert np.array_equal(picked.to_float32(), TensorSource.to_float32(matrix)[rows])
+    assert matrix.seen == [(4, 16)]
+
+
+def test_whole_blocks_keep_their_type() -> None:
+    matrix = make_matrix()
+    order = np.arange(COLUMNS, dtype=np.int32).reshape(-1, 32)[::-1].reshape(-1)
+    ordered = Reordered(matrix, order)
+    assert (ordered.type_name, ordered.nbytes) == (matrix.type_name, matrix.nbytes)
+    own = TensorSource("p", ordered.type_name, ordered.shape, ordered.data)
+    assert np.array_equal(own.to_float32(), TensorSource.to_float32(matrix)[:, order])

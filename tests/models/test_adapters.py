@@ -57,9 +57,9 @@ def write_peft(folder: Path, weights: Weights, seed: int, **fields: Any) -> Weig
     return merged
 
 
-def fit(model: Decoder, file: AdapterFile, *, base_is_gguf: bool = False) -> Adapter:
-    weights, layouts = model.linear_weights(), {"is_gguf": file.is_gguf, "base_is_gguf": base_is_gguf}
-    return make_adapter("tiny", file.pairs, model.ctx, weights, model.config, **layouts)
+def fit(model: Decoder, file: AdapterFile) -> Adapter:
+    weights = model.linear_weights()
+    return make_adapter("tiny", file.pairs, model.ctx, weights, model.config, is_gguf=file.is_gguf)
 
 
 def open_tiny(model: Decoder, **settings: Any) -> Engine:
@@ -92,12 +92,12 @@ def test_an_adapter_is_as_good_as_merged(case: str, layout: str, device: str, tm
     models = []
     for values in (weights, merged):
         if is_gguf:
-            metadata, tensors = make_gguf(values, config)
+            metadata, tensors = make_gguf(values, fields)
             models.append(Decoder(ctx, config_from_gguf(metadata, tensors), tensors))
         else:
-            models.append(Decoder(ctx, config, make_hf_tensors(values, "f32", fields["model_type"])))
+            models.append(Decoder(ctx, config, make_hf_tensors(values, fields)))
     tokens = np.asarray(prompt).reshape(-1)[:24].tolist()
-    adapter = fit(models[0], read_adapter(tmp_path / "a"), base_is_gguf=is_gguf)
+    adapter = fit(models[0], read_adapter(tmp_path / "a"))
     got, wanted = score(models[0], tokens, adapter), score(models[1], tokens)
     np.testing.assert_allclose(got, wanted, atol=2e-4)
     assert np.abs(score(models[0], tokens) - wanted).max() > 0.01
@@ -162,9 +162,9 @@ def test_a_gguf_adapter_says_the_same(tmp_path: Path) -> None:
     weights = make_weights(fields, seed)
     write_peft(tmp_path / "a", weights, 1)
     file = read_adapter(tmp_path / "a")
-    metadata, tensors = make_gguf(weights, config_from_hf(fields))
+    metadata, tensors = make_gguf(weights, fields)
     model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
-    fitted = fit(model, file, base_is_gguf=True)
+    fitted = fit(model, file)
     written = []
     for weight, parts in fitted.parts[0].updates.payload[0].items():
         firsts = np.cumsum([0, *weight.splits]).tolist()
@@ -179,7 +179,7 @@ def test_a_gguf_adapter_says_the_same(tmp_path: Path) -> None:
         [TensorToWrite(one.name, one.type_name, one.shape, lambda one=one: [one.data]) for one in written],
     )
     tokens = np.asarray(prompt).reshape(-1)[:24].tolist()
-    again = fit(model, read_adapter(path), base_is_gguf=True)
+    again = fit(model, read_adapter(path))
     assert again.digest == fitted.digest
     assert np.array_equal(score(model, tokens, again), score(model, tokens, fitted))
 

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tiny_models import CASES, GOLDENS, NOT_IN_GGUF, make_source, read_golden
+from tiny_models import CASES, GOLDENS, make_source, read_golden
 
 from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
-from mlxr.kernels.rope import RopeScaling, inverse_frequencies
+from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
-from mlxr.models.architectures import ARCHITECTURES, by_name
-from mlxr.models.components import GatedDelta
-from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
+from mlxr.models.architectures import ARCHITECTURES
+from mlxr.models.folders import read_folder
+from mlxr.models.names import gguf_name
+from mlxr.models.own_keys import OWN, OWN_KEYS
 from mlxr.models.rope_factors import ROPE_FACTORS
 from mlxr.models.weights import expected_tensors
 
@@ -56,7 +57,7 @@ TINYLLAMA_GGUF: dict[str, object] = {
     "llama.feed_forward_length": 5632,
     "llama.attention.head_count": 32,
     "llama.attention.head_count_kv": 4,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.attention.layer_norm_rms_epsilon": float(np.float32(1e-5)),
     "llama.rope.dimension_count": 64,
     "tokenizer.ggml.tokens": ["x"] * 32000,
 }
@@ -70,6 +71,7 @@ PHI: dict[str, Any] = TINYLLAMA_HF | {
     "rope_scaling": LONGROPE,
     "sliding_window": 2047,
 }
+FACTOR = float(np.float32(1.5 / yarn_attention_factor(4.0))) * yarn_attention_factor(4.0)  # 1.5 as files keep it
 NAMES = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 TINYLLAMA = ModelConfig(
     architecture="llama",
@@ -81,64 +83,76 @@ TINYLLAMA = ModelConfig(
     ffn=5632,
     vocab_size=32000,
     context_length=2048,
-    rms_eps=1e-5,
+    rms_eps=float(np.float32(1e-5)),  # as GGUF files keep it
     rope_theta=10000.0,
     rope_dim=64,
-    rope_interleaved=False,
+    rope_interleaved=True,
 )
+NOT_IN_GGUF = ("llama-bias-gelu", "llama-yarn-mscale", "gemma3-scale")  # which need keys of our own
 
 
 def test_tinyllama_is_the_same_from_both() -> None:
     assert config_from_hf(TINYLLAMA_HF) == TINYLLAMA
-    assert config_from_gguf(TINYLLAMA_GGUF, NAMES) == replace(TINYLLAMA, rope_interleaved=True)
+    assert config_from_gguf(TINYLLAMA_GGUF, NAMES) == TINYLLAMA
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
-def test_hf_config_survives_gguf(case: str) -> None:
-    config = config_from_hf(json.loads((GOLDENS / case / "config.json").read_text()))
-    factors = {
-        name: make_source(name, np.array(values, np.float32)) for name, values in gguf_rope_factors(config).items()
-    }
-    again = config_from_gguf(gguf_metadata(config), dict.fromkeys(expected_tensors(config)) | factors)
-    changes: dict[str, Any] = {"rope_interleaved": by_name(config.architecture).rope.gguf_interleaved}
-    others = {
-        "mistral": "llama",
-        "olmo3": "olmo2",
-        "granitemoeshared": "granitemoe",
-    }  # GGUF knows no architectures of these names
-    changes["architecture"] = others.get(config.architecture, config.architecture)
-    changes["multipliers"] = None  # which weights have there
-    if isinstance(config.recurrence, GatedDelta):
-        changes["recurrence"] = replace(config.recurrence, tiled=by_name(config.architecture).recurrence.gguf_tiled)
-    if config.rope_scaling is not None and config.rope_scaling.kind == "ntk":
-        changes |= {"rope_scaling": None, "rope_theta": again.rope_theta}
-        np.testing.assert_allclose(
-            inverse_frequencies(64, again.rope_theta), inverse_frequencies(64, config.rope_theta, config.rope_scaling)
-        )
-    if config.rope_scaling is not None and config.rope_scaling.kind in ("llama3", "proportional"):
-        changes["rope_scaling"], dim = None, config.rope_dim
-        np.testing.assert_allclose(
-            inverse_frequencies(dim, config.rope_theta, None, gguf_rope_factors(config)[ROPE_FACTORS]),
-            inverse_frequencies(dim, config.rope_theta, config.rope_scaling),
-            atol=1e-29,
-        )
-    assert again == replace(config, **changes)
+@pytest.mark.parametrize("case", CASES)
+def test_files_of_other_writers_say_the_same(case: str) -> None:
+    """Without our own keys the names of a file's tensors tell, unless they cannot: then the model is another one."""
+    fields = json.loads((GOLDENS / case / "config.json").read_text())
+    stated, config = read_folder(fields), config_from_hf(fields)
+    plain = {key: value for key, value in stated.values.items() if not key.startswith(OWN)}
+    tensors = dict.fromkeys(gguf_name(name, config) for name in expected_tensors(config)) | stated.list_vectors()
+    assert config_from_gguf(stated.values, tensors) == config
+    assert (config_from_gguf(plain, tensors) == config) == (case not in NOT_IN_GGUF)  # type: ignore[arg-type]
 
 
 def test_windows_that_differ_by_layer_are_kept() -> None:
-    config = config_from_hf(QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 20})
+    fields = QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 20}
+    config = config_from_hf(fields)
     assert config.window_layers == (False,) * 20 + (True,) * 2
     assert [cache.window for cache in config.cache_layers[19:]] == [None, 8, 8]
-    with pytest.raises(ModelError, match="these layers with windows cannot be stated"):
-        gguf_metadata(config)
+    assert read_folder(fields).values["mlxr.attention.sliding_window_layers"] == [*config.windowed]
 
 
-def test_what_gguf_cannot_state_is_refused() -> None:
-    with pytest.raises(ModelError, match="activation gelu_tanh cannot be stated"):
-        gguf_metadata(replace(TINYLLAMA, activation="gelu_tanh"))
-    scaling = RopeScaling("yarn", 4.0, original_context=8, truncate=False)
-    with pytest.raises(ModelError, match="yarn without truncate cannot be stated"):
-        gguf_metadata(replace(TINYLLAMA, rope_scaling=scaling))
+@pytest.mark.parametrize(
+    ("changes", "key", "value"),
+    [
+        ({"hidden_act": "gelu_pytorch_tanh"}, "activation", "gelu_tanh"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}},
+            "rope.scaling.yarn_truncate",
+            False,
+        ),
+    ],
+)
+def test_what_gguf_cannot_state_has_keys_of_our_own(changes: dict[str, Any], key: str, value: object) -> None:
+    assert OWN + key not in read_folder(TINYLLAMA_HF).values
+    assert read_folder(TINYLLAMA_HF | changes).values[OWN + key] == value
+
+
+def test_keys_of_our_own_are_read_or_refused() -> None:
+    assert all(OWN + key in json.dumps(list_own_keys()) for key in OWN_KEYS)
+    with pytest.raises(ModelError, match=r"mlxr\.new is there, which this version of mlxr does not know"):
+        config_from_gguf(TINYLLAMA_GGUF | {"mlxr.new": 1}, NAMES)
+    with pytest.raises(ModelError, match=r"mlxr\.rope\.layers is \[1\], expected 22 flags"):
+        config_from_gguf(TINYLLAMA_GGUF | {"mlxr.rope.layers": [1]}, NAMES)
+    with pytest.raises(ModelError, match=r"mlxr\.activation is 'x', expected one of silu"):
+        config_from_gguf(TINYLLAMA_GGUF | {"mlxr.activation": "x"}, NAMES)
+
+
+def list_own_keys() -> list[str]:
+    """The keys of our own in the folders of the goldens, and of a few beside them."""
+    folders = [read_golden(case)[0] for case in CASES]
+    smol, gptoss = read_golden("smollm3")[0], read_golden("gpt-oss")[0]
+    folders += [
+        smol | {"no_rope_layers": [1] * smol["num_hidden_layers"]},
+        gptoss | {"rope_scaling": YARN | {"truncate": True}},
+        QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 20},
+        read_golden("mixtral")[0]
+        | {"norm_topk_prob": False, "routed_scaling_factor": 2.0, "n_group": 2, "topk_group": 1},
+    ]
+    return [key for fields in folders for key in read_folder(fields).values if key.startswith(OWN)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +172,7 @@ def test_what_gguf_cannot_state_is_refused() -> None:
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}},
             "rope_scaling",
-            RopeScaling("yarn", 4.0, original_context=2048, attention_factor=1.5),
+            RopeScaling("yarn", 4.0, original_context=2048, attention_factor=FACTOR),
         ),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "context_length", 8192),
     ],
@@ -321,12 +335,13 @@ def test_command_r_states_its_context_twice() -> None:
 
 def test_stablelm_with_two_norms_in_a_layer_has_blocks_in_a_row() -> None:
     """Converters state a parallel residual for every StableLM whose configuration says nothing of it."""
-    metadata = gguf_metadata(config_from_hf(read_golden("stablelm")[0])) | {"stablelm.use_parallel_residual": True}
+    metadata = read_folder(read_golden("stablelm")[0]).values | {"stablelm.use_parallel_residual": True}
+    del metadata[f"{OWN}parallel_blocks"]
     assert not config_from_gguf(metadata, {"blk.0.ffn_norm.weight": None}).layer_specs[0].is_parallel  # type: ignore
     assert config_from_gguf(metadata, {}).layer_specs[0].is_parallel
     llama = {"llama.use_parallel_residual": True}
     with pytest.raises(ModelError, match="use_parallel_residual is True: parallel residual is not supported"):
-        config_from_gguf(gguf_metadata(TINYLLAMA) | llama, {})
+        config_from_gguf(TINYLLAMA_GGUF | llama, {})
 
 
 def test_starcoder_has_biases_unless_its_configuration_denies_them() -> None:
@@ -545,7 +560,8 @@ def test_layers_have_inputs_unless_it_is_said_that_they_do_not() -> None:
     del config["hidden_size_per_layer_input"]
     assert config_from_hf(config).input_features == 256
     made = config_from_hf(config | {"hidden_size_per_layer_input": 24})
-    assert gguf_metadata(made)["gemma4.embedding_length_per_layer_input"] == 24
+    changed = read_folder(config | {"hidden_size_per_layer_input": 24})
+    assert changed.values["gemma4.embedding_length_per_layer_input"] == 24
     spec = made.layer_specs[0].inputs
     assert spec is not None
     assert (spec.table_scale, spec.scale, spec.eps) == (24**0.5, 0.5**0.5, made.rms_eps * made.hidden)
@@ -564,8 +580,11 @@ def test_layers_have_inputs_unless_it_is_said_that_they_do_not() -> None:
             {"per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 32}}},
             "per_layer_config is .* expected the same",
         ),
-        ({"global_head_dim": 65}, "rope_dim 65, expected even"),
-        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "its kv_heads 3 do not divide"),
+        ({"global_head_dim": 65}, "global_head_dim is 65, expected an even number"),
+        (
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            "num_global_key_value_heads is 3, expected a divisor of the 4 heads",
+        ),
     ],
 )
 def test_gemma4_folders_that_make_no_sense(change: dict[str, object], message: str) -> None:
@@ -586,10 +605,12 @@ def test_gemma4_folders_that_make_no_sense(change: dict[str, object], message: s
     ],
 )
 def test_gemma4_files_that_make_no_sense(change: dict[str, object], message: str) -> None:
-    config = config_from_hf(read_golden("gemma4-shared")[0])
-    metadata, factors = gguf_metadata(config), {ROPE_FACTORS: make_source(ROPE_FACTORS, np.ones(32, np.float32))}
-    assert config_from_gguf(metadata, factors | {"blk.1.attn_v.weight": factors[ROPE_FACTORS]}) == replace(
-        config, rope_scaling=None
+    fields = read_golden("gemma4-shared")[0]
+    metadata, factors = read_folder(fields).values, {ROPE_FACTORS: make_source(ROPE_FACTORS, np.ones(32, np.float32))}
+    for name in ("attention.keys_as_values", "tied_embeddings"):
+        del metadata[OWN + name]
+    assert config_from_gguf(metadata, factors | {"blk.1.attn_v.weight": factors[ROPE_FACTORS]}) == config_from_hf(
+        fields
     )
     with pytest.raises(ModelError, match=message):
         config_from_gguf(metadata | {f"gemma4.{key}": value for key, value in change.items()}, factors)

@@ -24,7 +24,7 @@ MODEL = config_from_hf(CONFIG)
 
 
 def make_tensors() -> dict[str, TensorSource]:
-    return make_hf_tensors(make_weights(CONFIG, SEED))
+    return make_hf_tensors(make_weights(CONFIG, SEED), CONFIG)
 
 
 def test_every_expected_tensor_is_needed() -> None:

@@ -59,7 +59,7 @@ def test_each_tensor_around_the_layer_counts(name: str) -> None:
         golden = stored["logits"]
     weights = make_weights(config, seed) | make_head_weights(config, seed)
     weights[name] = weights[name][::-1].copy()
-    tensors = make_hf_tensors(weights, "f32", config["model_type"])
+    tensors = make_hf_tensors(weights, config)
     model = Decoder(Context("reference"), config_from_hf(config), tensors)
     layer = take_draft_layer(model.config, tensors)
     assert layer is not None
@@ -69,16 +69,16 @@ def test_each_tensor_around_the_layer_counts(name: str) -> None:
 @pytest.mark.parametrize(
     ("lost", "given", "message"),
     [
-        ("mtp.0.nextn.enorm.weight", None, "tensor mtp.0.nextn.enorm.weight is missing, of the layer that drafts"),
-        ("mtp.0.attn_k.weight", None, "tensor mtp.0.attn_k.weight is missing"),
-        ("mtp.0.nextn.eh_proj.weight", (96, 96), r"tensor mtp.0.nextn.eh_proj.weight has shape \(96, 96\), expected"),
-        ("mtp.0.ffn_up.weight", (3, 96), r"tensor mtp.0.ffn_up.weight has shape \(3, 96\), expected \(160, 96\)"),
-        ("mtp.0.nextn.other.weight", (3, 3), r"tensor mtp.0.nextn.other.weight has no place"),
+        ("blk.4.nextn.enorm.weight", None, "tensor blk.4.nextn.enorm.weight is missing, of the layer that drafts"),
+        ("blk.4.attn_k.weight", None, "tensor blk.4.attn_k.weight is missing"),
+        ("blk.4.nextn.eh_proj.weight", (96, 96), r"tensor blk.4.nextn.eh_proj.weight has shape \(96, 96\), expected"),
+        ("blk.4.ffn_up.weight", (3, 96), r"tensor blk.4.ffn_up.weight has shape \(3, 96\), expected \(160, 96\)"),
+        ("blk.4.nextn.other.weight", (3, 3), r"tensor blk.4.nextn.other.weight has no place"),
     ],
 )
 def test_a_layer_that_does_not_fit_is_refused_by_name(lost: str, given: tuple[int, int] | None, message: str) -> None:
     config, seed, _, _ = read_golden("qwen35")
-    tensors = make_hf_tensors(make_head_weights(config, seed), "f32", "qwen3_5_text")
+    tensors = make_hf_tensors(make_head_weights(config, seed), config)
     tensors.pop(lost, None)
     if given is not None:
         tensors[lost] = make_source(lost, np.zeros(given, np.float32))
@@ -88,6 +88,6 @@ def test_a_layer_that_does_not_fit_is_refused_by_name(lost: str, given: tuple[in
 
 def test_files_without_such_a_layer_have_none() -> None:
     config, seed, _, _ = read_golden("qwen35")
-    tensors = make_hf_tensors(make_weights(config, seed), "f32", "qwen3_5_text")
+    tensors = make_hf_tensors(make_weights(config, seed), config)
     assert describe_draft_layer(config_from_hf(config), tensors) is None
     assert take_draft_layer(config_from_hf(config), tensors) is None

@@ -149,7 +149,7 @@ def test_a_layer_that_does_not_fit_is_left_unless_it_was_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_folder(tmp_path / "broken", "qwen35", lambda weights: weights.pop("mtp.pre_fc_norm_hidden.weight"))  # type: ignore[arg-type]
-    message = "tensor mtp.0.nextn.hnorm.weight is missing, of the layer that drafts"
+    message = "tensor blk.4.nextn.hnorm.weight is missing, of the layer that drafts"
     with open_model(folder, Settings(device="cpu", threads=1), needs_draft=True) as loaded:
         assert loaded.head is None
     assert message in caplog.text

@@ -162,7 +162,7 @@ def make_cyclic(case: str) -> Pair:
     hidden = config["hidden_size"]
     for name in (name for name in weights if name.endswith((".fc.weight", ".eh_proj.weight"))):
         weights[name][:] = np.eye(hidden, 2 * hidden)
-    tensors = make_hf_tensors(weights, "f32", config["model_type"])
+    tensors = make_hf_tensors(weights, config)
     model = Decoder(Context("cpu", threads=2), config_from_hf(config), tensors)
     layer = take_draft_layer(model.config, tensors)
     assert layer is not None
@@ -201,9 +201,9 @@ def test_a_head_that_predicts_badly_is_seldom_accepted() -> None:
     config, seed, _, _ = read_golden("qwen35")
     hidden = config["hidden_size"]
     weights = make_head_weights(config, seed)
-    tensors = make_hf_tensors(weights, "f32", config["model_type"])
+    tensors = make_hf_tensors(weights, config)
     swapped = np.concatenate([np.zeros((hidden, hidden)), np.eye(hidden)], axis=1).astype(np.float32)
-    layer = take_draft_layer(model.config, tensors | make_hf_tensors({"mtp.fc.weight": swapped}))
+    layer = take_draft_layer(model.config, tensors | make_hf_tensors({"mtp.fc.weight": swapped}, config))
     assert layer is not None
     with closing(make_engine((model, DraftHead(model, layer)), 5, pages=40)) as engine:
         engine.submit([3, 9, 4, 7], SamplingParams(max_tokens=60))

@@ -78,7 +78,7 @@ def test_a_tap_before_a_layer_is_the_stream_of_a_shorter_model() -> None:
     model = build_case("qwen35", "reference")
     _, tapped = model.forward_tapped((run := TinyRun(model)).append({0: tokens}), run.arena, (3,))
     shorter = {**config, "num_hidden_layers": 3, "layer_types": config["layer_types"][:3]}
-    tensors = make_hf_tensors(make_weights(shorter, seed), "f32", config["model_type"])
+    tensors = make_hf_tensors(make_weights(shorter, seed), config)
     short = Decoder(Context("reference"), config_from_hf(shorter), tensors)
     states = short.forward_hidden((run := TinyRun(short)).append({0: tokens}), run.arena)
     scaled = tapped / np.sqrt(np.square(tapped).mean(axis=1, keepdims=True) + model.config.rms_eps)

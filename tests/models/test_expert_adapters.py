@@ -19,7 +19,7 @@ from mlxr.adapters import inspect_adapter
 from mlxr.core.errors import MlxrError
 from mlxr.formats import TensorToWrite, read_adapter, write_gguf
 from mlxr.kernels.context import Context
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder
 
 Arrays = dict[str, np.ndarray]
 PEFT = re.compile(
@@ -103,11 +103,11 @@ def test_all_files_say_the_same(is_gguf: bool, tmp_path: Path) -> None:
     gguf = stack_gguf(tmp_path / "a.gguf", stacks)
     model = build(Context("cpu", threads=2), is_gguf=is_gguf)
     tokens = np.asarray(read_golden("qwen3moe")[2]).reshape(-1)[:24].tolist()
-    each = fit(model, read_adapter(tmp_path / "each"), base_is_gguf=is_gguf)
+    each = fit(model, read_adapter(tmp_path / "each"))
     wanted, plain = score(model, tokens, each), score(model, tokens)
     assert np.abs(wanted - plain).max() > 0.01
-    assert fit(model, read_adapter(gguf), base_is_gguf=is_gguf).digest == each.digest
-    new, old = (fit(model, read_adapter(tmp_path / name), base_is_gguf=is_gguf) for name in ("new", "old"))
+    assert fit(model, read_adapter(gguf)).digest == each.digest
+    new, old = (fit(model, read_adapter(tmp_path / name)) for name in ("new", "old"))
     assert new.digest == old.digest != each.digest
     np.testing.assert_allclose(score(model, tokens, new), wanted, atol=1e-4)
 
@@ -189,13 +189,13 @@ def test_broken_gguf_stacks_end_in_one_line(name: str, shapes: Any, words: str, 
     own = zip("ab", shapes, strict=True)
     write_adapter(tmp_path / "a.gguf", {f"{name}.weight.lora_{side}": np.ones(shape, "f4") for side, shape in own})
     with pytest.raises(MlxrError, match=words) as caught:
-        fit(build(Context("reference"), is_gguf=True), read_adapter(tmp_path / "a.gguf"), base_is_gguf=True)
+        fit(build(Context("reference"), is_gguf=True), read_adapter(tmp_path / "a.gguf"))
     assert "\n" not in str(caught.value)
 
 
 def test_a_headers_only_look_knows_experts(tmp_path: Path) -> None:
     fields, seed, _, _ = read_golden("qwen3moe")
-    metadata, tensors = make_gguf(make_weights(fields, seed), config_from_hf(fields))
+    metadata, tensors = make_gguf(make_weights(fields, seed), fields)
     base = tmp_path / "base.gguf"
     write_gguf(
         base, metadata, [TensorToWrite.from_source(one, name=name, type_name="f32") for name, one in tensors.items()]

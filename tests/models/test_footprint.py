@@ -21,7 +21,7 @@ UNCOUNTED_BYTES = 512  # a few small vectors: sinks, biases of a choice, scales
 def test_a_file_tells_what_a_step_of_the_model_reads(case: str) -> None:
     fields, seed, *_ = read_golden(case)
     config = config_from_hf(fields)
-    tensors = make_hf_tensors(make_weights(fields, seed), "f32", fields["model_type"])
+    tensors = make_hf_tensors(make_weights(fields, seed), fields)
     footprint = measure_footprint(config, arrange_tensors(config, tensors))
     model = Decoder(Context("reference"), config, tensors)
     assert footprint.total_bytes == sum(tensor.nbytes for tensor in tensors.values())
@@ -34,7 +34,7 @@ def test_a_file_tells_what_a_step_of_the_model_reads(case: str) -> None:
 def test_experts_are_summed_up_over_the_layers_that_have_them() -> None:
     fields, seed, *_ = read_golden("glm4moe")
     config = config_from_hf(fields)
-    _, tensors = make_gguf(make_weights(fields, seed), config)
+    _, tensors = make_gguf(make_weights(fields, seed), fields)
     experts = measure_footprint(config, arrange_tensors(config, tensors)).experts
     assert experts is not None
     assert experts.layers == fields["num_hidden_layers"] - fields["first_k_dense_replace"]
@@ -53,7 +53,7 @@ def test_tokens_are_expected_at_so_many_experts_as_chance_sends_them_to() -> Non
 
 def test_a_step_of_more_tokens_reads_more_experts_and_all_else_once() -> None:
     fields, seed, *_ = read_golden("qwen3moe")
-    tensors = make_hf_tensors(make_weights(fields, seed), "f32", fields["model_type"])
+    tensors = make_hf_tensors(make_weights(fields, seed), fields)
     model = Decoder(Context("reference"), config_from_hf(fields), tensors)
     (experts,) = model.work.experts
     assert model.step_bytes == model.work.weight_bytes + experts.nbytes * experts.used // experts.experts

@@ -22,7 +22,7 @@ MODEL = config_from_hf(CONFIG)
 
 
 def build(ctx: Context, type_name: str = "q8_0") -> Decoder:
-    return Decoder(ctx, MODEL, make_hf_tensors(make_weights(CONFIG, SEED), type_name))
+    return Decoder(ctx, MODEL, make_hf_tensors(make_weights(CONFIG, SEED), CONFIG, type_name))
 
 
 def make_arena(ctx: Context, pages: int) -> Arena:

@@ -41,7 +41,7 @@ CHUNKS = [1, 7, 32, 512]
 
 @cache
 def tensors_of(type_name: str) -> dict[str, TensorSource]:
-    return make_hf_tensors(make_weights(CONFIG, 7), type_name)
+    return make_hf_tensors(make_weights(CONFIG, 7), CONFIG, type_name)
 
 
 def build(type_name: str, threads: int, isa: str | None = None) -> Decoder:

@@ -11,15 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from random_model import Weights, make_weights
 from safetensors.numpy import save_file
-from tiny_models import TinyRun, make_gguf, make_source, read_golden
+from tiny_models import TinyRun, make_gguf, make_hf_tensors, make_source, read_golden
 
 from mlxr.core.errors import ModelError
 from mlxr.formats import TensorSource, join_quantised, open_safetensors
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource as WeightTensor
-from mlxr.model_files.tensors import name_tensors
+from mlxr.model_files.tensors import read_contents
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
-from mlxr.models.names import rename_hf_tensors
 
 TOLERANCE = 1e-4
 
@@ -75,7 +74,7 @@ def switch_names(weights: Weights) -> Weights:
 
 def read_folder(folder: Path) -> tuple[dict[str, object], dict[str, WeightTensor]]:
     opened = open_safetensors(folder)
-    return opened.config, name_tensors(join_quantised(opened.tensors, opened.config), config_from_hf(opened.config))
+    return opened.config, dict(read_contents(opened).tensors)
 
 
 def write_folder(folder: Path, config: dict[str, object], weights: dict[str, NDArray[np.generic]]) -> Path:
@@ -125,7 +124,7 @@ def test_folders(case: str, layout: Callable[[Weights], Weights], tmp_path: Path
 def test_gguf_files(case: str, layout: str) -> None:
     """A tensor for each expert, as old files of Mixtral have them, and gate and up as one."""
     config, seed, tokens, golden = read_golden(case)
-    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    metadata, tensors = make_gguf(make_weights(config, seed), config)
     for name in [name for name in tensors if name.endswith("_exps.weight")]:
         if layout == "each":
             stack = tensors.pop(name).to_float32()
@@ -209,7 +208,7 @@ def test_mxfp4_that_does_not_fit_is_refused(
 def test_layers_that_draft_are_left_out() -> None:
     """GLM 4.5 has one at its end, in GGUF counted as a block."""
     config, seed, tokens, golden = read_golden("glm4moe")
-    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    metadata, tensors = make_gguf(make_weights(config, seed), config)
     for name in ("nextn.eh_proj", "nextn.enorm", "attn_norm", "attn_q"):
         tensors[f"blk.3.{name}.weight"] = make_source(name, np.zeros(3, np.float32))
     metadata |= {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
@@ -219,6 +218,6 @@ def test_layers_that_draft_are_left_out() -> None:
     weights = make_weights(config, seed)
     for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens", "self_attn.q_proj"):
         weights[f"model.layers.3.{name}.weight"] = np.zeros(3, np.float32)
-    named = {name: make_source(name, values) for name, values in rename_hf_tensors(weights).items()}
+    named = make_hf_tensors(weights, config)
     model = Decoder(Context("reference"), config_from_hf(config | {"num_nextn_predict_layers": 1}), named)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE

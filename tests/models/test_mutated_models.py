@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import tiny_models
 from random_model import make_weights
-from tiny_models import CASES, NOT_IN_GGUF, TinyRun, read_golden
+from tiny_models import CASES, TinyRun, read_golden
 
 from mlxr.core.errors import MlxrError
 from mlxr.formats import GGML_TYPES, TensorSource, by_name, open_gguf
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.kernels.sample import SampleRow, sample
-from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, config_from_gguf
 from mlxr.models.names import gguf_name
 from mlxr.models.weights import expected_tensors
 
@@ -50,7 +50,7 @@ from gguf_bytes import (
 
 PARTS = 4
 FILES = 160 if amounts.is_thorough else 40
-SOURCES = tuple(case for case in CASES if case not in NOT_IN_GGUF)
+SOURCES = tuple(CASES)
 MOST_NUMBERS = 1 << 21  # of all tensors of a file
 TYPES = tuple(row for row in GGML_TYPES if row.id is not None)
 PLAIN = ("f64", "i8", "i16", "i32", "i64")  # types that no weight has
@@ -145,7 +145,7 @@ def make_file(seed: int) -> File:
     """The file of a seed."""
     random = np.random.default_rng(seed)
     config, weights_seed, _, _ = read_golden(str(random.choice(SOURCES)))
-    metadata, tensors = tiny_models.make_gguf(make_weights(config, weights_seed), config_from_hf(config))
+    metadata, tensors = tiny_models.make_gguf(make_weights(config, weights_seed), config)
     shapes = None
     for _ in range(TRIES if random.random() < 0.9 else 1):
         changed = change_metadata(random, metadata)

@@ -9,7 +9,8 @@ import pytest
 from test_config import TINYLLAMA
 
 from mlxr.core.errors import ModelError
-from mlxr.models.names import canonical_name, gguf_row_order, rename_hf_tensors
+from mlxr.models.folders.names import canonical_name, rename_hf_tensors
+from mlxr.models.folders.tensors import order_rows
 
 
 @pytest.mark.parametrize(
@@ -62,21 +63,21 @@ def test_renaming_leaves_derived_tensors_out() -> None:
 @pytest.mark.parametrize(("name", "heads"), [("blk.0.attn_q.weight", 32), ("blk.7.attn_k.bias", 4)])
 def test_row_order_is_that_of_llama_files(name: str, heads: int) -> None:
     """The published conversion: split each head in (2, half), swap these two axes."""
-    order = gguf_row_order(name, TINYLLAMA)
+    order = order_rows(name, TINYLLAMA)
     rows = np.arange(heads * 64).reshape(heads, 2, 32).swapaxes(1, 2).reshape(-1)
     assert order == rows.tolist()
 
 
 def test_rows_that_are_not_rotated_stay() -> None:
-    order = gguf_row_order("blk.0.attn_k.weight", replace(TINYLLAMA, kv_heads=1, rope_dim=4))
+    order = order_rows("blk.0.attn_k.weight", replace(TINYLLAMA, kv_heads=1, rope_dim=4))
     assert order == [0, 2, 1, 3, *range(4, 64)]
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_v.weight", "blk.0.attn_q_norm.weight", "token_embd.weight"])
 def test_other_tensors_keep_their_rows(name: str) -> None:
-    assert gguf_row_order(name, TINYLLAMA) is None
+    assert order_rows(name, TINYLLAMA) is None
 
 
 def test_files_that_rotate_halves_keep_their_rows() -> None:
-    assert gguf_row_order("blk.0.attn_q.weight", replace(TINYLLAMA, architecture="qwen2")) is None
-    assert gguf_row_order("blk.0.attn_q.weight", replace(TINYLLAMA, rope_interleaved=True)) is None
+    assert order_rows("blk.0.attn_q.weight", replace(TINYLLAMA, architecture="qwen2")) is None
+    assert order_rows("blk.0.attn_q.weight", replace(TINYLLAMA, architecture="cohere")) is None

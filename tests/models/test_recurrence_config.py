@@ -14,10 +14,10 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.components import Mamba2
-from mlxr.models.gguf_metadata import gguf_metadata
+from mlxr.models.folders import read_folder
 
 GRANITE = read_golden("granite4h")[0]
-METADATA = gguf_metadata(config_from_hf(GRANITE))
+METADATA = read_folder(GRANITE).values
 NEMOTRON, NEMOTRON_MOE = read_golden("nemotron-h")[0], read_golden("nemotron-h-moe")[0]
 
 
@@ -140,25 +140,23 @@ def test_refusals_of_falcon_name_the_key(changes: dict[str, Any], message: str) 
 
 
 def test_two_mixers_in_a_layer_keep_both() -> None:
-    config = config_from_hf(read_golden("falcon-h1")[0] | {"ssm_multipliers": None, "mamba_d_ssm": None})
+    fields = read_golden("falcon-h1")[0] | {"ssm_multipliers": None, "mamba_d_ssm": None, "ssm_in_multiplier": 1.0}
+    config = config_from_hf(fields)
     mixer = Mamba2(6, 32, 2, 24, 4, normed=False)
     kept = PagesAndState(CacheShape(2, 32), StateShape(mixer.state_floats))
     assert (config.recurrence, config.cache_layers) == (mixer, (kept, kept))
-    assert config.multipliers is not None
-    assert config.multipliers.parts == (1.0,) * 5
+    assert read_folder(fields).factors["ssm_in.weight"].factors == (1.0,) * 5
 
 
-def test_blocks_and_experts_in_one_model_cannot_be_stated_in_gguf() -> None:
-    """A model may have feed-forward blocks of both kinds, a file of it not."""
+def test_blocks_and_experts_may_be_in_one_model() -> None:
+    """Which layers have experts is stated in a key of our own."""
     config = config_from_hf(NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M"})
     assert [spec.experts is not None for spec in config.layer_specs] == [False, True, False, False, False]
-    with pytest.raises(ModelError, match="these layers with experts cannot be stated in a GGUF file of nemotron_h"):
-        gguf_metadata(config)
 
 
 def test_files_state_what_layers_have_that_only_draft() -> None:
     """The last ones, which are left out."""
-    metadata = gguf_metadata(config_from_hf(NEMOTRON))
+    metadata = read_folder(NEMOTRON).values
     for name, last in (("feed_forward_length", 160), ("attention.head_count_kv", 2)):
         metadata[f"nemotron_h.{name}"] += [last]  # type: ignore[operator]
     metadata |= {"nemotron_h.block_count": 6, "nemotron_h.nextn_predict_layers": 1}
@@ -171,13 +169,13 @@ def test_files_state_what_layers_have_that_only_draft() -> None:
 @pytest.mark.parametrize("finetuned", [True, False, None])
 @pytest.mark.parametrize("case", ["granite4h", "granite4", "granite"])
 def test_gguf_files_of_granite_say_whether_layers_rotate(case: str, finetuned: bool | None) -> None:
-    metadata = gguf_metadata(config_from_hf(read_golden(case)[0]))
+    metadata = read_folder(read_golden(case)[0]).values
     metadata[f"{metadata['general.architecture']}.rope.scaling.finetuned"] = finetuned
     config = config_from_gguf(metadata, {})
     assert config.rope_layers == ((False,) * config.layers if finetuned is False else None)
 
 
-@pytest.mark.parametrize(("moe", "architecture"), [(0, "granite"), (8, "granitemoeshared")])
+@pytest.mark.parametrize(("moe", "architecture"), [(0, "granite"), (8, "granitemoe")])
 def test_granite_whose_layers_all_attend_is_a_granite(moe: int, architecture: str) -> None:
     """As llama.cpp expects of its files."""
     config = config_from_hf(read_golden("granite4")[0] | {"num_local_experts": moe, "num_experts_per_tok": moe // 4})
@@ -187,7 +185,7 @@ def test_granite_whose_layers_all_attend_is_a_granite(moe: int, architecture: st
 def test_writers_may_drop_axes_of_one() -> None:
     """A norm of one group is a vector in files that llama.cpp quantised."""
     config, seed, tokens, golden = read_golden("granite4h-moe")
-    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    metadata, tensors = make_gguf(make_weights(config, seed), config)
     for name in [name for name in tensors if name.endswith("ssm_norm.weight")]:
         assert tensors[name].shape == (1, 192)
         tensors[name] = make_source(name, tensors[name].to_float32().reshape(-1))

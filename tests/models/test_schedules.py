@@ -65,12 +65,12 @@ def build(
         if expert_percent is None:
             return build_hf(ctx, fields, seed)
         config = config_from_hf(fields)
-        tensors = make_hf_tensors(make_weights(fields, seed), "f32", fields["model_type"])
+        tensors = make_hf_tensors(make_weights(fields, seed), fields)
         with TemporaryDirectory() as folder:
             mapped = map_tensors(arrange_tensors(config, tensors), Path(folder) / "weights")
         expert_bytes = sum(list_expert_bytes(config, mapped)) * expert_percent // 100
         return Decoder(ctx, config, mapped, expert_bytes=expert_bytes)
-    model = Decoder(ctx, config_from_hf(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), "f32"))
+    model = Decoder(ctx, config_from_hf(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), CONFIG))
     give_windows(model, kind)
     return model
 

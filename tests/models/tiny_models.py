@@ -27,25 +27,17 @@ from mlxr.kernels.layers.operators import Attend, Operator, SplitHeads
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.adapter import Adapter
-from mlxr.models.architectures import by_name as by_architecture
 from mlxr.models.components import Layer
-from mlxr.models.components.experts import part_alternating
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.eagle import EagleHead
-from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
-from mlxr.models.names import (
-    adds_one,
-    gguf_column_order,
-    gguf_name,
-    gguf_row_order,
-    rename_hf_tensors,
-)
+from mlxr.models.folders import arrange_folder, read_folder, state_drafting
+from mlxr.models.folders.names import rename_hf_tensors
+from mlxr.models.names import gguf_name
 from mlxr.models.weights import arrange_tensors
 
 GOLDENS = Path(__file__).parent / "goldens"
 CASES = sorted(path.name for path in GOLDENS.iterdir())
-NOT_IN_GGUF = ("llama-bias-gelu", "llama-yarn-mscale", "gemma3-scale")  # what they are cannot be stated there
 PAGE_SIZE = 32
 Floats = NDArray[np.float32]
 
@@ -75,30 +67,16 @@ def make_random_source(name: str, shape: tuple[int, ...], type_name: str, seed: 
     return TensorSource(name, type_name, shape, blocks.view(np.uint8).reshape(-1))
 
 
-def name_weights(weights: Weights, architecture: str) -> Weights:
-    """Canonical names, and values as GGUF has them, but for the order of rows."""
-    row = by_architecture(architecture)
-    named = rename_hf_tensors(weights, row)
-
-    def arrange(name: str, values: Floats) -> Floats:
-        if name.endswith(".ssm_a"):
-            return -np.exp(values)
-        return values + np.float32(1.0) if adds_one(name, row) else values
-
-    return {name: arrange(name, values) for name, values in named.items()}
-
-
-def make_hf_tensors(weights: Weights, type_name: str = "f32", architecture: str = "llama") -> dict[str, TensorSource]:
-    """Tensors as they are read of a Hugging Face folder."""
-    named, row = name_weights(weights, architecture), by_architecture(architecture)
-    alternates = row.mixture is not None and row.mixture.interleaved
+def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") -> dict[str, TensorSource]:
+    """Tensors as they are read of a Hugging Face folder with this `config.json`: as those of a GGUF file."""
+    stated = read_folder(config)
+    named = rename_hf_tensors(weights, stated.row)
+    alternates = stated.row.mixture is not None and stated.row.mixture.interleaved
     tensors = {
         name: _encode(name, values, "f32" if alternates and values.ndim == 3 else type_name)
         for name, values in named.items()
     }
-    if alternates:
-        part_alternating(tensors)
-    return tensors
+    return arrange_folder(tensors, stated, config_from_hf(config))  # type: ignore[return-value,arg-type]
 
 
 def map_tensors(tensors: Mapping[str, Any], path: Path) -> dict[str, TensorSource]:
@@ -119,34 +97,30 @@ def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
     return make_source(name, values, type_name)
 
 
-def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object], dict[str, TensorSource]]:
-    """Metadata and f32 tensors as a converter would write them."""
-    tensors: dict[str, TensorSource] = {}
-    for name, source in arrange_tensors(config, make_hf_tensors(weights, "f32", config.architecture)).items():
-        order, columns = gguf_row_order(name, config), gguf_column_order(name, config)
-        values = source.to_float32() if columns is None else np.ascontiguousarray(source.to_float32()[:, columns])
-        tensors[gguf_name(name, config)] = make_source(name, values if order is None else values[order])
-    for name, factors in gguf_rope_factors(config).items():
-        tensors[name] = make_source(name, np.array(factors, np.float32))
-    return gguf_metadata(config), tensors
+def make_gguf(weights: Weights, config: Config) -> tuple[dict[str, object], dict[str, TensorSource]]:
+    """Metadata and f32 tensors as a converter would write them of a folder."""
+    model, tensors = config_from_hf(config), make_hf_tensors(weights, config)
+    stated = state_drafting(read_folder(config), model, tensors)
+    arranged = {gguf_name(name, model): source for name, source in arrange_tensors(model, tensors).items()}
+    return stated, {name: make_source(name, source.to_float32()) for name, source in arranged.items()}
 
 
 def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> Decoder:
     """The model of a `config.json` with the weights of a seed."""
-    tensors = make_hf_tensors(make_weights(config, seed), type_name, config["model_type"])
+    tensors = make_hf_tensors(make_weights(config, seed), config, type_name)
     return Decoder(ctx, config_from_hf(config), tensors)
 
 
 def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
-    """The same model by way of GGUF's metadata, names and row order."""
-    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    """The same model by way of a file that has GGUF's metadata, names and row order."""
+    metadata, tensors = make_gguf(make_weights(config, seed), config)
     return Decoder(ctx, config_from_gguf(metadata, tensors), tensors)
 
 
 def build_head(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> tuple[Decoder, DraftHead]:
     """The model of a `config.json` with the weights of a seed, and its layer that drafts."""
     weights = make_weights(config, seed) | make_head_weights(config, seed)
-    tensors = make_hf_tensors(weights, type_name, config["model_type"])
+    tensors = make_hf_tensors(weights, config, type_name)
     model = Decoder(ctx, config_from_hf(config), tensors)
     layer = take_draft_layer(model.config, tensors)
     assert layer is not None

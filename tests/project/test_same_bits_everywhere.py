@@ -19,8 +19,8 @@ import pytest
 
 from mlxr.formats.quants_table_encode import encode_mxfp4
 from mlxr.formats.tensor import TensorSource
+from mlxr.kernels.converted import take_rates
 from mlxr.kernels.rope import QueryTemperature, RopeScaling, build_table
-from mlxr.model_files.tensors import name_tensors
 
 SOURCE = Path(__file__).parents[2] / "src/mlxr"
 FUNCTIONS = (
@@ -35,7 +35,7 @@ DOUBLES = {
     "kernels/rope/table.py": {"cos", "sin", "log1p"},
     "kernels/sample/rules.py": {"exp", "exp2", "log", "log2"},
     "kernels/sample/reference.py": {"exp", "log"},
-    "model_files/tensors.py": {"exp"},
+    "kernels/converted.py": {"exp"},
     "server/llamacpp/reply.py": {"exp"},
     "service/validation.py": {"exp", "log"},
 }
@@ -81,13 +81,9 @@ def only_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("only_doubles")
 def test_rates_of_states_are_rounded_once() -> None:
     logs = np.linspace(-6, 4, 997, dtype=np.float32)
-    source = TensorSource("backbone.layers.0.mixer.A_log", "f32", logs.shape, logs.view(np.uint8))
-    (tensor,) = name_tensors({source.name: source}, _Config()).values()  # type: ignore[arg-type]
+    source = TensorSource("blk.0.ssm_a", "f32", logs.shape, logs.view(np.uint8))
+    tensor = take_rates(source)
     assert tensor.to_float32().tolist() == [np.float32(-math.exp(value)) for value in logs.tolist()]
-
-
-class _Config:
-    architecture = "nemotron_h"
 
 
 def exact_angle(position: int, pair: int, dim: int, theta: float) -> Decimal:

@@ -20,7 +20,7 @@ def cut_vector(tensor: TensorSource, start: int, stop: int) -> Decoded:
 def cut_columns(tensor: TensorSource, start: int, stop: int) -> Cut:
     """The columns [start:stop] of a matrix. Raises ModelError where they are no whole blocks of its type."""
     rows, columns = tensor.shape
-    block_columns = _find_block(tensor)
+    block_columns = find_block(tensor) or 1
     if start % block_columns or stop % block_columns:
         raise ModelError(
             f"tensor {tensor.name} of type {tensor.type_name} cannot be cut at columns {start} and {stop}, as its "
@@ -30,12 +30,12 @@ def cut_columns(tensor: TensorSource, start: int, stop: int) -> Cut:
     return Cut(tensor, start, stop, row_bytes * start // columns, row_bytes * stop // columns)
 
 
-def _find_block(tensor: TensorSource) -> int:
-    """Columns of the blocks that kernels know; of floats each column is one."""
+def find_block(tensor: TensorSource) -> int | None:
+    """Return the columns of a block, of floats one; None for a type that kernels do not know."""
     from mlxr.kernels.linear.parts import FLOATS, LAYOUTS  # what knows GPUs costs nothing where there is none
 
     layout = LAYOUTS.get(tensor.type_name)
-    return 1 if layout is None or tensor.type_name in FLOATS else layout.block_size
+    return None if layout is None else 1 if tensor.type_name in FLOATS else layout.block_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -233,6 +233,9 @@ class Picked(View):
         """Decode rows [start:stop] of those picked."""
         rows = self.rows[start:stop]
         runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        if len(rows) > 1 and 2 * len(runs) > len(rows):  # scattered: one by one takes longer than all at once
+            first = int(rows.min())
+            return np.ascontiguousarray(self.source.to_float32(first, int(rows.max()) + 1)[rows - first])
         parts = [self.source.to_float32(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
         return np.concatenate(parts) if parts else self.source.to_float32(0, 0)
 
@@ -257,38 +260,6 @@ def take_halves(tensor: TensorSource, groups: int) -> tuple[Picked, Picked]:
     half = tensor.shape[0] // groups // 2
     first, second = part_groups(groups, (half, half))
     return Picked(tensor, first), Picked(tensor, second)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reordered(View):
-    """A matrix with its columns in another order, decoded a piece at a time."""
-
-    columns: IntArray
-
-    type_name: ClassVar[str] = "f32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of rows and columns."""
-        return (self.source.shape[0], len(self.columns))
-
-    @property
-    def data(self) -> ByteArray:
-        """The numbers as bytes."""
-        return self.to_float32().view(np.uint8).reshape(-1)
-
-    @property
-    def nbytes(self) -> int:
-        """Length of `data` in bytes."""
-        return 4 * self.shape[0] * self.shape[1]
-
-    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of the numbers."""
-        return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.columns])
-
-    def take_rows(self, start: int, stop: int) -> TensorSource:
-        """Rows [start:stop] as a tensor of their own."""
-        return Reordered(self.source.take_rows(start, stop), self.columns)
 
 
 def as_float32(tensor: TensorSource) -> Decoded:

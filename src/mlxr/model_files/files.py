@@ -12,8 +12,8 @@ from mlxr.core.errors import ModelError, TemplateError, TokenizerError
 from mlxr.formats import GGUFFile, SafetensorsFolder, open_gguf, open_safetensors
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.pooling import read_folder_pooling, read_gguf_pooling
-from mlxr.model_files.tensors import read_tensors
-from mlxr.models import ModelConfig, config_from_gguf, config_from_hf, list_unknown_keys
+from mlxr.model_files.tensors import read_contents
+from mlxr.models import ModelConfig, list_unknown_keys
 from mlxr.tokenizers import (
     ChatTemplate,
     Tokenizer,
@@ -40,7 +40,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """An opened model: its tensors under their canonical names, its configuration and its tokenizer.
+    """An opened model: its tensors by their names in GGUF, its configuration and its tokenizer.
 
     `pooling` is how its files say that texts become vectors, None where they say nothing.
     """
@@ -62,7 +62,7 @@ def _open_gguf(path: Path) -> ModelFiles:
     file = open_gguf(path)
     try:
         with name_in_errors(path):
-            config = config_from_gguf(file.metadata, file.tensors)
+            contents = read_contents(file)
             unknown = list_unknown_keys(file.metadata, file.tensors)
             if unknown:
                 shown = ", ".join([*unknown[:MAX_SHOWN_KEYS], *["..."] * (len(unknown) > MAX_SHOWN_KEYS)])
@@ -70,7 +70,7 @@ def _open_gguf(path: Path) -> ModelFiles:
             tokenizer = from_gguf(file.metadata)
             template = chat_template_from_gguf(file.metadata, tokenizer)
             pooling = read_gguf_pooling(file.metadata)
-            return ModelFiles(file, file.tensors, config, tokenizer, template, pooling)
+            return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling)
     except BaseException:
         file.close()
         raise
@@ -80,11 +80,11 @@ def _open_folder(path: Path) -> ModelFiles:
     file = open_safetensors(path)
     try:
         with name_in_errors(path):
-            config = config_from_hf(file.config)
+            contents = read_contents(file)
             tokenizer = from_folder(path)
-            tensors = read_tensors(file, config)
             template = chat_template_from_folder(path, tokenizer)
-            return ModelFiles(file, tensors, config, tokenizer, template, read_folder_pooling(path))
+            pooling = read_folder_pooling(path)
+            return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling)
     except BaseException:
         file.close()
         raise

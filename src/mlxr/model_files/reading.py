@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxr.core.sampling import read_file_defaults
-from mlxr.formats import GGUFFile, open_gguf, open_safetensors
+from mlxr.formats import open_gguf, open_safetensors
 from mlxr.formats.json_file import read_json_object
 from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
 from mlxr.model_files.source import find_draft_layer
-from mlxr.model_files.tensors import read_tensors
-from mlxr.models import ModelConfig, config_from_gguf, config_from_hf, list_unknown_keys
+from mlxr.model_files.tensors import read_contents
+from mlxr.models import ModelConfig, list_unknown_keys
 from mlxr.models.eagle import is_eagle, read_eagle_config
 from mlxr.models.footprint import Footprint, measure_footprint
 from mlxr.models.weights import arrange_tensors
@@ -22,11 +22,8 @@ def read_footprint(path_or_name: str | Path) -> Footprint:
     """What a model's files say of its weights; no tensor is read. Raises as `load` does for models that do not run."""
     path = find_model(path_or_name)
     with name_in_errors(path), open_safetensors(path) if path.is_dir() else open_gguf(path) as file:
-        if isinstance(file, GGUFFile):
-            config = config_from_gguf(file.metadata, file.tensors)
-        else:
-            config = config_from_hf(file.config)
-        tensors = read_tensors(file, config)
+        contents = read_contents(file)
+        config, tensors = contents.config, contents.tensors
         layer = find_draft_layer(path, config, tensors)
         return measure_footprint(config, arrange_tensors(config, tensors), 0 if layer is None else layer.nbytes)
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from mlxr.core.errors import ModelError
 from mlxr.formats import AffineTensor, GGUFFile, SafetensorsFolder, WeightSource, open_gguf, open_safetensors
 from mlxr.formats.recipes import RECIPES
-from mlxr.kernels.sources import Reordered
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
 from mlxr.model_files.pooling import GGUF_KEY, GGUF_POOLINGS, read_folder_pooling
-from mlxr.model_files.tensors import read_tensors
-from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
-from mlxr.models.draft_layer import DraftLayer, add_draft_layer, describe_draft_layer, take_draft_layer
-from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
-from mlxr.models.names import gguf_column_order, gguf_name, gguf_row_order
+from mlxr.model_files.tensors import read_contents
+from mlxr.models import ModelConfig
+from mlxr.models.draft_layer import (
+    DraftLayer,
+    describe_draft_layer,
+    drop_draft_layer,
+    name_draft_layer,
+    take_draft_layer,
+)
+from mlxr.models.names import gguf_name
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import to_gguf_metadata
 
@@ -32,21 +33,14 @@ _FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is r
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """A model as it would be written to GGUF: canonical names, in the order of the file.
-
-    `row_orders` tells which row of a source tensor comes where, for those that GGUF lays out differently;
-    `extra` are small vectors that only GGUF has. `metadata_types` are the types the source file gave its keys.
-    `head_config` is that of the layer that drafts, as a model of its own, if there is one.
-    """
+    """A model as it would be written to GGUF: its tensors by their names there, in the order of the file."""
 
     config: ModelConfig
     metadata: Mapping[str, object]
-    metadata_types: Mapping[str, str]
+    metadata_types: Mapping[str, str]  # that the source file gave its keys
     tensors: Mapping[str, WeightSource]
-    row_orders: Mapping[str, list[int]]
-    extra: Mapping[str, Sequence[float]]
     file: GGUFFile | SafetensorsFolder
-    head_config: ModelConfig | None
+    head_config: ModelConfig | None  # of the layer that drafts, as a model of its own, if there is one
 
 
 def open_source(path_or_name: str | Path) -> SourceModel:
@@ -66,35 +60,33 @@ def _open_source(path: Path) -> SourceModel:
 
 
 def _describe_file(file: GGUFFile) -> SourceModel:
-    config = config_from_gguf(file.metadata, file.tensors)
+    contents = read_contents(file)
+    config = contents.config
     check_tensors(config, arrange_tensors(config, file.tensors))
     head_config = describe_draft_layer(config, file.tensors)
-    return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file, head_config)
+    return SourceModel(config, file.metadata, file.metadata_types, file.tensors, file, head_config)
 
 
 def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
-    config = config_from_hf(folder.config)
-    named = read_tensors(folder, config)
-    tensors = arrange_tensors(config, named)
+    contents = read_contents(folder)
+    config, metadata = contents.config, contents.metadata
+    tensors = arrange_tensors(config, contents.tensors)
     check_tensors(config, tensors)
-    layer = find_draft_layer(path, config, named)
-    if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
+    layer = find_draft_layer(path, config, contents.tensors)
+    if config.tied_embeddings:  # to other programs a stored copy would say the contrary
         tensors.pop("output.weight", None)
-    metadata = gguf_metadata(config)
-    if layer is not None:
-        tensors, metadata = add_draft_layer(layer, config, tensors, metadata)
-    tensors = {name: _order_columns(name, tensor, config) for name, tensor in tensors.items()}
-    orders = {name: gguf_row_order(name, config) for name in tensors}
+    if layer is None:
+        metadata = drop_draft_layer(metadata)
+    else:
+        tensors |= name_draft_layer(layer, config)
     return SourceModel(
         config=config,
         metadata={"general.name": path.resolve().name}
-        | metadata
+        | dict(metadata)
         | _state_pooling(path, metadata)
         | to_gguf_metadata(path),
         metadata_types={},
         tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
-        row_orders={name: order for name, order in orders.items() if order is not None},
-        extra=gguf_rope_factors(config),
         file=folder,
         head_config=None if layer is None else layer.config,
     )
@@ -107,12 +99,6 @@ def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, obje
         logger.warning("%s: its vectors are made with %s, which GGUF cannot state; it is left out", path, pooling)
     key = f"{metadata['general.architecture']}.{GGUF_KEY}"
     return {key: GGUF_POOLINGS.index(pooling)} if pooling in GGUF_POOLINGS else {}
-
-
-def _order_columns(name: str, tensor: Any, config: ModelConfig) -> Any:
-    """A tensor with its columns in the order that they have in GGUF."""
-    order = gguf_column_order(name, config)
-    return tensor if order is None else Reordered(tensor, np.array(order, np.int32))
 
 
 def find_draft_layer(path: Path, config: ModelConfig, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:

@@ -18,7 +18,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.config import ModelConfig
 from mlxr.models.expert_updates import is_expert
 from mlxr.models.updates import OUTPUT as OUTPUT
-from mlxr.models.updates import TABLE, Layouts, Pair, list_updates
+from mlxr.models.updates import TABLE, Pair, list_updates
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +70,8 @@ def make_adapter(
     config: ModelConfig,
     *,
     is_gguf: bool,
-    base_is_gguf: bool,
 ) -> Adapter:
-    """An adapter for the `weights` of a model; `is_gguf` and `base_is_gguf` say who ordered the rows of either.
+    """An adapter for the `weights` of a model; `is_gguf`: its file orders rows as GGUF files do.
 
     Raises ModelError for a pair that updates none of the weights, or has other shapes than it, DeviceError for updates
     of experts on a GPU.
@@ -81,7 +80,7 @@ def make_adapter(
     parts: dict[LinearWeight, list[LoraPart]] = {}
     table = None
     found: dict[str, LoraPart | TablePart] = {}
-    for update in list_updates(name, pairs, config, Layouts(is_gguf, base_is_gguf, base_is_gguf)):
+    for update in list_updates(name, pairs, config, is_gguf=is_gguf):
         if update.name == TABLE:
             update.check_shape(config.vocab_size, config.hidden)
             table = found[TABLE] = TablePart(update.b, update.a, update.scale)

@@ -1,4 +1,4 @@
-"""What files say of biases: out of `config.json`, and out of the names of a GGUF file's tensors."""
+"""Which products have biases, by the names of a GGUF file's tensors unless its metadata say so."""
 
 from __future__ import annotations
 
@@ -23,27 +23,15 @@ class BiasRow:
     by_use: bool = False
 
 
-def read_hf_biases(fields: Fields, row: BiasRow) -> dict[str, Any]:
-    """Which products of a `ModelConfig` have biases by its `config.json`."""
-    if row.by_use:
-        attention = feed_forward = fields.flag("use_bias", True)
-    else:
-        attention = row.by_block and fields.flag("attention_bias", False)
-        feed_forward = row.by_block and fields.flag("mlp_bias", False)
-    qkv = row.qkv or attention or fields.flag(row.qkv_key, False)
-    logits = fields.flag("lm_head_bias", False)
-    return {"qkv_bias": qkv, "output_bias": attention, "ffn_bias": feed_forward, "logit_bias": logits}
-
-
-def find_gguf_biases(tensors: Container[str], row: BiasRow, layers: int) -> dict[str, Any]:
-    """Which products of a `ModelConfig` have biases by the tensors of a GGUF file."""
+def find_gguf_biases(own: Fields, tensors: Container[str], row: BiasRow, layers: int) -> dict[str, Any]:
+    """Return which products of a `ModelConfig` have biases."""
 
     def has_any(part: str) -> bool:  # not all layers attend
         return any(f"blk.{index}.{part}.bias" in tensors for index in range(layers))
 
     return {
-        "qkv_bias": row.qkv or has_any("attn_q"),
-        "output_bias": has_any("attn_output"),
-        "ffn_bias": has_any("ffn_down"),
-        "logit_bias": "output.bias" in tensors,
+        "qkv_bias": own.flag("attention.qkv_bias", row.qkv or has_any("attn_q")),
+        "output_bias": own.flag("attention.output_bias", has_any("attn_output")),
+        "ffn_bias": own.flag("feed_forward_bias", has_any("ffn_down")),
+        "logit_bias": own.flag("output_bias", "output.bias" in tensors),
     }

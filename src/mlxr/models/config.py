@@ -1,6 +1,6 @@
 """What a model is, as numbers: the shape that decides which tensors it has and what the decoder does with them.
 
-Made by `gguf_config` and `hf_config` out of files that may lie; a `ModelConfig` checks itself, so everything after it
+Made by `gguf_config` out of files that may lie; a `ModelConfig` checks itself, so everything after it
 may rely on it.
 """
 
@@ -15,7 +15,6 @@ from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models import limits
 from mlxr.models.architectures import build_layers
 from mlxr.models.components import Experts, Layer, Recurrence
-from mlxr.models.multipliers import Multipliers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,9 @@ class ModelConfig:
     `input_features` of each token by an embedding of its own. In the layers for which
     `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. Those for
     which `recurrent_layers` is true, or all, have a `recurrence` instead of attention, if there is one. With
-    `mixer_layers` each layer is one block, of these the mixer and of others the feed-forward block. The file's
-    weights are still to be multiplied by `multipliers`. What attention gives is gated with `gated_attention`. `rms_eps`
-    is that of all norms. `context_length` is the longest sequence the model is meant for.
+    `mixer_layers` each layer is one block, of these the mixer and of others the feed-forward block. What attention
+    gives is gated with `gated_attention`. `rms_eps` is that of all norms. `context_length` is the longest sequence the
+    model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
@@ -85,7 +84,6 @@ class ModelConfig:
     recurrence: Recurrence | None = None
     recurrent_layers: tuple[bool, ...] | None = None
     mixer_layers: tuple[bool, ...] | None = None
-    multipliers: Multipliers | None = None
     gated_attention: bool = False
 
     def __post_init__(self) -> None:

@@ -3,16 +3,14 @@
 Such a layer (multi-token prediction) reads the state of a position after the final norm and the token that follows, and
 says what comes after that. It is a layer as its family has them, and before it a product of both, each normed; behind
 it stands a norm of its own, or the model's, and the model's output. Its tensors count as those of one more block in
-GGUF files (`blk.N.nextn.*`, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp), and in folders as one more layer (GLM
-4.5) or apart from the others (`mtp.*`, Qwen3.5). Several of them, of which each would draft one place further, are in
-no file so far: the first one drafts for all places then.
+GGUF files (`blk.N.nextn.*`, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp). Several of them,
+of which each would draft one place further, are in no file so far: the first one drafts for all places then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
@@ -20,9 +18,8 @@ from mlxr.models.architectures import by_name
 from mlxr.models.components import Layer
 from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
-from mlxr.models.weights import arrange_tensors, find_drafting, split_joined
+from mlxr.models.weights import arrange_tensors, split_joined
 
-Tensor = TypeVar("Tensor")
 PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm", "nextn.hnorm"  # norms without .weight
 HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 
@@ -57,7 +54,7 @@ def describe_draft_layer(config: ModelConfig, tensors: Collection[str]) -> Model
 
 
 def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
-    """The layer that drafts out of all tensors of a file, by canonical name or GGUF's; None without one.
+    """The layer that drafts out of all tensors of a file; None without one.
 
     Raises ModelError, naming the tensor, for a layer that lacks one, or whose tensors do not fit.
     """
@@ -81,23 +78,28 @@ def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -
     return DraftLayer(alone, {**arranged, **around})
 
 
-def add_draft_layer(
-    layer: DraftLayer, config: ModelConfig, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]
-) -> tuple[dict[str, TensorSource | Tensor], dict[str, object]]:
-    """Tensors and metadata of a model in GGUF's names, with its layer that drafts as one more block."""
-    own = {f"blk.{config.layers}.{name.removeprefix('blk.0.')}": tensor for name, tensor in layer.tensors.items()}
+def name_draft_layer(layer: DraftLayer, config: ModelConfig) -> dict[str, TensorSource]:
+    """Return the tensors of a layer that drafts by their names as one more block of a model."""
+    return {f"blk.{config.layers}.{name.removeprefix('blk.0.')}": tensor for name, tensor in layer.tensors.items()}
+
+
+def drop_draft_layer(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return the metadata of a file without its layer that drafts, if it has one."""
     prefix = f"{metadata['general.architecture']}."
-    counts: dict[str, object] = {prefix + "block_count": config.layers + 1, prefix + "nextn_predict_layers": 1}
-    return {**tensors, **own}, {**metadata, **counts}
+    kept = dict(metadata)
+    drafting = kept.pop(f"{prefix}nextn_predict_layers", 0)
+    blocks = kept[f"{prefix}block_count"]
+    assert isinstance(drafting, int)
+    assert isinstance(blocks, int)
+    return kept | {f"{prefix}block_count": blocks - drafting}
 
 
 def _find_prefix(config: ModelConfig, tensors: Collection[str]) -> str | None:
-    """List the prefixes of the names of the layer's tensors."""
+    """Return the prefix of the names of the layer's tensors, None without one."""
     if by_name(config.architecture).single_blocks:
         return None  # those of Nemotron read fewer columns than the stream has, as do its models that have them
-    places = (f"blk.{config.layers}", "mtp.0")
-    drafting = find_drafting(config, tensors)
-    return next((place for place in places if place in drafting and f"{place}.{PRODUCT}" in tensors), None)
+    prefix = f"blk.{config.layers}"
+    return prefix if f"{prefix}.{PRODUCT}" in tensors else None
 
 
 def _describe_alone(config: ModelConfig) -> ModelConfig:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.converted import pick_rows
 from mlxr.kernels.embed import embed
 from mlxr.kernels.layers import NormWeight, StepInput
 from mlxr.kernels.layers.operators import (
@@ -36,7 +37,9 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.decoder import Decoder, Pools
 from mlxr.models.draft_head import HeadShape
 from mlxr.models.fields import Fields
-from mlxr.models.hf_config import config_from_hf
+from mlxr.models.folders import Statement, read_config, read_folder
+from mlxr.models.folders.tensors import order_rows
+from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -54,12 +57,16 @@ def is_eagle(config: Mapping[str, object]) -> bool:
 
 
 def read_eagle_config(config: Mapping[str, object]) -> ModelConfig:
-    """The sizes of the head's layer, as those of a Llama of one layer. Raises ModelError as `config_from_hf` does."""
-    plain = {**config, "architectures": [_PLAIN.hf_class], "model_type": _PLAIN.name}
-    made = config_from_hf(plain)
+    """The sizes of the head's layer, as those of a Llama of one layer. Raises ModelError as `read_folder` does."""
+    made = read_config(_read_plain(config))
     if made.layers != 1 or made.qkv_bias or made.ffn_bias:
         raise ModelError("an EAGLE-3 head of more than one layer, or with biases, is not supported")
     return made
+
+
+def _read_plain(config: Mapping[str, object]) -> Statement:
+    """Return what the folder of a head amounts to."""
+    return read_folder({**config, "architectures": [_PLAIN.hf_class], "model_type": _PLAIN.name})
 
 
 def find_taps(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
@@ -94,7 +101,9 @@ class EagleHead:
         vocabulary = target.config.vocab_size
         self.config = HeadShape(own.cache_layers, own.heads, vocabulary, own.context_length)
         self.read_share = 2 / (1 + target.config.layers)
-        self._rotations = Rotations(own.layer_specs, own.context_length)
+        vectors = _read_plain(config).list_vectors()
+        factors = read_rope_factors(vectors, ROPE_FACTORS) if ROPE_FACTORS in vectors else None
+        self._rotations = Rotations(own.layer_specs, own.context_length, factors)
         self._norms_first = bool(config.get("norm_before_residual", False))
         self._fuse = prepare(self.ctx, [named[_FUSE]])
         self._fuse_norm = _read_norm(named, _FUSE_NORM, own) if _FUSE_NORM in named else None
@@ -210,13 +219,24 @@ def _read_map(tensor: TensorSource, vocabulary: int) -> list[int]:
     return tokens
 
 
+def _order_rows(name: str, tensor: TensorSource, config: ModelConfig) -> TensorSource:
+    """Return a projection with its rows as rotations need them."""
+    order = order_rows(f"blk.0.attn_{name}.weight", config)
+    return tensor if order is None else pick_rows(tensor, order)
+
+
 def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], config: ModelConfig) -> tuple[Operator, ...]:
     """List the operators of a layer, whose first product reads the joined row instead of a norm of the stream."""
     q, k, v, output = (f"self_attn.{name}_proj.weight" for name in "qkvo")
     gate, up, down = (f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+    projections = [_order_rows("q", tensors[q], config), _order_rows("k", tensors[k], config), tensors[v]]
     heads = Heads(config.heads, config.kv_heads, config.head_dim, float(config.head_dim**-0.5))
     return (
-        Product(prepare(ctx, [tensors[q], tensors[k], tensors[v]]), "normed", "x"),
+        Product(
+            prepare(ctx, projections),
+            "normed",
+            "x",
+        ),
         SplitHeads(heads),
         Attend(heads),
         Product(prepare(ctx, [tensors[output]]), "x", "delta"),

@@ -7,27 +7,44 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NoReturn
 
 from mlxr.core.errors import ModelError
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an entry of metadata comes from that no file has under that key."""
+
+    key: str  # of the file that was mapped
+    value: object  # as that file has it
+
+
+NO_ORIGINS: Mapping[str, Origin] = {}
+
+
 class Fields:
     """Typed access to `values`; keys are given without `prefix`. A null value counts as absent.
 
-    It knows which keys were asked for: those are understood, so no list of them has to agree with the readers.
+    It knows which keys were asked for: those are understood, so no list of them has to agree with the readers. Errors
+    about an entry that has an origin (by its whole key) name that one.
     """
 
-    __slots__ = ("_asked", "_prefix", "_values")
+    __slots__ = ("_asked", "_origins", "_prefix", "_values")
 
-    def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, object], prefix: str = "", origins: Mapping[str, Origin] = NO_ORIGINS
+    ) -> None:
         self._values = values
         self._prefix = prefix
+        self._origins = origins
         self._asked: set[str] = set()
 
     def key(self, name: str) -> str:
         """The key as the file spells it."""
-        return self._prefix + name
+        origin = self._origins.get(self._prefix + name)
+        return self._prefix + name if origin is None else origin.key
 
     def get(self, name: str) -> object:
         """The raw value, or None."""
@@ -50,7 +67,9 @@ class Fields:
     def list_unread(self) -> list[str]:
         """The keys, without the prefix, that nobody has asked for and that switch something on."""
         return [
-            name for name in self.names() if name not in self._asked and not says_nothing(self._values[self.key(name)])
+            name
+            for name in self.names()
+            if name not in self._asked and not says_nothing(self._values[self._prefix + name])
         ]
 
     def refuse_unread(self, changing: Mapping[str, tuple[object, ...]], why: str) -> None:
@@ -61,7 +80,8 @@ class Fields:
 
     def refuse(self, name: str, wants: str) -> NoReturn:
         """Raise the error about one value."""
-        value = self.get(name)
+        origin = self._origins.get(self._prefix + name)
+        value = self.get(name) if origin is None else origin.value
         has = "missing" if value is None else f"{_shorten(value)}"
         raise ModelError(f"{self.key(name)} is {has}, expected {wants}")
 
@@ -107,7 +127,7 @@ class Fields:
         if not isinstance(value, list):
             self.refuse(name, "a list of numbers")
         items = {f"{name}[{index}]": item for index, item in enumerate(value)}
-        fields = Fields({self.key(item): number for item, number in items.items()}, self._prefix)
+        fields = Fields({self._prefix + item: number for item, number in items.items()}, self._prefix)
         return tuple(fields.number(item, low, high) for item in items)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -118,6 +138,16 @@ class Fields:
         if not isinstance(value, bool):
             self.refuse(name, "true or false")
         return value
+
+    def flags(self, name: str, count: int) -> tuple[bool, ...] | None:
+        """Return the field `name`, a list of `count` flags, each true, false, 1 or 0; None where it is missing."""
+        value = self.get(name)
+        if value is None:
+            return None
+        items = list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else []
+        if len(items) != count or any(isinstance(item, Iterable) or item not in (0, 1) for item in items):
+            self.refuse(name, f"{count} flags")
+        return tuple(map(bool, items))
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return the field `name`, which must be a string."""
@@ -135,8 +165,8 @@ class Fields:
             return None
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             self.refuse(name, "an object")
-        nested = {f"{self.key(name)}.{key}": item for key, item in value.items()}
-        return Fields(nested, f"{self.key(name)}.")
+        prefix = f"{self._prefix}{name}."
+        return Fields({prefix + key: item for key, item in value.items()}, prefix)
 
     def refuse_unless(self, names: Iterable[str], harmless: tuple[object, ...], why: str) -> None:
         """Raise for any of `names` that is there with a value other than the `harmless` ones."""

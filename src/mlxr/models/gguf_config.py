@@ -1,23 +1,26 @@
-"""Model configuration out of the metadata of a GGUF file; `gguf_metadata` goes the other way.
+"""Model configuration out of the metadata of a GGUF file, or of a folder, which `folders` maps to such metadata.
 
-Keys are those of the GGUF specification (`llama.block_count`, ...). Whether a model has biases or an output matrix of
-its own is seen from the names of its tensors, as the metadata does not say.
+Keys are those of the GGUF specification (`llama.block_count`, ...), and a few of our own (`own_keys`). Without these
+the names of a file's tensors tell whether the model has biases or an output matrix of its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sized
+from typing import cast
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
-from mlxr.models.architecture import EPS_KEYS
+from mlxr.models.architecture import EPS_KEYS, Architecture
 from mlxr.models.architectures import by_gguf_name
 from mlxr.models.bias_config import find_gguf_biases
 from mlxr.models.config import ModelConfig
-from mlxr.models.fields import Fields, says_nothing
+from mlxr.models.fields import NO_ORIGINS, Fields, Origin, says_nothing
 from mlxr.models.mixture import read_gguf_mixture
+from mlxr.models.own_keys import open_own_keys
 from mlxr.models.recurrence_config import read_counts, read_gguf_recurrence
 from mlxr.models.rope_config import read_gguf_rope_layers, read_gguf_scaling, read_gguf_temperature
 from mlxr.models.scale_config import GGUF_MULTIPLIERS, LOGIT_SCALE, SOFTCAPS, read_gguf_scales
@@ -77,28 +80,34 @@ _OTHER_COMPUTATIONS = ("diffusion.shift_logits", "xielu.")
 _EXTENSIONS = ("prism.",)  # of which unknown keys are told
 
 
-def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> ModelConfig:
-    """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported.
+def config_from_gguf(
+    metadata: Mapping[str, object], tensors: Mapping[str, TensorSource], origins: Mapping[str, Origin] = NO_ORIGINS
+) -> ModelConfig:
+    """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported, or
+    its origin.
 
     So it does for keys that nobody here reads and that are known to change answers. Of the `tensors` only the factors
     of longrope are read.
     """
-    return _read_config(metadata, tensors)[0]
+    return _read_config(metadata, tensors, origins)[0]
 
 
 def list_unknown_keys(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> list[str]:
     """The keys of a file that state something of the model and that nothing here reads; raises as the configuration."""
-    _, fields = _read_config(metadata, tensors)
+    _, fields = _read_config(metadata, tensors, NO_ORIGINS)
     unread = [fields.key(name) for name in fields.list_unread() if name not in _HARMLESS]
     return unread + [name for name in metadata if name.startswith(_EXTENSIONS)]
 
 
-def _read_config(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> tuple[ModelConfig, Fields]:
+def _read_config(
+    metadata: Mapping[str, object], tensors: Mapping[str, TensorSource], origins: Mapping[str, Origin]
+) -> tuple[ModelConfig, Fields]:
     """The configuration, and the fields that were asked for it."""
     name = Fields(metadata).text("general.architecture")
-    fields = Fields(metadata, f"{name}.")
+    fields = Fields(metadata, f"{name}.", origins)
+    own = open_own_keys(metadata, origins)
     _refuse_other_bases(metadata)
-    config = _make_config(metadata, fields, tensors, name)
+    config = _make_config(metadata, fields, own, tensors, name)
     fields.refuse_unread(_CHANGING, _CHANGES)
     return config, fields
 
@@ -115,7 +124,7 @@ def _refuse_other_bases(metadata: Mapping[str, object]) -> None:
 
 
 def _make_config(
-    metadata: Mapping[str, object], fields: Fields, tensors: Mapping[str, TensorSource], name: str
+    metadata: Mapping[str, object], fields: Fields, own: Fields, tensors: Mapping[str, TensorSource], name: str
 ) -> ModelConfig:
     row = by_gguf_name(name, fields.integer("expert_count", 0, 1 << 16, default=0) > 0)
     read: list[tuple[str, ...]] = [SOFTCAPS] * row.scales.softcaps + [_WINDOW_THETA, _PATTERN] * (
@@ -131,18 +140,19 @@ def _make_config(
         if names not in read:
             fields.refuse_unless(names, harmless, why)
         fields.note(names)
+    has_head_norms = "blk.0.attn_q_norm.weight" in tensors
     hidden = fields.integer("embedding_length", 1, limits.MAX_WIDTH)
     heads = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
     head_dim = _read_head_dim(fields, hidden, heads)
     layers = _read_layers(fields)
     window = fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None
-    window_layers = read_gguf_window_layers(fields, row.windows, window, layers)
+    window_layers = read_gguf_window_layers(fields, own, row.windows, window, layers)
     windowed = window_layers or (window is not None,) * layers
-    differing = read_gguf_sizes(fields, windowed, tensors) if row.two_sizes else {}
+    differing = read_gguf_sizes(fields, own, windowed, tensors) if row.two_sizes else {}
     kv_heads, ffn = differing.pop("kv_heads", None), differing.pop("ffn", None)
     if row.single_blocks:
         ffn, differing["mixer_layers"] = _read_blocks(fields, layers)
-    recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden, tensors)
+    recurrence, recurrent = read_gguf_recurrence(fields, own, row.recurrence, layers, hidden, tensors)
     kv_heads = kv_heads or _read_kv_heads(fields, None if recurrent is None else layers, heads)
     if heads % kv_heads:
         fields.refuse("attention.head_count_kv", f"a divisor of the {heads} heads")
@@ -151,7 +161,8 @@ def _make_config(
         fields.refuse("rope.dimension_count", f"an even number up to the head size {head_dim}")
     context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
     rope_theta = fields.number("rope.freq_base", 1.0001, limits.MAX_THETA, default=10000.0)
-    mixture, mixture_layers = read_gguf_mixture(fields, row.mixture, tensors, layers, row.activation)
+    activation = _read_activation(own, row)
+    mixture, mixture_layers = read_gguf_mixture(fields, own, row.mixture, tensors, layers, activation)
     unstated_ffn = (
         mixture.features if mixture is not None and mixture_layers is None else None
     )  # none has another block
@@ -169,25 +180,32 @@ def _make_config(
         rope_theta=rope_theta,
         rope_dim=rope_dim,
         rope_interleaved=row.rope.gguf_interleaved,
-        rope_scaling=read_gguf_scaling(fields, row.rope, context_length, tensors),
+        rope_scaling=read_gguf_scaling(fields, own, row.rope, context_length, tensors),
         query_temperature=read_gguf_temperature(fields, context_length),
         sliding_window=window,
         window_layers=window_layers,
         window_rope_theta=read_gguf_window_theta(fields, row.windows, window, rope_theta),
-        rope_layers=read_gguf_rope_layers(fields, row.rope, window_layers, layers),
-        activation=row.activation,
-        qk_norm=row.qk_norm or (row.head_norm_key is not None and "blk.0.attn_q_norm.weight" in tensors),
-        parallel_blocks=is_parallel,
-        tied_embeddings="output.weight" not in tensors,
+        rope_layers=read_gguf_rope_layers(fields, own, row.rope, window_layers, layers),
+        activation=activation,
+        qk_norm=row.qk_norm or (row.head_norm_key is not None and own.flag("attention.head_norms", has_head_norms)),
+        parallel_blocks=own.flag("parallel_blocks", is_parallel),
+        tied_embeddings=own.flag("tied_embeddings", "output.weight" not in tensors),
         mixture=mixture,
         mixture_layers=mixture_layers,
         gated_attention=row.gated_attention,
         recurrence=recurrence,
         recurrent_layers=recurrent,
-        **find_gguf_biases(tensors, row.biases, layers),
-        **read_gguf_scales(fields, row.scales, layers, hidden, heads),
+        **find_gguf_biases(own, tensors, row.biases, layers),
+        **read_gguf_scales(fields, own, row.scales, layers, hidden, heads),
         **differing,
     )
+
+
+def _read_activation(own: Fields, row: Architecture) -> Activation:
+    name = own.text("activation", default=row.activation)
+    if name not in ACTIVATIONS:
+        own.refuse("activation", f"one of {', '.join(ACTIVATIONS)}")
+    return cast(Activation, name)
 
 
 def _read_layers(fields: Fields) -> int:

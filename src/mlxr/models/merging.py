@@ -9,12 +9,12 @@ from mlxr.kernels.tensor import IntArray, TensorSource
 from mlxr.kernels.updated import Update, Updated, UpdatedStack, number_rows, read_numbers
 from mlxr.models.config import ModelConfig
 from mlxr.models.expert_updates import part_stack
-from mlxr.models.updates import OUTPUT, TABLE, Layouts, Pair, list_updates
+from mlxr.models.updates import OUTPUT, TABLE, Pair, list_updates
 from mlxr.models.weights import split_rows
 
 
 def merge_pairs(
-    adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], config: ModelConfig, layouts: Layouts
+    adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], config: ModelConfig, *, is_gguf: bool
 ) -> dict[str, TensorSource]:
     """The `tensors`, by canonical name, with updates of an adapter added to those that it has some for.
 
@@ -22,7 +22,7 @@ def merge_pairs(
     for an update that is of none of the tensors, or of another shape.
     """
     merged = dict(tensors)
-    updates = list(list_updates(adapter, pairs, config, layouts))
+    updates = list(list_updates(adapter, pairs, config, is_gguf=is_gguf))
     if OUTPUT not in merged and not {TABLE, OUTPUT}.isdisjoint(update.name for update in updates):
         merged[OUTPUT] = merged[TABLE]
     places = _find_places(config, merged)

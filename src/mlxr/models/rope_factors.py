@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.rope import inverse_frequencies, llama3_factors
 from mlxr.kernels.tensor import TensorSource, read_vector
-
-if TYPE_CHECKING:
-    from mlxr.models.config import ModelConfig
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-_STANDS_STILL = 1e30  # the factor of a pair that does not turn
+STANDS_STILL = 1e30  # the factor of a pair that does not turn
 
 
 def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[float]:
@@ -29,28 +24,3 @@ def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[fl
         if not 0.0 < factor < math.inf:
             raise ModelError(f"tensor {name} holds {factor} at {index}; it must be finite and above 0")
     return factors
-
-
-def list_rope_factors(config: ModelConfig, always: bool) -> dict[str, Sequence[float]]:
-    """The f32 tensors (rope_dim / 2), by name, that state llama3 and proportional scaling and longrope.
-
-    With `always` files of the family state a factor for each pair even where nothing is scaled.
-    """
-    scaling = config.rope_scaling
-    if always:
-        return {ROPE_FACTORS: _list_proportional(config)}
-    if scaling is None or scaling.kind not in ("llama3", "longrope"):
-        return {}
-    if scaling.kind == "longrope":
-        return {LONG_FACTORS: scaling.long_factors, SHORT_FACTORS: scaling.short_factors}
-    return {ROPE_FACTORS: llama3_factors(inverse_frequencies(config.rope_dim, config.rope_theta), scaling).tolist()}
-
-
-def _list_proportional(config: ModelConfig) -> list[float]:
-    scaling, pairs = config.rope_scaling, config.rope_dim // 2
-    if scaling is None:
-        return [1.0] * pairs
-    if scaling.kind != "proportional":
-        raise ModelError(f"rope scaling {scaling.kind} cannot be stated in a GGUF file of {config.architecture}")
-    turning = int(scaling.rotated * pairs)
-    return [scaling.factor] * turning + [_STANDS_STILL] * (pairs - turning)

@@ -14,7 +14,6 @@ from mlxr.models.components.experts import ROUTER
 from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
 from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
-from mlxr.models.multipliers import multiply_weights
 from mlxr.models.names import from_gguf_name
 from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
@@ -79,7 +78,6 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
 
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
     heads are one tensor (heads, head_dim), too, and small tensors of recurrent mixers have the shapes of GGUF files.
-    Weights are multiplied by what a folder says beside them.
     Layers at the end that draft tokens are left out. Raises ModelError for an expert or a norm that is missing and
     for experts of different shapes.
     """
@@ -87,16 +85,14 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
     arranged = {
         from_gguf_name(name, config): tensor for name, tensor in tensors.items() if _name_layer(name) not in drafting
     }
-    if config.multipliers is not None:
-        multiply_weights(arranged, config)
     for index, layer in enumerate(config.layer_specs):
         layer.arrange(arranged, f"blk.{index}.", config.hidden)
     return arranged
 
 
 def find_drafting(config: ModelConfig, tensors: Collection[str]) -> set[str]:
-    """The prefixes of the layers of a file that draft tokens, such as blk.40 or mtp.0; `draft_layer` reads them."""
-    drafting = {_name_layer(name) for name in tensors if ".nextn." in name or name.startswith("mtp.")}
+    """The prefixes of the layers of a file that draft tokens, such as blk.40; `draft_layer` reads them."""
+    drafting = {_name_layer(name) for name in tensors if ".nextn." in name}
     return drafting - {f"blk.{index}" for index in range(config.layers)}
 
 
