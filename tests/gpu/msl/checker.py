@@ -70,9 +70,12 @@ class Checker:
         self._units: dict[tuple[str, int], TranslationUnit] = {}
         self._walked: set[str] = set()  # headers, which many sources have
         self._found: dict[str, list[str]] = {}  # by the text of a source
+        self._checked: dict[Source, list[str]] = {}  # mostly the same are asked for again, and texts are long
 
     def check(self, source: Source) -> list[str]:
         """What is wrong with it; nothing where Metal would compile it."""
+        if source in self._checked:
+            return self._checked[source]
         text = source.text
         if text not in self._found:
             problems, resolved = [*self._read_diagnostics(self._parse(OLD, text), text)], _resolve(source)
@@ -80,7 +83,8 @@ class Checker:
             problems += self._read_diagnostics(unit, resolved)
             problems += self._walk(unit, source)
             self._found[text] = [*dict.fromkeys(problems)]
-        return [*_check_limits(source), *self._found[text]]
+        self._checked[source] = [*_check_limits(source), *self._found[text]]
+        return self._checked[source]
 
     def _parse(self, standard: tuple[str, int], text: str) -> TranslationUnit:
         """Those of one standard are one unit that is parsed anew, for which clang keeps the headers."""
