@@ -18,7 +18,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.llm import LLM
 from mlxr.loading import read_footprint
 from mlxr.registry.record import ModelRecord
-from mlxr.server.engine_metrics import Moment
+from mlxr.server.metrics import Metrics
 from mlxr.service.model_pool import measure_weights
 
 Run = Callable[..., str]
@@ -87,7 +87,7 @@ def test_routing_is_told_by_stats(moe_gguf: Path, gguf: Path) -> None:
     assert routing.file_reads == 0
     told = {
         (sample.name, sample.labels["what"]): sample.value
-        for metric in Moment([("tiny", stats)]).collect()
+        for metric in Metrics().collect([("tiny", stats)])
         for sample in metric.samples
         if sample.name.startswith(("mlxr_expert_balance", "mlxr_expert_routing"))
     }
@@ -98,7 +98,7 @@ def test_routing_is_told_by_stats(moe_gguf: Path, gguf: Path) -> None:
     with LLM(gguf, threads=1) as llm:
         stats = llm.stats()
     assert stats.routing is None
-    metrics = {metric.name: metric.samples for metric in Moment([("dense", stats)]).collect()}
+    metrics = {metric.name: metric.samples for metric in Metrics().collect([("dense", stats)])}
     assert metrics["mlxr_expert_balance"] == metrics["mlxr_expert_routing"] == []
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -20,11 +20,12 @@ from live_view import LiveView
 from test_engine_machine import EngineMachine, MixedEngineMachine, StateEngineMachine
 
 from mlxr.cache.shapes import form_groups
+from mlxr.core.counters import Counters
 from mlxr.core.live import LiveChange, LiveState
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import FORGET_S
 from mlxr.models.step_work import AttentionWork, StepWork
-from mlxr.server.live_events import Change, Snapshot, parts_of, write_change, write_snapshot
+from mlxr.server.live import Change, Snapshot, parts_of, write_change, write_snapshot
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
 
@@ -123,12 +124,12 @@ class WatchedMachine(EngineMachine):
             assert row["written_tokens"] == rows[key].table.length_tokens
         assert view.queue["running"] == sum(sequence.width for sequence in scheduler.running)
         assert view.queue["waiting"] == sum(sequence.width for sequence in scheduler.waiting)
-        assert view.counters["steps"] == stats.steps
-        assert view.counters["prefill_tokens"] == stats.prefill_tokens
-        assert view.counters["decode_tokens"] == stats.decode_tokens
+        assert view.queue == asdict(stats.queue)
+        assert {row.name: view.counters[row.name] for row in fields(Counters)} == {
+            row.name: getattr(stats, row.name) for row in fields(Counters)
+        }
         for name in ("steps", "prefill_tokens", "decode_tokens"):
             assert view.snapshot["counters"][name] + sum(step[name] for step in view.steps) == view.counters[name]
-        assert view.counters["preemptions"] == stats.preemptions
         assert view.counters["evicted_pages"] == sum(stats.cache.evictions.values())
         assert (view.store is None) == (stats.cache.store is None)
         if view.store is not None and stats.cache.store is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -85,11 +86,19 @@ def test_an_answer_as_it_is_watched(watched: RunningServer) -> None:
         assert view.store["entries"] == engine["cache"]["store"]["entries"]
 
 
-def test_kernels_add_up(watched: RunningServer) -> None:
+def test_the_metrics_tell_the_same(watched: RunningServer) -> None:
     with watched.client() as client, watch(client) as events:
         ask(watched).join()
         view = follow(events, has_ended)
         text = client.get("/metrics").text
+        told = dict(re.findall(r'mlxr_engine_total{model="demo:latest",what="(\w+)"} (\S+)', text))
+        assert len(told) == 10
+        assert {name: float(number) for name, number in told.items()} == {name: view.counters[name] for name in told}
+        found = dict(re.findall(r'mlxr_prefix_tokens_total{model="demo:latest",where="(\w+)"} (\S+)', text))
+        names = {"memory": "memory_hit", "disk": "disk_hit", "peer": "peer_hit", "missed": "missed"}
+        assert {names[where]: float(number) for where, number in found.items()} == {
+            name: view.counters[f"{name}_tokens"] for name in names.values()
+        }
         for (operator, implementation, variant), calls in view.calls.items():
             labels = f'implementation="{implementation}",model="demo:latest",operator="{operator}",variant="{variant}"'
             assert f"mlxr_dispatches_total{{{labels}}} {float(calls)}" in text

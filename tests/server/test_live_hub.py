@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from live_view import LiveView
 
+from mlxr.core.counters import Counters
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import Counters, LiveChange, LiveState, MachineLimits, WatchedModel
+from mlxr.core.live import LiveChange, LiveState, MachineLimits, WatchedModel
 from mlxr.engine.live import LiveReading
 from mlxr.server import live
 from mlxr.server.errors import ServerError

@@ -10,15 +10,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_server import MakeServer, post_and_leave
 
-from mlxr.core.errors import SettingError
-from mlxr.core.settings import BY_NAME, resolve
-from mlxr.server.engine_metrics import read_resident_bytes
-from mlxr.server.metric_names import NAMES
-from mlxr.server.metrics import Metrics
+from mlxr.server.metrics import read_resident_bytes
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 BODY = {"model": "demo", "prompt": "import os\n" * 40, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
 MODEL = "demo:latest"
+RULES = Path(__file__).parents[2] / "docs" / "grafana" / "mlxr-names.rules.yml"
 ASKED_BY_VLLMS_DASHBOARD = [
     "e2e_request_latency_seconds",
     "prompt_tokens_total",
@@ -107,59 +104,28 @@ def test_answers_whose_client_left_are_counted(make_server: MakeServer) -> None:
     assert value(samples, "request_decode_time_seconds_count", model=MODEL) == 7
 
 
-def test_the_names_of_other_servers(make_server: MakeServer) -> None:
-    with make_server(metric_names="vllm,llamacpp,otel", page_size=16).client() as client:
-        first = client.post("/v1/completions", json=BODY).json()
-        client.post("/v1/completions", json=BODY)
+def test_rules_for_the_names_of_other_servers(make_server: MakeServer) -> None:
+    """They ask for series that there are, and leave out labels that these have; vLLM's dashboard finds its own."""
+    with make_server(page_size=16).client() as client:
+        for _ in range(2):
+            client.post("/v1/completions", json=BODY)
         samples = read(client)
-        text = client.get("/metrics").text
-        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3})
-        later = read(client)
-    declared = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
-    assert len(declared) == len(set(declared))
-    assert {row.name for rows in NAMES.values() for row in rows} <= set(declared)
-    assert {f"vllm:{name}" for name in ASKED_BY_VLLMS_DASHBOARD} <= set(declared)
-    assert set(re.findall("^([a-z_]+):", text, re.MULTILINE)) == {"vllm", "llamacpp"}
-    prompt_tokens = first["usage"]["prompt_tokens"]
-
-    def other(name: str, **labels: str) -> float:
-        return samples[name, tuple(sorted(labels.items()))]
-
-    vllm = {"model_name": MODEL, "engine": "0"}
-    assert other("vllm:prompt_tokens_total", **vllm) == 2 * prompt_tokens
-    assert other("vllm:generation_tokens_total", **vllm) == 10
-    assert other("vllm:request_success_total", **vllm, finished_reason="length") == 2
-    assert other("vllm:num_requests_running", **vllm) == 0
-    assert 0 == other("vllm:kv_cache_usage_perc", **vllm) < 1
-    hits = other("vllm:prefix_cache_hits_total", **vllm)
-    assert 0 < hits < other("vllm:prefix_cache_queries_total", **vllm) <= 2 * prompt_tokens
-    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
-        text_s, chat_s = (
-            value(later, f"{name}_sum", model=MODEL, operation=kind) for kind in ("text_completion", "chat")
-        )
-        assert later[f"vllm:{name}_sum", tuple(sorted(vllm.items()))] == pytest.approx(text_s + chat_s)
-        assert min(text_s, chat_s) > 0
-        assert other(f"vllm:{name}_bucket", **vllm, le="+Inf") == 2
-    otel = {
-        "gen_ai_request_model": MODEL,
-        "gen_ai_operation_name": "text_completion",
-        "gen_ai_provider_name": "mlxr",
-    }
-    assert other("gen_ai_server_request_duration_seconds_count", **otel) == 2
-    assert other("gen_ai_server_time_per_output_token_seconds_bucket", **otel, le="2.5") == 2
-    assert other("llamacpp:prompt_tokens_total") == 2 * prompt_tokens - hits
-    assert other("llamacpp:prompt_tokens_cached_total") == hits
-    assert other("llamacpp:tokens_predicted_total") == 10
-    assert f"\nllamacpp:n_tokens_max {prompt_tokens + 5}.0\n" in text
-    assert other("llamacpp:predicted_tokens_seconds") > 0
-    assert other("llamacpp:n_busy_slots_per_decode") > 0
-
-
-def test_only_known_names_are_taken() -> None:
-    with pytest.raises(SettingError, match="metric_names: may name vllm, llamacpp, otel"):
-        resolve({"metric_names": "vllm,tgi"}, {})
-    assert BY_NAME["metric_names"].choices == tuple(NAMES)
-    assert "vllm:" not in Metrics().render(0, 0, []).decode()
+    labels_of: dict[str, list[dict[str, str]]] = {}
+    for name, labels in samples:
+        labels_of.setdefault(name, []).append(dict(labels))
+    rules = dict(re.findall(r"- record: (\S+)\n +expr: >-\n +(.*)\n", RULES.read_text()))
+    assert len(rules) == RULES.read_text().count("record:") > 60
+    for record, expression in rules.items():
+        asked = re.findall(r'(mlxr_\w+)(?:\{(\w+)="(\w+)"\})?', expression)
+        assert asked or record.startswith("llamacpp:"), record
+        for name, label, text in asked:
+            assert any(not label or row.get(label) == text for row in labels_of[name]), (record, name)
+        assert set(re.findall(r"llamacpp:\w+", expression)) <= rules.keys()
+        known = {label for name, *_ in asked for row in labels_of[name] for label in row}
+        for left_out in re.findall(r"without \(([^)]*)\)", expression):
+            assert set(left_out.split(", ")) <= known, record
+    found = {re.sub("_(bucket|sum|count)$", "", record) for record in rules}
+    assert {f"vllm:{name}" for name in ASKED_BY_VLLMS_DASHBOARD} <= found
 
 
 def test_embeddings_are_counted(make_server: MakeServer) -> None:

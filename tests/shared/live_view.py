@@ -83,7 +83,7 @@ class LiveView:
 
     def _add_calls(self, kernels: list[Json]) -> None:
         for row in kernels:
-            self.calls[row["operator"], row["implementation"], row["variant"]] += row["calls"]
+            self.calls[row["operator"], row["implementation"], row["variant"]] += row["count"]
 
 
 def _write_runs(codes: list[int], runs: list[list[int]]) -> None:

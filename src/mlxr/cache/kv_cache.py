@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 from mlxr.cache.boundary import Boundary, find_boundary
 from mlxr.cache.exchange import Exchange
@@ -28,6 +28,7 @@ from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.cache.watch import CacheWatch, describe_page
+from mlxr.core.counters import PrefixCounters
 from mlxr.core.errors import OutOfPages
 from mlxr.core.live import PageRecord
 
@@ -61,7 +62,7 @@ class KVCache:
         self.page_size = groups[0].arena.page_size
         self._sharing, self._fingerprint = sharing, fingerprint
         self._layout = "+".join(group.arena.layout for group in groups).encode()
-        self._memory_hit_tokens = self._disk_hit_tokens = self._peer_hit_tokens = self._missed_tokens = 0
+        self._found = PrefixCounters()
         self._short_tokens: Counter[int] = Counter()
         self._store = store
         self._writer = None
@@ -106,10 +107,10 @@ class KVCache:
             self._writer.offer(self._describe(table), table.opened_ns)
         if sought.short_group is not None:
             self._short_tokens[sought.short_group] += (sought.sought_pages - sought.pages) * self.page_size
-        self._disk_hit_tokens += restored * self.page_size
-        self._peer_hit_tokens += brought * self.page_size
-        self._memory_hit_tokens += table.length_tokens - (restored + brought) * self.page_size
-        self._missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
+        self._found.disk_hit_tokens += restored * self.page_size
+        self._found.peer_hit_tokens += brought * self.page_size
+        self._found.memory_hit_tokens += table.length_tokens - (restored + brought) * self.page_size
+        self._found.missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
         return table
 
     def open_private_table(self) -> SequenceTable:
@@ -223,23 +224,17 @@ class KVCache:
     def stats(self) -> CacheStats:
         """Return the cache's numbers at this moment."""
         groups = tuple(group.stats() for group in self.groups)
+        totals = self.totals()
         return CacheStats(
+            **{row.name: getattr(totals, row.name) for row in fields(totals)},
             groups=groups,
-            memory_hit_tokens=self._memory_hit_tokens,
-            disk_hit_tokens=self._disk_hit_tokens,
-            peer_hit_tokens=self._peer_hit_tokens,
-            missed_tokens=self._missed_tokens,
             short_tokens={group.name: self._short_tokens[number] for number, group in enumerate(groups)},
-            store=None if self._writer is None else self._writer.stats(),
         )
 
     def totals(self) -> CacheTotals:
         """What the cache has done, without the numbers that take a look at every page."""
         return CacheTotals(
-            memory_hit_tokens=self._memory_hit_tokens,
-            disk_hit_tokens=self._disk_hit_tokens,
-            peer_hit_tokens=self._peer_hit_tokens,
-            missed_tokens=self._missed_tokens,
+            **asdict(self._found),
             evictions={cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause},
             store=None if self._writer is None else self._writer.stats(),
         )

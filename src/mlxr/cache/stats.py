@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlxr.core.counters import PrefixCounters
+
 
 class EvictionCause(StrEnum):
     """Why a cached page was given up."""
@@ -49,16 +51,12 @@ class StoreStats:
     writable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CacheTotals:
+@dataclass(slots=True, kw_only=True)
+class CacheTotals(PrefixCounters):
     """What the cache has done; takes no time to collect, whatever the number of pages."""
 
-    memory_hit_tokens: int
-    disk_hit_tokens: int
-    peer_hit_tokens: int
-    missed_tokens: int
-    evictions: Mapping[EvictionCause, int]
-    store: StoreStats | None
+    evictions: Mapping[EvictionCause, int]  # cached pages that were given up
+    store: StoreStats | None  # None without a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +85,12 @@ class GroupStats:
         return self.peak_pages * self.page_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """The pages of all groups of layers, and what was found in them.
-
-    Tokens of prompts are counted when their tables are opened: found in memory, read back from disk, computed by a peer
-    and brought here, or missed. Of the
-    missed ones, `short_tokens` counts by the name of a group those that another group had and this one had not.
-    `store` is None when there is no store.
-    """
+@dataclass(slots=True, kw_only=True)
+class CacheStats(CacheTotals):
+    """What the cache has done, and the pages of all groups of layers."""
 
     groups: tuple[GroupStats, ...]
-    memory_hit_tokens: int
-    disk_hit_tokens: int
-    peer_hit_tokens: int
-    missed_tokens: int
-    short_tokens: Mapping[str, int]
-    store: StoreStats | None
+    short_tokens: Mapping[str, int]  # by a group's name, the missed tokens that another group had and this one had not
 
     @property
     def pages(self) -> int:
@@ -129,13 +116,3 @@ class CacheStats:
     def cached_pages(self) -> int:
         """Pages that nobody holds and that can be found."""
         return sum(group.cached_pages for group in self.groups)
-
-    @property
-    def evictions(self) -> Mapping[EvictionCause, int]:
-        """Cached pages that were given up, by cause."""
-        return {cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause}
-
-    @property
-    def hit_tokens(self) -> int:
-        """Tokens that did not need to be computed."""
-        return self.memory_hit_tokens + self.disk_hit_tokens + self.peer_hit_tokens

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from mlxr.core.counters import Counters
+
 MAX_LOG = 256  # entries in a change
 Run = tuple[int, int, int]  # first page, number of pages, their code
 Phase = Literal["prefill", "decode"]
@@ -106,31 +108,6 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """What an engine has done since it was made."""
-
-    steps: int = 0
-    failed_steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    recomputed_tokens: int = 0
-    preemptions: int = 0
-    late_answers: int = 0
-    refused_requests: int = 0
-    memory_hit_tokens: int = 0
-    disk_hit_tokens: int = 0
-    missed_tokens: int = 0
-    evicted_pages: int = 0
-    dropped_pages: int = 0
-    copied_bytes: int = 0
-
-    def since(self, before: Counters) -> dict[str, int]:
-        """What was added since `before`, without what was not."""
-        added = ((name, getattr(self, name) - getattr(before, name)) for name in self.__slots__)
-        return {name: count for name, count in added if count}
-
-
-@dataclass(frozen=True, slots=True)
 class StepSum:
     """The sum of one step or of several that followed one another."""
 
@@ -161,16 +138,6 @@ class LogEntry:
     request: int | None
     index: int | None
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCalls:
-    """How often a kernel ran."""
-
-    operator: str
-    implementation: str
-    variant: str
-    calls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +193,7 @@ class LiveState:
     groups: list[GroupState] = field(default_factory=list)
     sequences: list[SequenceRow] = field(default_factory=list)
     queue: Queue = Queue(0, 0)
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
     store: StoreState | None = None
 
 

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from mlxr.core.errors import SettingError
 
@@ -76,8 +76,6 @@ class Setting:
         if parsed is None:
             shown = "something else" if self.secret else repr(value)
             raise SettingError(f"{self.name}: must be {_WANTED[self.kind]}; got {shown}")
-        if self.kind == "list" and self.choices and not set(cast(tuple[str, ...], parsed)) <= set(self.choices):
-            raise SettingError(f"{self.name}: may name {', '.join(self.choices)}; got {value}")
         if self.kind in ("int", "bytes", "seconds"):
             assert isinstance(parsed, int | float)
             if not self.minimum <= parsed <= self.maximum:

@@ -159,13 +159,6 @@ class Settings(ModelSettings):
         choices=("text", "json"),
         scope="server",
     )
-    metric_names: tuple[str, ...] = setting(
-        "list",
-        (),
-        "Other servers whose metric names /metrics uses as well.",
-        choices=("vllm", "llamacpp", "otel"),
-        scope="server",
-    )
     live_watchers: int = setting(
         "int", 8, "How many may watch the engine at a time; 0: nobody.", maximum=1000, scope="server"
     )

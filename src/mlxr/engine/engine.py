@@ -38,7 +38,7 @@ from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
-from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Work
+from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Work, read_counters, read_queue
 from mlxr.kernels.context import Context
 from mlxr.models.adapter import Adapter
 
@@ -313,8 +313,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the engine's numbers at this moment."""
-        memory = self.measure_cache()
+        memory, cache = self.measure_cache(), self._cache.stats()
+        counters = read_counters(self._work, self._scheduler, cache, self._ctx.ledger)
         return EngineStats(
+            **asdict(counters),
             kv_cache=self.plan.kv_cache,
             page_size=self._cache.page_size,
             arena_bytes=memory.max_bytes,
@@ -322,9 +324,8 @@ class Engine:
             heads=self._config.heads,
             waiting_sequences=len(self._scheduler.waiting),
             running_sequences=len(self._scheduler.running),
-            preemptions=self._scheduler.preemptions,
-            cache=self._cache.stats(),
-            **asdict(self._work),
+            queue=read_queue(self._scheduler),
+            cache=cache,
         )
 
     def measure_cache(self) -> CacheMemory:

@@ -18,16 +18,15 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.shapes import CacheShape
 from mlxr.cache.stats import CacheTotals
 from mlxr.cache.watch import CacheWatch
+from mlxr.core.counters import Counters
 from mlxr.core.live import (
     MAX_LOG,
-    Counters,
     Kind,
     LiveChange,
     LiveState,
     LogEntry,
     PageHolder,
     PageRecord,
-    Queue,
     SequenceRow,
     StepSum,
     StoreState,
@@ -37,7 +36,7 @@ from mlxr.core.types import FinishReason
 from mlxr.engine.chunk import Chunk
 from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.sequence import Sequence
-from mlxr.engine.stats import Work
+from mlxr.engine.stats import Work, read_counters, read_queue
 from mlxr.kernels.ledger import Ledger
 from mlxr.models.step_work import StepWork
 
@@ -115,26 +114,9 @@ class Live:
         return replace(record, sequences=holders)
 
     def count(self) -> tuple[Counters, CacheTotals]:
-        """The totals, and the cache's part of them by cause."""
-        work, totals = self._work, self._cache.totals()
-        drops = {} if totals.store is None else totals.store.drops
-        counters = Counters(
-            steps=work.steps,
-            failed_steps=work.failed_steps,
-            prefill_tokens=work.prefill_tokens,
-            decode_tokens=work.decode_tokens,
-            recomputed_tokens=work.recomputed_tokens,
-            preemptions=self._scheduler.preemptions,
-            late_answers=work.late_answers,
-            refused_requests=work.refused_requests,
-            memory_hit_tokens=totals.memory_hit_tokens + totals.peer_hit_tokens,  # not from disk
-            disk_hit_tokens=totals.disk_hit_tokens,
-            missed_tokens=totals.missed_tokens,
-            evicted_pages=sum(totals.evictions.values()),
-            dropped_pages=sum(drops.values()),
-            copied_bytes=self._ledger.copied_bytes,
-        )
-        return counters, totals
+        """Return the counters, and the cache's part of them by cause."""
+        totals = self._cache.totals()
+        return read_counters(self._work, self._scheduler, totals, self._ledger), totals
 
 
 class Record:
@@ -158,7 +140,7 @@ class Record:
         self._running = {_key(sequence) for sequence in self._placed}
         self._preempted = {_key(sequence) for sequence in scheduler.waiting if _was_running(sequence)}
         self._rows = {_key(sequence): _describe(sequence) for sequence in scheduler.running}
-        self._queue = self._read_queue()
+        self._queue = read_queue(self._scheduler)
         self._counters, self._totals = count()
 
     def begin_step(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
@@ -191,7 +173,7 @@ class Record:
         self._note_counts("evicted", self._totals.evictions, totals.evictions)
         if totals.store is not None and self._totals.store is not None:
             self._note_counts("dropped", self._totals.store.drops, totals.store.drops)
-        queue, store, stored = self._read_queue(), _describe_store(totals), _describe_store(self._totals)
+        queue, store, stored = read_queue(self._scheduler), _describe_store(totals), _describe_store(self._totals)
         rows = {_key(sequence): _describe(sequence) for sequence in self._scheduler.running}
         change = LiveChange(
             groups=self.watch.read_changes(),
@@ -225,7 +207,7 @@ class Record:
         rows = {_key(sequence): _describe(sequence) for sequence in self._scheduler.running}
         if rows != self._rows:
             raise AssertionError("the rows of running answers are not those that were given out")
-        if self._read_queue() != self._queue or self._count()[0] != self._counters:
+        if read_queue(self._scheduler) != self._queue or self._count()[0] != self._counters:
             raise AssertionError("queue and counters are not those that were given out")
 
     def _note_moves(self) -> None:
@@ -254,9 +236,6 @@ class Record:
         request, index = (None, None) if sequence is None else _key(sequence)
         self._log.append(LogEntry(time.time(), kind, reason, request, index, text[:MAX_ERROR_CHARACTERS]))
         self._logged += 1
-
-    def _read_queue(self) -> Queue:
-        return Queue(sum(sequence.width for sequence in self._scheduler.waiting), self._scheduler.running_answers)
 
 
 class _Meter:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from mlxr.cache.prefix import NameChanges
-from mlxr.cache.stats import CacheStats
+from mlxr.cache.stats import CacheStats, CacheTotals
+from mlxr.core.counters import Counters, PrefixCounters
+from mlxr.core.live import Queue
 from mlxr.engine.chunk import Chunk
+from mlxr.kernels.ledger import Ledger
+
+if TYPE_CHECKING:
+    from mlxr.engine.scheduler import Scheduler
 
 _SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "peak_pages", "page_bytes")
 
 
-@dataclass(slots=True)
-class Work:
-    """What an engine has done since it was made."""
-
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    recomputed_tokens: int = 0
-    failed_steps: int = 0
-    late_answers: int = 0
-    refused_requests: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+@dataclass(slots=True, kw_only=True)
+class Work(Counters):
+    """The counters as the engine counts; what the scheduler, the cache and the ledger count comes in when read."""
 
     def count(self, chunk: Chunk) -> None:
         """`chunk` was computed, and its tokens do not count as cached yet."""
@@ -80,37 +77,41 @@ class EngineReport:
     names: NameChanges
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+def read_queue(scheduler: Scheduler) -> Queue:
+    """Count the answers that wait for their turn, and those that run."""
+    return Queue(sum(sequence.width for sequence in scheduler.waiting), scheduler.running_answers)
+
+
+def read_counters(work: Work, scheduler: Scheduler, cache: CacheTotals, ledger: Ledger) -> Counters:
+    """Return all counters of an engine as they are now."""
+    counted = {row.name: getattr(work, row.name) for row in fields(Counters)}
+    counted |= {row.name: getattr(cache, row.name) for row in fields(PrefixCounters)}
+    counted |= {
+        "preemptions": scheduler.preemptions,
+        "evicted_pages": sum(cache.evictions.values()),
+        "dropped_pages": 0 if cache.store is None else sum(cache.store.drops.values()),
+        "copied_bytes": ledger.copied_bytes,
+    }
+    return Counters(**counted)
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats(Counters):
     """Counters since the engine was made, and the state of its cache now.
 
-    Of the `arena_bytes` that the cache may take, `cache_in_use_bytes` are memory now.
     A page is used (some request holds it; shared when several do), cached or free; `cache` has the pages of each group
-    of layers, of which those here are the sums. `heads` are the model's query heads.
-    `preemptions` counts the times a running answer had to give its pages back, `recomputed_tokens` what was computed
-    once more because of that. `late_answers` were ended by their deadline, `refused_requests` found the queue full.
-    `decode_tokens` are those of answers that were written to the cache; `drafted_tokens` were computed on a guess, and
-    `accepted_tokens` of them were right.
+    of layers, of which those here are the sums.
     """
 
     kv_cache: str
     page_size: int
-    arena_bytes: int
-    cache_in_use_bytes: int
-    heads: int
+    arena_bytes: int  # that the cache may take
+    cache_in_use_bytes: int  # of these, memory now
+    heads: int  # of the model's queries
     waiting_sequences: int
     running_sequences: int
-    preemptions: int
+    queue: Queue  # the same in answers: a sequence whose prompt is not computed yet stands for all answers to it
     cache: CacheStats
-    steps: int
-    prefill_tokens: int
-    decode_tokens: int
-    recomputed_tokens: int
-    failed_steps: int
-    late_answers: int
-    refused_requests: int
-    drafted_tokens: int
-    accepted_tokens: int
 
     def to_fields(self) -> dict[str, object]:
         """All numbers by name, with the sums over the groups."""

@@ -11,39 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mlxr.core.counters import Dispatch, ExpertRows
+
 Part = tuple[str, str, str]  # operator, implementation, variant
 Counts = dict[Part, int]
 EXPERT_ROWS = "expert rows"  # stands for an operator where rows are counted instead of calls
 MLX = "mlx"
 # index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds
 NativeRow = tuple[int, str, str, int, int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """`operator` ran `count` times in `implementation`; `variant` names the kernel and the form of the numbers.
-
-    Implementations are "cpu" (native), "gpu" (our kernels, and the library that recorded steps multiply with), "mlx"
-    (MLX's own operations, on any device) and "reference" (NumPy).
-    """
-
-    operator: str
-    implementation: str
-    variant: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows:
-    """`kernel` of `implementation` multiplied so many `rows` by weights of experts, in one form of the weights.
-
-    Each pair of a token and an expert is a row of two products, gate with up and down; on a CPU weights of several
-    types are multiplied each by itself.
-    """
-
-    implementation: str
-    kernel: str
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)

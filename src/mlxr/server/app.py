@@ -46,7 +46,7 @@ DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT,
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
     """The application; raises SettingError for keys that cannot be read and the like. Its end also ends `pool`."""
-    metrics, activity = Metrics(settings.metric_names), Activity()
+    metrics, activity = Metrics(), Activity()
     lifecycle = Lifecycle(pool, metrics, served.explain_default(), settings.pinned_models, served.registry.sweep)
 
     work = ServerWork(served.registry)

@@ -4,7 +4,8 @@ Readings take processor time from the engine, on some machines three times as mu
 second where they take little, and less often where they would take more than MAX_SHARE of one processor.
 
 A `Watcher` is one stream, a `Channel` the reading of one engine, and `Hub` brings them together. While there is no
-watcher there is no task, no channel and no record in any engine. Belongs to the server's event loop.
+watcher there is no task, no channel and no record in any engine. Belongs to the server's event loop. The events,
+`Snapshot` and `Change`, are told in docs/page-live.md field by field.
 """
 
 from __future__ import annotations
@@ -15,19 +16,102 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import TypeAdapter
+
+from mlxr.core.counters import Dispatch
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import MAX_LOG, KernelCalls, LiveChange, LogEntry, MachineLimits
+from mlxr.core.live import MAX_LOG, LiveChange, LiveState, LogEntry, MachineLimits, PageRecord, WatchedModel
 from mlxr.server.activity import InFlight
 from mlxr.server.errors import ServerError
-from mlxr.server.live_events import Change, Snapshot, parts_of, write_change, write_snapshot
 
 if TYPE_CHECKING:
     from mlxr.service.async_session import AsyncSession
     from mlxr.service.model_pool import RunningModel
-    from mlxr.service.stats import OperatorCount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(LiveState):
+    """All there is to know."""
+
+    time: float
+    models: list[str]
+    model: WatchedModel | None = None
+    kernels: list[Dispatch] = field(default_factory=list)
+    limits: MachineLimits | None = None
+    limits_hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(LiveChange):
+    """What has changed in the `seconds` before `time`."""
+
+    time: float
+    seconds: float
+    models: list[str] = field(default_factory=list)
+    kernels: list[Dispatch] = field(default_factory=list)
+    limits: MachineLimits | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not any(getattr(self, name) for name in self.__dataclass_fields__ if name not in ("time", "seconds"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageDetails(PageRecord):
+    """One page of a model's cache, with the answers that hold it."""
+
+    model: str
+    group: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEvents:
+    """The data of each event of the stream by the event's name."""
+
+    snapshot: Snapshot
+    change: Change
+
+
+def parts_of(value: LiveState | LiveChange | PageRecord) -> dict[str, Any]:
+    """The fields of `value` by name, as they are."""
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def write_snapshot(snapshot: Snapshot) -> bytes:
+    """The frame of a snapshot."""
+    return _write_frame("snapshot", _adapt(Snapshot).dump_json(snapshot))
+
+
+def write_change(change: Change) -> bytes:
+    """The frame of a change, without the sections in which nothing has changed."""
+    return _write_frame("change", _adapt(Change).dump_json(change, exclude_defaults=True))
+
+
+def write_page(details: PageDetails) -> bytes:
+    """The body that tells about one page."""
+    return _adapt(PageDetails).dump_json(details)
+
+
+def write_limits(limits: MachineLimits) -> bytes:
+    """The body that tells what the machine can do."""
+    return _adapt(MachineLimits).dump_json(limits)
+
+
+def _write_frame(event: str, data: bytes) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
+
+
+@cache
+def _adapt(kind: type[Any]) -> TypeAdapter[Any]:
+    """What turns such values into JSON; made when the first is sent."""
+    return TypeAdapter(kind)
+
 
 logger = logging.getLogger(__name__)
 INTERVAL_S, MAX_INTERVAL_S = 0.1, 0.5
@@ -113,14 +197,14 @@ class Channel:
         limits = self.new_limits or kept  # it may have been measured since the file was read
         hint = None if limits is not None else self.session.explain_missing_limits()
         watchers = [watcher for watcher in watchers if watcher.session is self.session]
-        now, kernels = time.time(), _list_kernels(self.session.count_kernels())
+        now, kernels = time.time(), self.session.count_kernels()
         if reading.change is None:  # the record begins here: what was before is not known
             for watcher in watchers:
                 watcher.is_new = True
         else:
             self._send_change(reading.change, watchers, now, kernels, [] if models == self.models else models)
         self.read_at, self.models = now, models
-        self.calls = {_key(row): row.calls for row in kernels}
+        self.calls = {_key(row): row.count for row in kernels}
         if reading.state is not None:
             described = self.session.describe(model.name)
             state = parts_of(reading.state) | {"limits": limits, "limits_hint": hint}
@@ -136,7 +220,7 @@ class Channel:
         return time.monotonic() >= self.due_s or any(watcher.wants_snapshot for watcher in watchers)
 
     def _send_change(
-        self, change: LiveChange, watchers: list[Watcher], now: float, kernels: list[KernelCalls], models: list[str]
+        self, change: LiveChange, watchers: list[Watcher], now: float, kernels: list[Dispatch], models: list[str]
     ) -> None:
         entries = sorted([*change.log, *self.refusals], key=lambda entry: entry.time)
         self.refusals.clear()
@@ -152,10 +236,10 @@ class Channel:
                 if not watcher.is_new:
                     watcher.push(frame)
 
-    def _count_new(self, kernels: list[KernelCalls]) -> list[KernelCalls]:
+    def _count_new(self, kernels: list[Dispatch]) -> list[Dispatch]:
         """The calls since the last reading, of kernels that ran."""
-        new = ((row, row.calls - self.calls.get(_key(row), 0)) for row in kernels)
-        return [KernelCalls(*_key(row), calls) for row, calls in new if calls]
+        new = (replace(row, count=row.count - self.calls.get(_key(row), 0)) for row in kernels)
+        return [row for row in new if row.count]
 
 
 class Hub:
@@ -307,9 +391,5 @@ def _send_snapshot(snapshot: Snapshot, watchers: list[Watcher]) -> None:
             watcher.push(frame)
 
 
-def _list_kernels(rows: tuple[OperatorCount, ...]) -> list[KernelCalls]:
-    return [KernelCalls(row.operator, row.implementation, row.variant, row.count) for row in rows]
-
-
-def _key(row: KernelCalls) -> tuple[str, str, str]:
+def _key(row: Dispatch) -> tuple[str, str, str]:
     return row.operator, row.implementation, row.variant

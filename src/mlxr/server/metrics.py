@@ -1,24 +1,26 @@
-"""Counts what the server has done, for Prometheus: requests, answers, tokens and times.
+"""What /metrics tells, for Prometheus: what the server has done, and what engines have counted.
 
-Counters of this process live in a registry of their own, one for each application. What engines count themselves is
-read when somebody asks (`engine_metrics`). Names begin with `mlxr_`; seconds and bytes are base units. The same numbers
-under the names of other servers are made of these (`metric_names`).
+`Metrics` counts requests, answers, tokens and times in a registry of its own, one for each application. Engines count
+pages, cache and dispatches themselves (`core/counters`); these are read when somebody asks, never on the way of a
+token: `ENGINE` has a row for each metric that is made of them. Names begin with `mlxr_`; seconds and bytes are base
+units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from mlxr.core.events import Finish
 from mlxr.core.types import Timings, Usage
 from mlxr.server.activity import InFlight
-from mlxr.server.engine_metrics import Moment
-from mlxr.server.metric_names import render_names
 
 if TYPE_CHECKING:
     from mlxr.service.stats import SessionStats
@@ -42,10 +44,10 @@ CLIENT_GONE = "client_gone"  # why an answer ended whose client closed the conne
 
 
 class Metrics:
-    """The counters of one application. `names` are other servers whose names are told too, of `metric_names.NAMES`."""
+    """The counters of one application."""
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self._registry, self._names = CollectorRegistry(auto_describe=False), tuple(names)
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
         self._requests = self._counter("requests", "HTTP requests that have ended", "method", "route", "status")
         self._seconds = self._histogram("request_seconds", "From arrival to the last byte", SECONDS, "route")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts", "model")
@@ -116,13 +118,12 @@ class Metrics:
         """
         self._in_flight.set(in_flight)
         self._stored.set(stored_bytes)
-        families = self.collect(models)
-        text = generate_latest(_Collected(families))
-        return text + render_names(self._names, families).encode() if self._names else text
+        return generate_latest(_Collected(self.collect(models)))
 
     def collect(self, models: Iterable[tuple[str, SessionStats]]) -> list[Metric]:
         """All metrics as they are now, with the state of `models` (name, stats)."""
-        return [*self._registry.collect(), *Moment(list(models)).collect()]
+        read = list(models)
+        return [*self._registry.collect(), *_collect_process(), *(row.collect(read) for row in ENGINE)]
 
 
 class _Collected(CollectorRegistry):
@@ -192,3 +193,179 @@ class RequestMetrics:
         if timings is not None:
             metrics.queue.labels(model).observe(timings.queue_s)
             metrics.prefill.labels(model).observe(timings.prompt_s)
+
+
+Samples = Mapping[str, float] | Mapping[tuple[str, ...], float]  # numbers by their labels, the model aside
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """A metric that is made of what the engines of loaded models have counted."""
+
+    kind: type[CounterMetricFamily | GaugeMetricFamily]
+    name: str
+    text: str
+    labels: tuple[str, ...]  # besides the model
+    read: Callable[[SessionStats], Samples]
+
+    def collect(self, models: Iterable[tuple[str, SessionStats]]) -> Metric:
+        """The metric with the samples of all models."""
+        family = self.kind(f"mlxr_{self.name}", self.text, labels=["model", *self.labels])
+        for model, stats in models:
+            for values, number in self.read(stats).items():
+                family.add_metric([model, *((values,) if isinstance(values, str) else values)], number)
+        return family
+
+
+def _count(name: str, text: str, labels: str, read: Callable[[SessionStats], Samples]) -> EngineRow:
+    return EngineRow(CounterMetricFamily, name, text, tuple(labels.split()), read)
+
+
+def _gauge(name: str, text: str, labels: str, read: Callable[[SessionStats], Samples]) -> EngineRow:
+    return EngineRow(GaugeMetricFamily, name, text, tuple(labels.split()), read)
+
+
+def _read_pages(stats: SessionStats) -> Samples:
+    return {state: getattr(stats.engine, f"{state}_pages") for state in ("used", "shared", "cached", "free", "peak")}
+
+
+def _read_states(stats: SessionStats) -> Samples:
+    states = (group for group in stats.engine.cache.groups if group.kv_heads is None)
+    return next(({"live": one.held_pages, "snapshot": one.cached_pages, "free": one.free_pages} for one in states), {})
+
+
+def _read_bytes(stats: SessionStats) -> Samples:
+    memory = stats.memory
+    return {
+        "weights": memory.weight_bytes,
+        "arena": memory.arena_bytes,
+        "in_use": memory.in_use_bytes,
+        "used": memory.used_bytes,
+        "cached": memory.cached_bytes,
+        "store": memory.disk_bytes,
+    }
+
+
+def _read_work(stats: SessionStats) -> Samples:
+    return {name: getattr(stats.engine, name) for name in WORK}
+
+
+def _read_prefix(stats: SessionStats) -> Samples:
+    found = stats.engine
+    hits = {"memory": found.memory_hit_tokens, "disk": found.disk_hit_tokens, "peer": found.peer_hit_tokens}
+    return {**hits, "missed": found.missed_tokens}
+
+
+def _read_store_pages(stats: SessionStats) -> Samples:
+    store = stats.engine.cache.store
+    return {} if store is None else {"written": store.written_pages, "read": store.read_pages}
+
+
+def _read_store_drops(stats: SessionStats) -> Samples:
+    store = stats.engine.cache.store
+    return {} if store is None else {cause.value: count for cause, count in store.drops.items()}
+
+
+def _read_routing(stats: SessionStats) -> Samples:
+    names = ("rows", "layer_steps", "experts", "file_reads")
+    return {} if stats.routing is None else {name: getattr(stats.routing, name) for name in names}
+
+
+def _read_balance(stats: SessionStats) -> Samples:
+    routing = stats.routing
+    return {} if routing is None or not routing.rows else {"evenness": routing.evenness, "busiest": routing.busiest}
+
+
+def _read_adapters(stats: SessionStats) -> Samples:
+    if stats.adapters is None:
+        return {}
+    return {"loaded": len(stats.adapters.uses), "in_use": sum(use.is_in_use for use in stats.adapters.uses)}
+
+
+def _read_adapter_bytes(stats: SessionStats) -> Samples:
+    adapters = stats.adapters
+    return {} if adapters is None else {"held": adapters.held_bytes, "most": adapters.most_bytes}
+
+
+def _read_adapter_requests(stats: SessionStats) -> Samples:
+    return {} if stats.adapters is None else {use.name: use.requests for use in stats.adapters.uses}
+
+
+def _read_dispatches(stats: SessionStats) -> Samples:
+    samples: dict[tuple[str, ...], float] = {}
+    for row in stats.dispatches:
+        samples[row.operator, row.implementation, row.variant] = row.count
+    return samples
+
+
+def _read_expert_rows(stats: SessionStats) -> Samples:
+    samples: dict[tuple[str, ...], float] = {}
+    for row in stats.expert_rows:
+        samples[row.implementation, row.kernel] = row.rows
+    return samples
+
+
+def _read_copied(stats: SessionStats) -> Samples:
+    samples: dict[tuple[str, ...], float] = {(): stats.engine.copied_bytes}
+    return samples
+
+
+WORK = (
+    *("steps", "prefill_tokens", "decode_tokens", "recomputed_tokens", "preemptions", "drafted_tokens"),
+    *("accepted_tokens", "failed_steps", "late_answers", "refused_requests"),
+)
+ENGINE = (
+    _gauge("pages", "Pages of the KV cache", "state", _read_pages),
+    _gauge("states", "States of recurrent layers, each of one sequence", "state", _read_states),
+    _gauge("cache_bytes", "Bytes of weights, of the cache at most and in use, and of the store", "kind", _read_bytes),
+    _gauge(
+        "sequences",
+        "Answers that grow or wait",
+        "state",
+        lambda stats: {"waiting": stats.engine.queue.waiting, "running": stats.engine.queue.running},
+    ),
+    _count("engine", "What the engine has done", "what", _read_work),
+    _count("prefix_tokens", "Tokens of prompts that were looked for in the cache", "where", _read_prefix),
+    _count(
+        "prefix_short_tokens",
+        "Missed tokens that one group of layers had and this one had not",
+        "group",
+        lambda stats: stats.engine.cache.short_tokens,
+    ),
+    _count(
+        "evictions",
+        "Cached pages that were given up",
+        "cause",
+        lambda stats: {cause.value: count for cause, count in stats.engine.cache.evictions.items()},
+    ),
+    _count("store_pages", "Pages written to the store and read back", "what", _read_store_pages),
+    _count("store_drops", "Pages that did not get, or stay, in the store", "cause", _read_store_drops),
+    _count("expert_routing", "What was sent to experts, counted in each layer", "what", _read_routing),
+    _gauge(
+        "expert_balance",
+        "Evenness of the rows of experts, and rows of the busiest over the mean, since the model was loaded",
+        "what",
+        _read_balance,
+    ),
+    _gauge("adapters", "Low-rank adapters that are loaded, and those that answers have", "state", _read_adapters),
+    _gauge("adapter_bytes", "Bytes of adapters in memory, and their bound", "kind", _read_adapter_bytes),
+    _count("adapter_requests", "Requests that chose an adapter", "adapter", _read_adapter_requests),
+    _count("dispatches", "Operator calls", "operator implementation variant", _read_dispatches),
+    _count("expert_rows", "Rows that experts multiplied", "implementation kernel", _read_expert_rows),
+    _count("copied_bytes", "Bytes the cache path copied", "", _read_copied),
+)
+
+
+def _collect_process() -> Iterator[Metric]:
+    resident_bytes = read_resident_bytes()
+    if resident_bytes is not None:
+        yield GaugeMetricFamily("mlxr_process_resident_bytes", "Memory of this process", resident_bytes)
+
+
+def read_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
+    """Resident memory of this process, None where the system does not tell it in /proc."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mlxr.server import admin, watching
+from mlxr.server import admin, live_routes
 from mlxr.server.admin import collect_stats
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import ServerError
@@ -90,5 +90,5 @@ def render_own_error(error: ServerError, request_id: str) -> Mapping[str, object
 
 
 router.include(admin.router)
-router.include(watching.router)
+router.include(live_routes.router)
 DIALECT = Dialect("own", ("", "/v1/admin"), router, render_own_error)

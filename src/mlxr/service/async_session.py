@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from mlxr.core.counters import Dispatch
 from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
 from mlxr.engine.async_engine import AsyncEngine
@@ -37,7 +38,7 @@ from mlxr.service.preparing_threads import PreparingThreads
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.session_adapters import SessionAdapters
-from mlxr.service.stats import OperatorCount, SessionStats, collect_dispatches, collect_stats
+from mlxr.service.stats import SessionStats, collect_stats
 from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
@@ -391,9 +392,9 @@ class AsyncSession:
         """Why `find_limits` finds nothing, and what helps."""
         return explain_missing(self.loaded)
 
-    def count_kernels(self) -> tuple[OperatorCount, ...]:
-        """How often each kernel ran since the model was loaded."""
-        return collect_dispatches(self.loaded)
+    def count_kernels(self) -> list[Dispatch]:
+        """Return how often each kernel ran since the model was loaded."""
+        return self.loaded.ctx.ledger.snapshot().dispatches
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those under way end for at most `drain_s` seconds, cancel the rest, free the model.

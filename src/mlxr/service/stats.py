@@ -1,31 +1,13 @@
-"""What a model takes and has done, as one plain value: for `LLM.stats`, the command line and, later, metrics."""
+"""What a model takes and has done, as one plain value: for `LLM.stats`, the command line and /metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxr.core.counters import Dispatch, ExpertRows
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel, Routing
 from mlxr.service.adapters import AdaptersUse
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorCount:
-    """`operator` ran `count` times in `implementation` ("cpu", "reference"), in the form `variant`."""
-
-    operator: str
-    implementation: str
-    variant: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows:
-    """`kernel` of `implementation` multiplied so many `rows` by weights of experts, see `kernels.ledger`."""
-
-    implementation: str
-    kernel: str
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +59,7 @@ class SessionStats:
     weight_bytes: int
     file_bytes: int
     engine: EngineStats
-    dispatches: tuple[OperatorCount, ...]
+    dispatches: tuple[Dispatch, ...]
     copied_bytes: int
     routing: Routing | None = None
     expert_rows: tuple[ExpertRows, ...] = ()
@@ -91,6 +73,7 @@ class SessionStats:
 
 def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | None) -> SessionStats:
     """Bring together what the loader, the engine, the ledger and `loaded.model.read_routing` know."""
+    counted = loaded.ctx.ledger.snapshot()
     return SessionStats(
         model=loaded.name,
         device=loaded.ctx.device,
@@ -100,18 +83,8 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | N
         weight_bytes=loaded.weight_bytes,
         file_bytes=loaded.file_bytes,
         engine=engine,
-        dispatches=collect_dispatches(loaded),
-        copied_bytes=loaded.ctx.ledger.copied_bytes,
+        dispatches=tuple(counted.dispatches),
+        copied_bytes=counted.copied_bytes,
         routing=routing,
-        expert_rows=tuple(
-            ExpertRows(row.implementation, row.kernel, row.rows) for row in loaded.ctx.ledger.snapshot().expert_rows
-        ),
-    )
-
-
-def collect_dispatches(loaded: LoadedModel) -> tuple[OperatorCount, ...]:
-    """Which implementations have run how often. May be called from any thread."""
-    return tuple(
-        OperatorCount(row.operator, row.implementation, row.variant, row.count)
-        for row in loaded.ctx.ledger.snapshot().dispatches
+        expert_rows=tuple(counted.expert_rows),
     )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.counters import Dispatch, ExpertRows
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
@@ -28,7 +29,7 @@ from mlxr.engine.stats import EngineStats
 from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.state_use import StateUse, find_state_use
-from mlxr.service.stats import ExpertRows, MemoryUse, OperatorCount, collect_stats, measure_memory
+from mlxr.service.stats import MemoryUse, collect_stats, measure_memory
 
 Floats = npt.NDArray[np.float32]
 CACHE_CHECK_PAGES = 3
@@ -131,7 +132,7 @@ class Validation:
     decode_ms_per_token: float
     step_bytes: int
     engine: EngineStats
-    dispatches: tuple[OperatorCount, ...]
+    dispatches: tuple[Dispatch, ...]
     copied_bytes: int
     logits: LogitsCheck
     cache: CacheCheck

@@ -59,17 +59,20 @@ export interface Queue {
 
 /** Totals in a snapshot, increments in a change (where those that are 0 are left out). */
 export interface Counters {
+  memory_hit_tokens: number;
+  disk_hit_tokens: number;
+  peer_hit_tokens: number;
+  missed_tokens: number;
   steps: number;
   failed_steps: number;
   prefill_tokens: number;
   decode_tokens: number;
+  drafted_tokens: number;
+  accepted_tokens: number;
   recomputed_tokens: number;
   preemptions: number;
   late_answers: number;
   refused_requests: number;
-  memory_hit_tokens: number;
-  disk_hit_tokens: number;
-  missed_tokens: number;
   evicted_pages: number;
   dropped_pages: number;
   copied_bytes: number;
@@ -93,11 +96,11 @@ export interface StoreState {
 }
 
 /** How often a kernel ran: in all in a snapshot, since the event before in a change. */
-export interface KernelCalls {
+export interface Dispatch {
   operator: string;
   implementation: string;
   variant: string;
-  calls: number;
+  count: number;
 }
 
 /** What the machine can do, as the probe measured it. */
@@ -137,7 +140,7 @@ export interface Snapshot {
   queue: Queue;
   counters: Counters;
   store: StoreState | null;
-  kernels: KernelCalls[];
+  kernels: Dispatch[];
   limits: MachineLimits | null;
   limits_hint: string | null;
 }
@@ -154,7 +157,7 @@ export interface Change {
   counters?: Partial<Counters>;
   steps?: StepSum[];
   store?: StoreState;
-  kernels?: KernelCalls[];
+  kernels?: Dispatch[];
   limits?: MachineLimits;
   log?: LogEntry[];
   log_left_out?: number;

@@ -93,8 +93,8 @@ const NONE: ReadonlySet<number> = new Set();
 function Figures({ live }: { live: Live }) {
   const { counters, queue, model, store } = live;
   const recent = sumRecent(live.history.slice(-20), 1);
-  const looked = counters.memory_hit_tokens + counters.disk_hit_tokens + counters.missed_tokens;
-  const found = counters.memory_hit_tokens + counters.disk_hit_tokens;
+  const found = counters.memory_hit_tokens + counters.disk_hit_tokens + counters.peer_hit_tokens;
+  const looked = found + counters.missed_tokens;
   const figures: [string, string][] = [
     ["Decode", `${formatCount((recent?.decodeTokens ?? 0) / Math.max(recent?.stepSeconds ?? 1, 0.001))} tokens/s`],
     ["Running", `${queue.running}${queue.waiting ? `, ${queue.waiting} wait` : ""}`],

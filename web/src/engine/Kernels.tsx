@@ -5,7 +5,7 @@ import type { KernelRow } from "./liveState";
 /** The ledger: how often each kernel ran, and in which form. */
 export function Kernels({ kernels }: { kernels: ReadonlyMap<string, KernelRow> }) {
   const rows = [...kernels.values()].sort(
-    (a, b) => a.operator.localeCompare(b.operator) || b.calls - a.calls || a.variant.localeCompare(b.variant),
+    (a, b) => a.operator.localeCompare(b.operator) || b.count - a.count || a.variant.localeCompare(b.variant),
   );
   return (
     <section className={styles.panel} aria-label="Kernels">
@@ -30,7 +30,7 @@ export function Kernels({ kernels }: { kernels: ReadonlyMap<string, KernelRow> }
                   <td>{row.operator}</td>
                   <td>{row.implementation}</td>
                   <td>{row.variant || "–"}</td>
-                  <td>{formatCount(row.calls)}</td>
+                  <td>{formatCount(row.count)}</td>
                 </tr>
               ))}
             </tbody>

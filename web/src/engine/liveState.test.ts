@@ -11,8 +11,11 @@ const COUNTERS = {
   preemptions: 0,
   late_answers: 0,
   refused_requests: 0,
+  drafted_tokens: 0,
+  accepted_tokens: 0,
   memory_hit_tokens: 0,
   disk_hit_tokens: 0,
+  peer_hit_tokens: 0,
   missed_tokens: 0,
   evicted_pages: 0,
   dropped_pages: 0,
@@ -121,12 +124,12 @@ describe("sequences", () => {
 
 it("adds counters and calls, and replaces the rest", () => {
   let live = takeSnapshot(snapshot(1, [[0, 1, 0]]), null);
-  const kernels = [{ operator: "linear", implementation: "cpu", variant: "rows", calls: 3 }];
+  const kernels = [{ operator: "linear", implementation: "cpu", variant: "rows", count: 3 }];
   for (let turn = 0; turn < 2; turn++) live = applyChange(live, change({ counters: { steps: 2 }, kernels }), 0);
   const limits = { read_bytes_per_s: 1, int8_macs_per_s: 2, measured_at: 3 };
   live = applyChange(live, change({ limits, queue: { waiting: 3, running: 1 } }), 0);
   expect(live.counters.steps).toBe(4);
-  expect([...live.kernels.values()]).toEqual([{ ...kernels[0], calls: 6, recent: 3 }]);
+  expect([...live.kernels.values()]).toEqual([{ ...kernels[0], count: 6, recent: 3 }]);
   expect(live.limits).toEqual(limits);
   expect(live.limitsHint).toBeNull();
   expect(live.history.at(-1)).toMatchObject({ waiting: 3, running: 1 });

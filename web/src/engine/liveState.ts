@@ -1,8 +1,8 @@
 import type {
   Change,
   Counters,
+  Dispatch,
   GroupState,
-  KernelCalls,
   LogEntry,
   MachineLimits,
   Queue,
@@ -34,7 +34,7 @@ export interface Moment {
   running: number;
 }
 
-export interface KernelRow extends KernelCalls {
+export interface KernelRow extends Dispatch {
   /** Calls in the last event in which it ran. */
   recent: number;
 }
@@ -150,14 +150,11 @@ function addCounters(before: Counters, change: Partial<Counters>): Counters {
   return sum;
 }
 
-function addKernels(
-  before: ReadonlyMap<string, KernelRow>,
-  ran: readonly KernelCalls[],
-): ReadonlyMap<string, KernelRow> {
+function addKernels(before: ReadonlyMap<string, KernelRow>, ran: readonly Dispatch[]): ReadonlyMap<string, KernelRow> {
   const kernels = new Map(before);
   for (const kernel of ran) {
-    const calls = (kernels.get(kernelKey(kernel))?.calls ?? 0) + kernel.calls;
-    kernels.set(kernelKey(kernel), { ...kernel, calls, recent: kernel.calls });
+    const count = (kernels.get(kernelKey(kernel))?.count ?? 0) + kernel.count;
+    kernels.set(kernelKey(kernel), { ...kernel, count, recent: kernel.count });
   }
   return kernels;
 }
@@ -236,6 +233,6 @@ export function keyOf(request: number, index: number): string {
   return `${request}.${index}`;
 }
 
-function kernelKey(kernel: KernelCalls): string {
+function kernelKey(kernel: Dispatch): string {
   return `${kernel.operator}\n${kernel.implementation}\n${kernel.variant}`;
 }

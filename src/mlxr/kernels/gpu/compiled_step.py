@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlxr.core.counters import Dispatch
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import launch_draw
 from mlxr.kernels.gpu.steps import Ints, Numbers, Results, Run, pack_batch, unpack_batch
-from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.ragged import RaggedBatch
 
 if TYPE_CHECKING:

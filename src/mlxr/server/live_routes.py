@@ -12,8 +12,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.live import MachineLimits
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
-from mlxr.server.live import Hub, Watcher
-from mlxr.server.live_events import LiveEvents, PageDetails, parts_of, write_limits, write_page
+from mlxr.server.live import Hub, LiveEvents, PageDetails, Watcher, parts_of, write_limits, write_page
 from mlxr.server.routes import Router
 from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.server.work import look
