@@ -168,7 +168,7 @@ def test_memory_stays_within_the_setting(synthetic: ModuleType, tmp_path: Path) 
 import sys
 from mlxr.core.types import SamplingParams
 from mlxr.llm import LLM
-from mlxr.server.engine_metrics import read_resident_bytes
+from mlxr.server.metrics import read_resident_bytes
 
 settings = dict(threads=2, arena_bytes="4M", context_tokens=256)
 with LLM(sys.argv[1], **settings, **dict(line.split("=") for line in sys.argv[2:])) as llm:

@@ -25,7 +25,7 @@ from mlxr.core.live import LiveChange, LiveState
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import FORGET_S
 from mlxr.models.step_work import AttentionWork, StepWork
-from mlxr.server.live import Change, Snapshot, parts_of, write_change, write_snapshot
+from mlxr.server.live import Change, Snapshot, fields_of, write_change, write_snapshot
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
 
@@ -36,11 +36,11 @@ def decode_frame(frame: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def to_snapshot(state: LiveState) -> tuple[str, dict[str, Any]]:
-    return decode_frame(write_snapshot(Snapshot(**parts_of(state), time=1.0, models=[])))
+    return decode_frame(write_snapshot(Snapshot(**fields_of(state), time=1.0, models=[])))
 
 
 def to_change(change: LiveChange) -> tuple[str, dict[str, Any]]:
-    return decode_frame(write_change(Change(**parts_of(change), time=1.0, seconds=1.0)))
+    return decode_frame(write_change(Change(**fields_of(change), time=1.0, seconds=1.0)))
 
 
 def expect_codes(engine: Engine, number: int) -> list[int]:

@@ -24,7 +24,7 @@ from mlxr.core.settings import Settings, resolve
 from mlxr.server.activity import InFlight
 from mlxr.server.app import create_app
 from mlxr.server.listen import CATALOGUE_WAIT_S, Server, name_address, open_socket
-from mlxr.server.served import ServedModels
+from mlxr.server.model_names import ServedModels
 from mlxr.service.catalogue import open_registry
 from mlxr.service.model_pool import ModelPool, OpenSession, open_session
 
@@ -51,8 +51,8 @@ class RunningServer:
     def wait_ready(self) -> None:
         """Return when the first models are loaded."""
         end_s = time.monotonic() + READY_S
-        while self.app.state.lifecycle.problem is not None:
-            assert time.monotonic() < end_s, self.app.state.lifecycle.problem
+        while self.app.state.parts.lifecycle.problem is not None:
+            assert time.monotonic() < end_s, self.app.state.parts.lifecycle.problem
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -127,5 +127,5 @@ def post_and_leave(running: RunningServer, path: str, body: object, when: Callab
     head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(content)}\r\n\r\n"
     with socket.create_connection((host, int(port)), READY_S) as connection:
         connection.sendall(head.encode() + content)
-        wait_until(lambda: any(when(row) for row in running.app.state.activity if row.path == path))
-    wait_until(lambda: not any(row.path == path for row in running.app.state.activity))
+        wait_until(lambda: any(when(row) for row in running.app.state.parts.activity if row.path == path))
+    wait_until(lambda: not any(row.path == path for row in running.app.state.parts.activity))

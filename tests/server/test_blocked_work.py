@@ -87,7 +87,7 @@ def test_a_client_that_leaves_ends_its_pull(here: RunningServer, slow_hub: SlowH
         assert next(reply.iter_lines()) == '{"status":"pulling manifest"}'
         assert slow_hub.asked.acquire(timeout=20)
     assert slow_hub.left.acquire(timeout=20)
-    wait_until(lambda: not here.app.state.work.pulls.busy)
+    wait_until(lambda: not here.app.state.parts.work.pulls.busy)
 
 
 def test_a_catalogue_that_another_process_holds(here: RunningServer) -> None:
@@ -116,7 +116,7 @@ def test_loaded_models_answer_where_the_catalogue_cannot_be_read(here: RunningSe
         client.post("/api/create", json={"model": "mine", "from": "demo", "stream": False}).raise_for_status()
         assert client.post("/v1/chat/completions", json={**CHAT, "model": "mine"}).status_code == 200
         path.write_bytes(b"no database at all" * 100)
-        here.app.state.pool.refresh()
+        here.app.state.parts.pool.refresh()
         for name in ("mine", "mine:latest", "MINE", "demo"):
             assert client.post("/v1/chat/completions", json={**CHAT, "model": name}).status_code == 200, name
         assert client.get("/api/tags").status_code == 503

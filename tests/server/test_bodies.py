@@ -107,7 +107,7 @@ def test_a_body_of_lists_is_refused_before_it_is_parsed(
         refused = client.post("/v1/completions", content=data)
     assert refused.status_code == 413
     assert refused.headers["connection"] == "close"
-    assert not running.app.state.work.bodies._held_bytes
+    assert not running.app.state.parts.work.bodies._held_bytes
     assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
@@ -118,7 +118,7 @@ def test_long_bodies_beyond_what_there_is_room_for_are_told_to_come_back(
     monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 1 << 20)
     refused = client.post("/v1/completions", json={"prompt": "a" * (2 << 20)})
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert not running.app.state.work.bodies._held_bytes
+    assert not running.app.state.parts.work.bodies._held_bytes
     fits = client.post("/v1/completions", json={"prompt": "a" * (1 << 19), "max_tokens": 1})
     assert fits.json()["error"]["code"] == "context_length_exceeded"
 

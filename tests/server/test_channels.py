@@ -38,7 +38,7 @@ USER_TOOL = {"type": "function", "function": TOOL}
 
 @pytest.fixture(scope="module")
 def model(running: RunningServer) -> str:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     registry.derive("channels", registry.get("demo"), Changes(template=TEMPLATE))
     return "channels"
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 from running_server import RunningServer, start_server, wait_until
 
-from mlxr.server.connections import (
+from mlxr.server.listen import (
     COMPLAINT_S,
     FULL,
     MAX_CONNECTIONS,
@@ -113,7 +113,7 @@ def test_a_lack_of_descriptors_is_told_once_a_minute(caplog: pytest.LogCaptureFi
     tell = SeldomComplaints(lambda: now[0])
     lack = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
     loop = asyncio.new_event_loop()
-    with caplog.at_level(logging.WARNING, logger="mlxr.server.connections"):
+    with caplog.at_level(logging.WARNING, logger="mlxr.server.listen"):
         for second in range(int(COMPLAINT_S) + 1):
             now[0] = float(second)
             for _ in range(100):
@@ -128,7 +128,7 @@ def test_connections_leave_descriptors_for_everything_else() -> None:
     assert [count_connections(limit) for limit in (64, 256, 1024, 1 << 20)] == [32, 128, 896, MAX_CONNECTIONS]
     program = (
         "import resource\n"
-        "from mlxr.server.connections import raise_descriptor_limit\n"
+        "from mlxr.server.listen import raise_descriptor_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))\n"
         "assert raise_descriptor_limit() == 200 == resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
     )

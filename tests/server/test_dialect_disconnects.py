@@ -38,7 +38,7 @@ def test_a_stream_that_is_left(gate: Gate, gated: RunningServer, kind: str) -> N
         with client.stream("POST", path, json={**body, "stream": True}) as response:
             assert response.status_code == 200
             wait_until(lambda: gate.steps == 4)
-        wait_until(lambda: not any(row.path == path for row in gated.app.state.activity))
+        wait_until(lambda: not any(row.path == path for row in gated.app.state.parts.activity))
         gate.let(1)
         assert used_pages(other) == 0
 

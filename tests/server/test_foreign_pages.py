@@ -15,9 +15,8 @@ import httpx
 import pytest
 from running_server import RunningServer, start_server
 
+from mlxr.server.access import Head, check_embedding
 from mlxr.server.errors import ServerError
-from mlxr.server.origins import check_embedding
-from mlxr.server.security import Head
 
 EVIL = "https://evil.example"
 BODY = {

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from running_server import MakeServer
 
-from mlxr.server.ignored import MAX_LOOKS, MAX_NAME_CHARACTERS, MAX_NAMES, find_ignored, join_names
 from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.routes import MAX_LOOKS, MAX_NAME_CHARACTERS, MAX_NAMES, find_ignored, join_names
 
 HEADER = "x-mlxr-ignored"
 ASKED = [{"role": "user", "content": "Hi", "id": "msg_1", "name": None}]

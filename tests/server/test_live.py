@@ -141,14 +141,14 @@ def test_watchers_are_counted(watched: RunningServer) -> None:
                 refused = third.get("/v1/admin/live")
                 assert refused.status_code == 429
                 assert "live_watchers" in refused.json()["error"]["message"]
-        wait_until(lambda: watched.app.state.live.watchers == 1)
+        wait_until(lambda: watched.app.state.parts.live.watchers == 1)
         with watched.client() as third, watch(third) as again:
             assert next(again)[0] == "snapshot"
 
 
 def test_nothing_is_recorded_when_nobody_watches(watched: RunningServer) -> None:
-    live = watched.app.state.live
-    (model,) = watched.app.state.pool.running()
+    live = watched.app.state.parts.live
+    (model,) = watched.app.state.parts.pool.running()
     engine = model.session._engine._worker._engine
     with watched.client() as client, watch(client) as events:
         next(events)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from live_view import LiveView
 
-from mlxr.core.counters import Counters
+from mlxr.core.counters import Counters, Dispatch
 from mlxr.core.errors import EngineStopped
 from mlxr.core.live import LiveChange, LiveState, MachineLimits, WatchedModel
 from mlxr.engine.live import LiveReading
@@ -53,8 +53,8 @@ class CountingSession:
     def explain_missing_limits(self) -> str:
         return "measure it"
 
-    def count_kernels(self) -> tuple[()]:
-        return ()
+    def count_kernels(self) -> list[Dispatch]:
+        return []
 
     def describe(self, name: str) -> WatchedModel:
         return WatchedModel(name, "llama", "cpu", "avx2", 2, 128, "paged", 1000)

@@ -91,7 +91,7 @@ def test_48_streams_of_which_a_quarter_leave(make_server: MakeServer) -> None:
     running = make_server(arena_bytes="24M", max_sequences=24, prefill_chunk_tokens=64, threads=None)
     asyncio.run(load(running.url, seed=1))
     with running.client() as client:
-        wait_until(lambda: len(running.app.state.activity) == 0)  # the last ones to leave
+        wait_until(lambda: len(running.app.state.parts.activity) == 0)  # the last ones to leave
         assert used_pages(client) == 0
         (cache,) = client.get("/v1/admin/cache").json()["caches"]
         engine = cache["engine"]

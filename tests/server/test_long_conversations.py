@@ -39,7 +39,7 @@ def client(small: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module", params=["gemma3", "mistral-tools", "qwen3.5"])
 def model(small: RunningServer, request: pytest.FixtureRequest) -> str:
-    registry = small.app.state.registry
+    registry = small.app.state.parts.registry
     changes = Changes(template=(TEMPLATES / f"{request.param}.jinja").read_text())
     registry.derive(request.param, registry.get("demo"), changes)
     return str(request.param)

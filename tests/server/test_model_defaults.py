@@ -15,7 +15,7 @@ CHAT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/responses", "/v1/messages
 
 @pytest.fixture(scope="module")
 def made(running: RunningServer) -> str:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     parameters = {"temperature": 0.0, "stop": ["components"], "num_predict": 30, "seed": -1, "top_k": 40}
     changes = Changes(parameters=parameters, messages=[{"role": "system", "content": "Be short."}])
     registry.derive("made", registry.get("demo"), changes)

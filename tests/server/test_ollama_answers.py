@@ -42,7 +42,7 @@ def api(server: str) -> Iterator[ollama.Client]:
 
 @pytest.fixture(scope="module")
 def thinker(running: RunningServer) -> str:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     registry.derive("ollama-thinker", registry.get("demo"), Changes(template=THINKING))
     return "ollama-thinker"
 
@@ -105,7 +105,7 @@ def test_context_goes_on_with_the_conversation(api: ollama.Client) -> None:
 
 
 def test_a_context_holds_the_messages_of_its_model(running: RunningServer, api: ollama.Client) -> None:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     taught = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     registry.derive("ollama-taught", registry.get("demo"), Changes(messages=taught))
     options = {**GREEDY, "num_predict": 1}
@@ -171,7 +171,7 @@ def test_options(api: ollama.Client) -> None:
 def test_a_models_own_options_hold_unless_the_request_says_otherwise(
     running: RunningServer, api: ollama.Client
 ) -> None:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     taught = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     changes = Changes(parameters={"temperature": 0, "num_predict": 2}, system="Be brief.", messages=taught)
     registry.derive("ollama-own", registry.get("demo"), changes)
@@ -332,7 +332,7 @@ def test_old_embeddings(api: ollama.Client) -> None:
 
 @pytest.mark.one_server("each replica loads and unloads models by itself")
 def test_load_and_unload(api: ollama.Client, client: httpx.Client, running: RunningServer) -> None:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     registry.copy("demo-draft", "ollama-draft")
     loaded = api.generate("ollama-draft", "", keep_alive="10m")
     assert (loaded.response, loaded.done, loaded.done_reason) == ("", True, "load")

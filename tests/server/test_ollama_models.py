@@ -44,12 +44,12 @@ def here(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 @pytest.fixture
 def registry(here: RunningServer) -> Iterator[Registry]:
     """The server's registry, emptied afterwards."""
-    registry: Registry = here.app.state.registry
+    registry: Registry = here.app.state.parts.registry
     yield registry
     for record in registry.list():
         if not record.name.startswith("demo"):
             registry.remove(record.name)
-    here.app.state.pool.refresh()
+    here.app.state.parts.pool.refresh()
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def test_a_pull_ends_with_its_client_and_goes_on_later(
         lines = reply.iter_lines()  # letting go of it would close the connection
         assert any("completed" in line for line in lines)
         wait_until(lambda: any(path.stat().st_size for path in registry.downloads.iterdir()))
-    wait_until(lambda: not len(here.app.state.activity))
+    wait_until(lambda: not len(here.app.state.parts.activity))
     release.set()
     assert names(api) == ["demo:latest", "demo-draft:latest"]
     hub.requests.clear()

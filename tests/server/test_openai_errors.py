@@ -337,7 +337,7 @@ def test_an_answer_that_was_ended_is_no_fault_to_the_log(
     client: httpx.Client, running: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def cancel() -> None:
-        wait_until(lambda: any(row.generated_tokens for row in running.app.state.activity))
+        wait_until(lambda: any(row.generated_tokens for row in running.app.state.parts.activity))
         with running.client() as other:
             assert other.delete("/v1/admin/requests/ended").status_code == 200
 

@@ -59,7 +59,7 @@ def test_a_stream_whose_client_goes_gives_its_pages_back_within_one_step(gate: G
             assert next(lines).startswith("data: ")
             wait_until(lambda: gate.steps == 5)
             assert response.status_code == 200
-        wait_until(lambda: not any(row.path == "/v1/completions" for row in gated.app.state.activity))
+        wait_until(lambda: not any(row.path == "/v1/completions" for row in gated.app.state.parts.activity))
         gate.let(1)  # the step that was under way
         assert used_pages(other) == 0
         assert gate.steps <= 6
@@ -117,7 +117,7 @@ def test_a_full_queue_is_told_with_the_time_to_come_back(gate: Gate, make_server
     with running.client() as client:
         wait_until(lambda: used_pages(client) > 0)
         second, second_responses = ask_in_thread(running, {**LONG, "max_tokens": 2})
-        wait_until(lambda: sum(row.prompt_tokens > 0 for row in running.app.state.activity) == 2)
+        wait_until(lambda: sum(row.prompt_tokens > 0 for row in running.app.state.parts.activity) == 2)
         response = client.post("/v1/completions", json=LONG)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
@@ -160,7 +160,7 @@ def test_what_is_under_way_is_finished_when_the_server_ends(gate: Gate, gated: R
     gate.let(2)
     wait_until(lambda: gate.steps == 2)
     gated.server.should_exit = True
-    wait_until(lambda: gated.app.state.lifecycle.is_draining)
+    wait_until(lambda: gated.app.state.parts.lifecycle.is_draining)
     gate.open()
     thread.join(WAIT_S)
     assert responses[0].status_code == 200
@@ -212,9 +212,9 @@ def test_a_request_that_never_comes_whole_does_not_hold_up_the_end(
     host, _, port = running.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), WAIT_S) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        wait_until(lambda: len(running.app.state.activity) == 1)
+        wait_until(lambda: len(running.app.state.parts.activity) == 1)
         running.stop()
-    assert len(running.app.state.activity) == 0
+    assert len(running.app.state.parts.activity) == 0
     assert "Traceback" not in caplog.text
 
 
@@ -225,7 +225,7 @@ def test_a_client_that_goes_before_its_body_is_whole_is_no_failure(
     caplog.set_level(logging.INFO, "mlxr")
     with socket.create_connection((host, int(port)), WAIT_S) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        wait_until(lambda: any(row.path == "/v1/completions" for row in running.app.state.activity))
+        wait_until(lambda: any(row.path == "/v1/completions" for row in running.app.state.parts.activity))
     wait_until(lambda: any(getattr(record, "fields", {}).get("status") == 499 for record in caplog.records))
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
@@ -233,7 +233,7 @@ def test_a_client_that_goes_before_its_body_is_whole_is_no_failure(
 def test_a_draining_server_takes_nothing_new(make_server: MakeServer) -> None:
     running = make_server()
     with running.client() as client:
-        running.app.state.lifecycle.begin_drain()
+        running.app.state.parts.lifecycle.begin_drain()
         response = client.post("/tokenize", json={"content": "x"})
         assert response.status_code == 503
         assert "being stopped" in response.json()["error"]["message"]
@@ -258,7 +258,7 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
 def test_reasons_quote_no_conversation(make_server: MakeServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mlxr")
     running = make_server()
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     changes = Changes(template="{{ raise_exception('no ' + messages[0].content) }}")
     registry.derive("strict", registry.get("demo"), changes)
     with running.client() as client:

@@ -18,12 +18,11 @@ from running_server import MakeServer, RunningServer, start_server
 
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import resolve
+from mlxr.server.access import Head, Hosts, Keys, Origins
 from mlxr.server.app import DIALECTS
 from mlxr.server.errors import ServerError
-from mlxr.server.limits import MAX_CALLERS, RateLimit
+from mlxr.server.guard import MAX_CALLERS, RateLimit
 from mlxr.server.listen import open_socket
-from mlxr.server.origins import Hosts, Origins
-from mlxr.server.security import Head, Keys
 
 KEY = "correct horse battery staple"
 
@@ -52,7 +51,7 @@ def test_every_route_but_health_needs_a_key(locked: RunningServer) -> None:
             if path in ("/health", "/health/live", "/health/ready"):
                 assert status == 200, path
             elif path in ("/icon.svg", "/assets/x") and method in ("GET", "HEAD"):  # the same for everybody
-                assert status in ((401,) if locked.app.state.page is None else (200, 404)), path
+                assert status in ((401,) if locked.app.state.parts.page is None else (200, 404)), path
             else:
                 assert status == 401, (method, path)
 

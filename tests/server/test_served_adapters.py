@@ -17,7 +17,7 @@ from mlxr import LLM, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import resolve
 from mlxr.loading import ASSETS
-from mlxr.server.served import ServedModels
+from mlxr.server.model_names import ServedModels
 from mlxr.service.catalogue import open_registry
 
 GREEDY = {"max_tokens": 12, "temperature": 0}
@@ -240,8 +240,8 @@ def test_without_a_folder_no_path_is_read(make_server: MakeServer, files: Path) 
     with server.client() as client:
         reply = client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": str(files / "one.gguf")})
         assert (reply.status_code, "import-folders" in reply.text) == (403, True)
-        added = server.app.state.registry.adapters.add(
-            "kept", files / "one.gguf", server.app.state.registry.get("demo")
+        added = server.app.state.parts.registry.adapters.add(
+            "kept", files / "one.gguf", server.app.state.parts.registry.get("demo")
         )
         assert client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "kept"}).status_code == 200
         assert text_of(complete(client, "a")) == text_of(complete(client, "demo:kept"))
@@ -272,7 +272,7 @@ def test_admin_tells_what_is_loaded(client: httpx.Client, running: RunningServer
     assert client.delete("/v1/admin/adapters/one").json() == {"name": "one", "base": "demo"}
     assert complete(client, "one").status_code == 404
     assert client.delete("/v1/admin/adapters/one").status_code == 404
-    adapters = running.app.state.served.adapters
+    adapters = running.app.state.parts.served.adapters
     record = adapters.describe("one", Path(running.settings.import_folders[0]) / "one.gguf")
     assert complete(client, "one").status_code == 404, "it is not given before all of it has been read"
     adapters.give(record)
@@ -294,7 +294,7 @@ def test_unloading_waits_for_answers_and_new_requests_are_refused(client: httpx.
         thread.start()
         while complete(client, "busy").status_code != 404:
             pass
-        held = running.app.state.pool.running()[0].session.adapters.held_bytes
+        held = running.app.state.parts.pool.running()[0].session.adapters.held_bytes
         assert not done or stream.is_closed
         assert held > 0
         text = "".join(

@@ -9,7 +9,7 @@ from running_server import MakeServer
 
 from mlxr.core.settings import resolve
 from mlxr.loading import ASSETS
-from mlxr.server.served import ServedModels
+from mlxr.server.model_names import ServedModels
 from mlxr.service.catalogue import open_registry
 
 DEMO = ASSETS / "demo.gguf"

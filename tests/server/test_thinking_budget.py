@@ -21,7 +21,7 @@ SPENT = 6
 
 @pytest.fixture(scope="module")
 def thinker(running: RunningServer) -> str:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     registry.derive("budgeted", registry.get("demo"), Changes(template=TEMPLATE), replaces=True)
     return "budgeted"
 
@@ -165,7 +165,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     server = start_server(
         tmp_path_factory.mktemp("thinking"), thinking_budget_tokens=SPENT, thinking_message="Now.", api_keys="a,b"
     )
-    registry = server.app.state.registry
+    registry = server.app.state.parts.registry
     registry.derive("thinker", registry.get("demo"), Changes(template=TEMPLATE))
     registry.derive("brief", registry.get("thinker"), Changes(parameters={"thinking_budget": 3}))
     yield server
@@ -226,7 +226,7 @@ def test_only_answers_that_think_can_be_ended(own: RunningServer) -> None:
         statuses = list[int]()
 
         def end() -> None:
-            wait_until(lambda: any(row.generated_tokens for row in own.app.state.activity))
+            wait_until(lambda: any(row.generated_tokens for row in own.app.state.parts.activity))
             with own.client("a") as other:
                 statuses.append(other.post("/v1/admin/requests/plain/end_thinking").status_code)
                 other.delete("/v1/admin/requests/plain")

@@ -24,7 +24,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def thinker(running: RunningServer) -> str:
-    registry = running.app.state.registry
+    registry = running.app.state.parts.registry
     registry.derive("thinker", registry.get("demo"), Changes(template=TEMPLATE))
     return "thinker"
 

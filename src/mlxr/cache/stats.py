@@ -10,7 +10,7 @@ from mlxr.core.counters import PrefixCounters
 
 
 class EvictionCause(StrEnum):
-    """Why a cached page was given up."""
+    """Says why a cached page was given up."""
 
     GROW = "grow"  # a sequence needed a page to write into
     RESTORE = "restore"  # pages came back from the store, or from another process
@@ -18,7 +18,7 @@ class EvictionCause(StrEnum):
 
 
 class StoreDrop(StrEnum):
-    """Why a page is not, or no longer, in the store."""
+    """Says why a page is not, or no longer, in the store."""
 
     ROOM = "room"  # the least recently used made room for others
     DAMAGED = "damaged"  # its checksum is wrong
@@ -34,26 +34,23 @@ class StoreDrop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """`entries` and `bytes` are this model's pages on disk; `foreign_bytes` those of other models in the same folder.
-
-    `drops` counts pages by cause since the store was opened. `writable` is False once writing has stopped.
-    """
+    """Holds the numbers of a store: what is in it now, and what it has done since it was opened."""
 
     folder: str
-    entries: int
-    bytes: int
-    foreign_bytes: int
+    entries: int  # this model's pages on disk
+    bytes: int  # of these
+    foreign_bytes: int  # of other models' pages in the same folder
     max_bytes: int
     written_pages: int
     read_pages: int
-    queued_pages: int
-    drops: Mapping[StoreDrop, int]
-    writable: bool
+    queued_pages: int  # that wait to be written
+    drops: Mapping[StoreDrop, int]  # pages by cause
+    writable: bool  # False once writing has stopped
 
 
 @dataclass(slots=True, kw_only=True)
 class CacheTotals(PrefixCounters):
-    """What the cache has done; takes no time to collect, whatever the number of pages."""
+    """Says what the cache has done; takes no time to collect, whatever the number of pages."""
 
     evictions: Mapping[EvictionCause, int]  # cached pages that were given up
     store: StoreStats | None  # None without a store
@@ -61,21 +58,17 @@ class CacheTotals(PrefixCounters):
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """The pages of one group of layers, named by the shape of their cache; of recurrent layers the slots of states.
+    """Counts the pages of one group of layers; of recurrent layers the slots of states."""
 
-    `kv_heads` is None for states, and cached ones are snapshots. `shared` pages are held by two or more; `cached` pages
-    by nobody, but can be found; `peak` is the most ever held.
-    """
-
-    name: str
+    name: str  # of the shape of their cache
     window: int | None
-    kv_heads: int | None
+    kv_heads: int | None  # None for states
     pages: int
     free_pages: int
     held_pages: int
-    shared_pages: int
-    cached_pages: int
-    peak_pages: int
+    shared_pages: int  # held by two or more
+    cached_pages: int  # held by nobody, but can be found; of states, snapshots
+    peak_pages: int  # the most ever held
     page_bytes: int
     evictions: Mapping[EvictionCause, int]
 
@@ -87,7 +80,7 @@ class GroupStats:
 
 @dataclass(slots=True, kw_only=True)
 class CacheStats(CacheTotals):
-    """What the cache has done, and the pages of all groups of layers."""
+    """Says what the cache has done, and the pages of all groups of layers."""
 
     groups: tuple[GroupStats, ...]
     short_tokens: Mapping[str, int]  # by a group's name, the missed tokens that another group had and this one had not

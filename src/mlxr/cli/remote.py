@@ -133,7 +133,7 @@ def find_own_key(settings: Settings) -> str | None:
     """The key to bring: the first of the settings, or of their file."""
     if settings.api_keys or settings.api_keys_file is None:
         return next(iter(settings.api_keys), None)
-    from mlxr.server.security import read_keys_file
+    from mlxr.server.access import read_keys_file
 
     return read_keys_file(Path(settings.api_keys_file))[0]
 

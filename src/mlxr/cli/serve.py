@@ -18,12 +18,12 @@ from mlxr.cli.terminal import print_note
 from mlxr.core.errors import SettingError
 from mlxr.core.memory import share_heap
 from mlxr.core.settings import Settings
+from mlxr.server.access import is_loopback
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.listen import build_app, name_address, open_socket
 from mlxr.server.listen import serve as serve_app
 from mlxr.server.logs import start_logging
-from mlxr.server.origins import is_loopback
-from mlxr.server.served import ServedModels
+from mlxr.server.model_names import ServedModels
 from mlxr.server.tracing import start_tracing
 from mlxr.service.catalogue import DefaultModel
 from mlxr.service.chat_templates import check_template
@@ -59,16 +59,16 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
     if settings.tracing:
         start_tracing()
     app = build_app(settings)
-    default = app.state.served.explain_default()
-    app.state.served.find(default.name)  # a wrong name shall end the command, not every request
-    app.state.served.adapters.read_settings()
+    default = app.state.parts.served.explain_default()
+    app.state.parts.served.find(default.name)  # a wrong name shall end the command, not every request
+    app.state.parts.served.adapters.read_settings()
     if open_page:
         check_page(app, settings)
     listener = open_socket(settings)
     address = name_address(listener)
     print_note(describe(settings, address))
     print_note(describe_default(default))
-    served = app.state.served
+    served = app.state.parts.served
 
     def on_ready(lifecycle: Lifecycle) -> None:
         print_note(describe_ready(settings, served, lifecycle))
@@ -76,7 +76,7 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
             threading.Thread(target=open_browser, args=(name_local(address),), daemon=True).start()
 
     serve_app(app, settings, [listener], on_ready)
-    if app.state.pool.has_given_up:
+    if app.state.parts.pool.has_given_up:
         # A thread is still in native code, which must not find the interpreter gone.
         sys.stderr.flush()
         os._exit(0)
@@ -88,7 +88,7 @@ def check_page(app: Starlette, settings: Settings) -> None:
         raise SettingError("--open: no browser reaches a Unix socket; leave out --unix-socket")
     if not settings.page:
         raise SettingError("--open: the page is turned off; leave out --page false")
-    if app.state.page is None:
+    if app.state.parts.page is None:
         raise SettingError("--open: the page was not built; run `make page` in the sources")
 
 

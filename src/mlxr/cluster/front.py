@@ -34,8 +34,8 @@ from mlxr.cluster.routing import Routing
 from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
 from mlxr.server.bodies import check_parts
-from mlxr.server.dialect import find_dialect
 from mlxr.server.errors import ServerError
+from mlxr.server.routes import find_dialect
 from mlxr.server.streaming import dump_json, ndjson, sse
 from mlxr.service.identity import Identity
 

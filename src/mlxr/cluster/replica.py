@@ -30,6 +30,7 @@ from mlxr.core.errors import MlxrError, SettingError
 from mlxr.core.settings import Settings
 from mlxr.server.generation import PAGE_SOURCE, PLAN_ONLY, Planned
 from mlxr.server.listen import Server, build_app, name_address, open_socket
+from mlxr.server.parts import ServerParts
 from mlxr.service.identity import Identity, use_identity
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ async def tell_plan(_: Request, planned: Exception) -> Response:
 def build_replica_app(settings: Settings) -> Starlette:
     """The server's application with what the front asks for."""
     app = build_app(settings)
-    app.state.peers = Peers(app.state.metrics.registry, settings.fetch_bytes, settings.fetch_timeout_s)
+    app.state.peers = Peers(app.state.parts.metrics.registry, settings.fetch_bytes, settings.fetch_timeout_s)
     app.add_exception_handler(Planned, tell_plan)
     app.add_middleware(Inner, peers=app.state.peers)
     return app
@@ -134,26 +135,27 @@ class ReplicaServer(Server):
         await super().shutdown(sockets)
 
     async def _report_on(self) -> None:
-        state = self._app.state
-        await state.lifecycle.loaded.wait()
-        if state.lifecycle.problem is not None:
-            logger.error("the replica has no model: %s", state.lifecycle.problem)
+        parts: ServerParts = self._app.state.parts
+        peers: Peers = self._app.state.peers
+        await parts.lifecycle.loaded.wait()
+        if parts.lifecycle.problem is not None:
+            logger.error("the replica has no model: %s", parts.lifecycle.problem)
             return
         pace, sequence, wants_whole = Pace(), 0, True
-        async with await state.pool.acquire(None) as lease:  # held, so that the model stays
-            state.peers.exchange = lease.session.pages
+        async with await parts.pool.acquire(None) as lease:  # held, so that the model stays
+            peers.exchange = lease.session.pages
             while True:
                 read = await lease.session.read_report(whole=wants_whole)
                 names = read.names
                 delta = PageDelta(sequence, names.added, names.dropped, names.whole)
-                load = replace(pace.note(read, monotonic()), link=state.peers.describe_link())
+                load = replace(pace.note(read, monotonic()), link=peers.describe_link())
                 report = Report(
-                    self._name, self._url, lease.session.page_size, state.lifecycle.is_draining, load, delta
+                    self._name, self._url, lease.session.page_size, parts.lifecycle.is_draining, load, delta
                 )
                 self.report, sequence = report, sequence + 1
                 try:
                     reply = await self._send_report(report)
-                    wants_whole, state.peers.token = reply.wants_whole, reply.token
+                    wants_whole, peers.token = reply.wants_whole, reply.token
                 except Exception as error:  # the front is being started again
                     logger.warning("the front takes no report: %s", error)
                     wants_whole = True
@@ -177,7 +179,7 @@ class Replica:
 
     def wait_ready(self) -> None:
         """Return when the model is loaded; raises MlxrError saying why it cannot be."""
-        lifecycle = self._app.state.lifecycle
+        lifecycle = self._app.state.parts.lifecycle
         while not lifecycle.loaded.is_set():
             if not self._thread.is_alive():
                 raise SettingError("host: the replica's server has ended")
@@ -198,10 +200,10 @@ class Replica:
 
     async def stop(self) -> None:
         """Take no more requests and let answers go on for `drain_s`; those that are left go on in other replicas."""
-        self._app.state.lifecycle.begin_drain()
+        self._app.state.parts.lifecycle.begin_drain()
         end_s = monotonic() + self._drain_s
-        while len(self._app.state.activity) and self._thread.is_alive() and monotonic() < end_s:
+        while len(self._app.state.parts.activity) and self._thread.is_alive() and monotonic() < end_s:
             await asyncio.sleep(DRAIN_STEP_S)
-        self._server.force_exit = len(self._app.state.activity) > 0  # connections are cut, which the front mends
+        self._server.force_exit = len(self._app.state.parts.activity) > 0  # connections are cut, which the front mends
         self._server.should_exit = True
         await asyncio.to_thread(self._thread.join, 10.0)

@@ -26,7 +26,7 @@ class PrefixCounters:
 
 @dataclass(slots=True, kw_only=True)
 class Counters(PrefixCounters):
-    """What an engine has done since it was made."""
+    """Says what an engine has done since it was made."""
 
     steps: int = 0
     failed_steps: int = 0

@@ -19,7 +19,7 @@ Kind = Literal["started", "ended", "preempted", "refused", "evicted", "dropped",
 
 
 class Holder(IntEnum):
-    """Who holds a page; the first part of its code."""
+    """Says who holds a page; the first part of its code."""
 
     FREE = 0
     PRIVATE = 1
@@ -28,7 +28,7 @@ class Holder(IntEnum):
 
 
 class StorePlace(IntEnum):
-    """How far a page is on its way to disk; the second part of its code."""
+    """Says how far a page is on its way to disk; the second part of its code."""
 
     NONE = 0
     WAITING = 1
@@ -101,7 +101,7 @@ class SequenceRow:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How many answers wait for their turn, and how many run."""
+    """Says how many answers wait for their turn, and how many run."""
 
     waiting: int
     running: int
@@ -142,7 +142,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """What the machine can do, as the probe measured it at `measured_at` (seconds since 1970)."""
+    """Says what the machine can do, as the probe measured it at `measured_at` (seconds since 1970)."""
 
     read_bytes_per_s: float
     int8_macs_per_s: float
@@ -199,7 +199,7 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class LiveChange:
-    """What has changed since the moment before, its kernels aside; what has not is empty, None or 0."""
+    """Says what has changed since the moment before, its kernels aside; what has not is empty, None or 0."""
 
     groups: list[GroupChange] = field(default_factory=list)
     sequences: list[SequenceRow] = field(default_factory=list)

@@ -76,7 +76,7 @@ class Live:
         self.record: Record | None = None
 
     def read(self, step_work: StepWork, *, full: bool) -> LiveReading:
-        """What has happened since the last reading, and with `full` the state now. The first one begins the record."""
+        """Return what has happened since the last reading, with `full` the state too. The first begins the record."""
         start_s, change = time.thread_time(), None
         if self.record is None:
             watch = self._cache.watch()
@@ -167,7 +167,7 @@ class Record:
         self._note("ended", reason.value, sequence, error or "")
 
     def read_change(self) -> LiveChange:
-        """What has happened since the last time."""
+        """Return what has happened since the last time."""
         self._note_moves()
         counters, totals = self._count()
         self._note_counts("evicted", self._totals.evictions, totals.evictions)
@@ -301,7 +301,7 @@ def _key(sequence: Sequence) -> Key:
 
 
 def _was_running(sequence: Sequence) -> bool:
-    """Whether a sequence that waits has run before."""
+    """Tell whether a sequence that waits has run before."""
     return sequence.computed_tokens > sequence.cached_tokens or len(sequence.tokens) > sequence.prompt_tokens
 
 
@@ -333,7 +333,7 @@ def _compare(before: SequenceRow | None, now: SequenceRow) -> SequenceRow | None
 
 
 def _cut(before: TablePart, now: TablePart) -> TablePart | None:
-    """What has to replace the end of `before`."""
+    """Return what has to replace the end of `before`."""
     if before.pages == now.pages:
         return None
     start = len(before.pages)

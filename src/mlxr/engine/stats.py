@@ -52,29 +52,22 @@ class Work(Counters):
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Bytes of a cache: `in_use_bytes` of memory it takes now, of which requests hold pages of `held_bytes`.
+    """Bytes of a cache, which takes memory as it is used."""
 
-    It takes memory as it is used, and `max_bytes` at most.
-    """
-
-    in_use_bytes: int
-    held_bytes: int
-    max_bytes: int
+    in_use_bytes: int  # of memory now
+    held_bytes: int  # of these, in pages that requests hold
+    max_bytes: int  # that it may take
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What decides where a further request is best computed.
+    """Says what decides where a further request is best computed."""
 
-    `waiting_tokens` are prompt tokens still to compute, `running` the answers that have a place, `steps` and
-    `prefill_tokens` what was computed since the engine was made, and `names` tells which pages can be found.
-    """
-
-    waiting_tokens: int
-    running: int
-    steps: int
+    waiting_tokens: int  # of prompts, still to compute
+    running: int  # answers that have a place
+    steps: int  # since the engine was made, as `prefill_tokens`
     prefill_tokens: int
-    names: NameChanges
+    names: NameChanges  # tells which pages can be found
 
 
 def read_queue(scheduler: Scheduler) -> Queue:

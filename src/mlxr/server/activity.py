@@ -22,36 +22,30 @@ from mlxr.server.errors import ServerError
 
 @dataclass(slots=True)
 class InFlight:
-    """One request. `client` is an address; `peer` is what shares of the engine are counted by, see `_name_peer`.
+    """One request, from its arrival to its end."""
 
-    Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields of its body
-    that have no effect, as `ignored.note_ignored` spells them. `failure` is why it was refused or failed, None if it
-    was not; `is_gone` says that the client closed the connection before it had its answer. `task` is what serves it.
-    `thought_ends` close the thoughts of its answers; `reply_id` is what the reply calls itself.
-    """
-
-    id: str
+    id: str  # in the log, and in the header x-request-id
     method: str
     path: str
-    client: str
-    stack: AsyncExitStack
-    arrived_s: float = field(default_factory=monotonic)
-    route: str = "unknown"
-    peer: str = ""
-    key_id: str | None = None
-    model: str | None = None
+    client: str  # an address
+    stack: AsyncExitStack  # closed when the request ends, with what it borrowed or started
+    arrived_s: float = field(default_factory=monotonic)  # by the monotonic clock, as all times here
+    route: str = "unknown"  # the template of the path
+    peer: str = ""  # counts its share of the engine, see `_name_peer`
+    key_id: str | None = None  # of the key that it brought
+    model: str | None = None  # that it borrowed
     adapter: str | None = None
     prompt_tokens: int = 0
     generated_tokens: int = 0
     first_token_s: float | None = None
-    ignored: list[str] = field(default_factory=list)
-    failure: ServerError | None = None
-    is_gone: bool = False
-    cancels: list[Callable[[], None]] = field(default_factory=list)
-    thought_ends: list[Callable[[], None]] = field(default_factory=list)
-    reply_id: str | None = None
-    task: asyncio.Task[object] | None = None
-    is_cut_off: bool = False
+    ignored: list[str] = field(default_factory=list)  # fields of its body that have no effect, see `note_ignored`
+    failure: ServerError | None = None  # why it was refused or failed
+    is_gone: bool = False  # the client closed the connection before it had its answer
+    cancels: list[Callable[[], None]] = field(default_factory=list)  # end its answers at the next step
+    thought_ends: list[Callable[[], None]] = field(default_factory=list)  # close the thoughts of its answers
+    reply_id: str | None = None  # what the reply calls itself
+    task: asyncio.Task[object] | None = None  # what serves it
+    is_cut_off: bool = False  # by a server that stops
 
     def cancel(self) -> None:
         """End all answers that grow."""
@@ -131,7 +125,7 @@ def in_flight(connection: HTTPConnection) -> InFlight:
 
 
 def _name_peer(client: tuple[str, int] | None, request_id: str) -> str:
-    """Who asks, as far as that can be told: an address; on this machine, where all share one, a connection."""
+    """Return who asks, as far as that can be told: an address; on this machine, where all share one, a connection."""
     if client is None:
         return request_id  # a Unix socket, whose connections have no names
     address, port = client

@@ -14,21 +14,21 @@ import mlxr
 from mlxr.core.errors import EngineStopped, MlxrError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
-from mlxr.server import admin_adapters, admin_models
-from mlxr.server.activity import Activity, InFlight, in_flight
+from mlxr.server import admin_models
+from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.errors import ServerError
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router
 from mlxr.server.work import look
 from mlxr.service.opening import find_device
 
 if TYPE_CHECKING:
-    from mlxr.server.served import ServedModels
+    from mlxr.server.model_names import ServedModels
     from mlxr.service.model_pool import ModelPool, RunningModel
     from mlxr.service.stats import SessionStats
 
 router = Router(prefix="/v1/admin", tags=["admin"])
 router.include(admin_models.router)
-router.include(admin_adapters.router)
 
 
 class _Row(BaseModel):
@@ -100,13 +100,13 @@ class Requests(_Row):
 
 
 class Done(_Row):
-    """What was asked for has been done."""
+    """Says what was asked for has been done."""
 
     status: str = "ok"
 
 
 class Info(_Row):
-    """What the server is and may do, for the page and others who show it.
+    """Says what the server is and may do, for the page and others who show it.
 
     `models_memory_bytes` is for all loaded models with their caches. Where `context_tokens` is null, each model has its
     own context.
@@ -131,22 +131,22 @@ class Info(_Row):
 
 @router.get("/info")
 async def show_info(request: Request) -> Info:
-    """What the server is and may do."""
-    state = request.app.state
-    settings: Settings = state.settings
+    """Return what the server is and may do."""
+    parts = parts_of(request)
+    settings: Settings = parts.settings
     device = await asyncio.to_thread(find_device, settings)
     return Info(
         version=str(mlxr.__version__),
         device=device,
-        dialects=list(state.dialects),
+        dialects=list(parts.dialects),
         needs_key=bool(settings.api_keys or settings.api_keys_file),
-        default_model=await look(request, _name_default, state.served),
+        default_model=await look(request, _name_default, parts.served),
         context_tokens=settings.context_tokens,
         max_sequences=size_steps(settings, device).max_sequences,
         max_waiting=settings.max_waiting,
         max_body_bytes=settings.max_body_bytes,
         keep_alive_s=settings.keep_alive_s,
-        models_memory_bytes=state.pool.budget_bytes,
+        models_memory_bytes=parts.pool.budget_bytes,
         store_bytes=settings.store_bytes,
         hub_url=settings.hub_url,
         import_folders=list(settings.import_folders),
@@ -166,13 +166,13 @@ def _name_default(served: ServedModels) -> str:
 @router.get("/models")
 async def list_models(request: Request) -> Models:
     """Models that are loaded."""
-    return Models(models=[_describe_model(model) for model in request.app.state.pool.running()])
+    return Models(models=[_describe_model(model) for model in parts_of(request).pool.running()])
 
 
 @router.delete("/models/{name:path}")
 async def unload_model(request: Request, name: str) -> Done:
     """Let go of a loaded model once nobody uses it; its tag may be left out where it is `latest`."""
-    pool: ModelPool = request.app.state.pool
+    pool = parts_of(request).pool
     names = {spelling.lower(): model.name for model in pool.running() for spelling in (model.name, model.short_name)}
     if name.lower() not in names:
         loaded = ", ".join(model.short_name for model in pool.running()) or "none is"
@@ -183,20 +183,20 @@ async def unload_model(request: Request, name: str) -> Done:
 
 @router.get("/cache")
 async def list_caches(request: Request) -> Caches:
-    """What the caches hold and have done."""
-    return Caches(caches=[_describe_cache(name, stats) for name, stats in await collect_stats(request.app.state.pool)])
+    """Return what the caches hold and have done."""
+    return Caches(caches=[_describe_cache(name, stats) for name, stats in await collect_stats(parts_of(request).pool)])
 
 
 @router.get("/requests")
 async def list_requests(request: Request) -> Requests:
     """Requests in flight, this one included."""
-    return Requests(requests=[_describe_request(row) for row in request.app.state.activity])
+    return Requests(requests=[_describe_request(row) for row in parts_of(request).activity])
 
 
 @router.delete("/requests/{request_id}")
 async def cancel_request(request: Request, request_id: str) -> Done:
     """End the answers of a request at the next step."""
-    activity: Activity = request.app.state.activity
+    activity = parts_of(request).activity
     row = activity.find(request_id)
     if row is None:
         raise ServerError(404, "not_found", f"there is no request {request_id} in flight", "request_id")
@@ -207,7 +207,7 @@ async def cancel_request(request: Request, request_id: str) -> Done:
 @router.post("/requests/{request_id}/end_thinking")
 async def end_thinking(request: Request, request_id: str) -> Done:
     """Close the thoughts of a request's answers, so that the model answers now; the id may be that of its reply."""
-    request.app.state.activity.end_thoughts(request_id, in_flight(request).key_id, "request_id")
+    parts_of(request).activity.end_thoughts(request_id, in_flight(request).key_id, "request_id")
     return Done()
 
 

@@ -1,28 +1,30 @@
-"""Routes for who looks after the models: what one would take in memory, and giving a file on this machine a name.
-
-A request may name a file only below the folders that the owner of the server listed (`import_folders`).
-"""
+"""Routes for who looks after models and adapters: what a model takes, imports, adapters that come and go."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import Request
 
 from mlxr.core.errors import RequestFailed
 from mlxr.core.sampling import read_params
-from mlxr.core.settings import Settings
 from mlxr.core.types import PARAMETERS
 from mlxr.core.work_threads import Stop
-from mlxr.registry import ModelRecord, Registry
-from mlxr.server.errors import ServerError
+from mlxr.registry import AdapterRecord, ModelRecord, Registry
+from mlxr.server.model_names import find_importable, forget_adapter, load_adapter
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look, start_make
 from mlxr.service.catalogue import recommend
 from mlxr.service.memory_need import find_memory_need
+
+if TYPE_CHECKING:
+    from mlxr.service.adapters import AdapterUse
+    from mlxr.service.model_pool import ModelPool
+
 
 router = Router(prefix="/v1/admin")
 MAX_PATH_CHARACTERS = 4096
@@ -34,7 +36,7 @@ class _Row(BaseModel):
 
 
 class MemoryReply(_Row):
-    """What a model takes, or would take if it were loaded now.
+    """Says what a model takes, or would take if it were loaded now.
 
     `cache_bytes` are kept for its cache whatever other models want. It takes memory as it is used, now
     `cache_in_use_bytes`, and up to `cache_max_bytes` where there is room. `free_bytes` is what all models may take less
@@ -78,10 +80,10 @@ class ImportReply(_Row):
 
 @router.get("/models/{name:path}/memory")
 async def show_memory(request: Request, name: str) -> MemoryReply:
-    """What a model takes in memory, before it is loaded or as it is."""
-    state = request.app.state
-    record: ModelRecord = await look(request, state.served.find_base, name)
-    need = await find_memory_need(state.pool, record, state.settings)
+    """Return what a model takes in memory, before it is loaded or as it is."""
+    parts = parts_of(request)
+    record: ModelRecord = await look(request, parts.served.find_base, name)
+    need = await find_memory_need(parts.pool, record, parts.settings)
     return MemoryReply(
         model=record.short_name,
         is_loaded=need.is_loaded,
@@ -98,8 +100,8 @@ async def show_memory(request: Request, name: str) -> MemoryReply:
 
 @router.get("/models/{name:path}/sampling")
 async def show_sampling(request: Request, name: str) -> SamplingReply:
-    """How a person's answers are sampled where they do not say: what the model recommends, else what people expect."""
-    record: ModelRecord = await look(request, request.app.state.served.find_base, name)
+    """Return how a person's answers are sampled where they do not say: the model's advice, else what people expect."""
+    record: ModelRecord = await look(request, parts_of(request).served.find_base, name)
     values = read_params(recommend(record.path), record.parameters)
     numbers = {row.name: values.get(row.name, row.default) for row in PARAMETERS if row.kind in ("int", "float")}
     told = {name: value for name, value in numbers.items() if name != "max_tokens" or name in values}
@@ -109,36 +111,12 @@ async def show_sampling(request: Request, name: str) -> SamplingReply:
 @router.post("/models/import")
 async def import_model(request: Request, body: ImportBody) -> ImportReply:
     """Give a model file or folder a name. It stays where it is, and is read once; if the client goes, it gets none."""
-    state = request.app.state
-    path = await look(request, find_importable, state.settings, body.path)
+    parts = parts_of(request)
+    path = await look(request, find_importable, parts.settings, body.path)
     task = start_make(request, lambda registry, stop: _import_file(registry, path, body, stop))
     record = await until_disconnected(request, task)
-    state.pool.refresh()
+    parts.pool.refresh()
     return ImportReply(name=record.short_name, size_bytes=record.size_bytes)
-
-
-def find_importable(settings: Settings, text: str) -> Path:
-    """The file or folder that a request may import under that path; raises ServerError for every other one.
-
-    Links are followed first, so none leads out of the folders. What lies outside is refused in the same words whether
-    it exists or not.
-    """
-    folders = [Path(folder).expanduser().resolve() for folder in settings.import_folders]
-    if not folders:
-        remedy = "start the server with --import-folders FOLDER, or run `mlxr import PATH` on its machine"
-        raise ServerError(403, "forbidden", f"no folder to import from is set; {remedy}", "path")
-    try:
-        # Joining a whole path to a folder gives the path itself.
-        inside = [path for folder in folders if (path := (folder / text).resolve()).is_relative_to(folder)]
-        found = next((path for path in inside if path.exists()), None)
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long, null characters
-        raise ServerError(400, "invalid_request", "path: is not one that a file can have", "path") from error
-    if not inside:
-        shown = ", ".join(settings.import_folders)
-        raise ServerError(403, "forbidden", f"path: only what lies below {shown} can be imported", "path")
-    if found is None:
-        raise ServerError(404, "not_found", f"path: there is no file or folder {text[:200]!r}", "path")
-    return found
 
 
 def _import_file(registry: Registry, path: Path, body: ImportBody, stop: Stop) -> ModelRecord:
@@ -147,3 +125,86 @@ def _import_file(registry: Registry, path: Path, body: ImportBody, stop: Stop) -
             raise RequestFailed("cancelled", "the client is gone")
 
     return registry.import_file(path, body.name, progress=check, replaces=body.replace)
+
+
+class AdapterRow(_Row):
+    """An adapter that requests may name. `loaded_in` are the models that have it in memory, each `loaded_bytes`."""
+
+    name: str
+    base: str
+    size_bytes: int
+    rank: int
+    weights: int
+    loaded_in: list[str]
+    loaded_bytes: int
+    requests: int
+    is_in_use: bool
+
+
+class AdapterList(_Row):
+    """All adapters. `held_bytes` is what they take in memory, with those that only answers have still."""
+
+    adapters: list[AdapterRow]
+    held_bytes: int
+
+
+class LoadBody(_Row):
+    """An adapter's name, its files below a folder for imports or its name in the registry, and its model."""
+
+    name: Words
+    path: Words
+    base: Words | None = None
+
+
+class AdapterReply(_Row):
+    """The adapter as it is called now, and the model that it is for."""
+
+    name: str
+    base: str
+
+
+@router.get("/adapters")
+async def list_adapters(request: Request) -> AdapterList:
+    """The adapters that requests may name, and what those in memory take."""
+    parts = parts_of(request)
+    records = await look(request, _list, request)
+    pool: ModelPool = parts.pool
+    loaded = [(model.short_name, model.session.adapters.measure()) for model in pool.running()]
+    uses = [(name, use) for name, adapters in loaded for use in adapters.uses]
+    rows = [_describe(record, [(name, use) for name, use in uses if use.name == record.name]) for record in records]
+    return AdapterList(adapters=rows, held_bytes=sum(adapters.held_bytes for _, adapters in loaded))
+
+
+@router.post("/adapters")
+async def add_adapter(request: Request, body: LoadBody) -> AdapterReply:
+    """Read an adapter; requests may name it for as long as the server runs."""
+    record = await load_adapter(request, body.name, body.path, body.base)
+    return AdapterReply(name=record.name, base=record.base)
+
+
+@router.delete("/adapters/{name}")
+async def remove_adapter(request: Request, name: str) -> AdapterReply:
+    """Unload an adapter and wait until no answer has it. One of the registry may be named again, others may not."""
+    record = await forget_adapter(request, name)
+    return AdapterReply(name=record.name, base=record.base)
+
+
+def _list(request: Request) -> tuple[AdapterRecord, ...]:
+    adapters = parts_of(request).served.adapters
+    adapters.read_settings()
+    records: tuple[AdapterRecord, ...] = adapters.list()
+    return records
+
+
+def _describe(record: AdapterRecord, uses: list[tuple[str, AdapterUse]]) -> AdapterRow:
+    return AdapterRow(
+        name=record.name,
+        base=record.base,
+        size_bytes=record.size_bytes,
+        rank=record.rank,
+        weights=record.weights,
+        loaded_in=[name for name, _ in uses],
+        loaded_bytes=sum(use.size_bytes for _, use in uses),
+        requests=sum(use.requests for _, use in uses),
+        is_in_use=any(use.is_in_use for _, use in uses),
+    )

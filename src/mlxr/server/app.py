@@ -1,17 +1,20 @@
 """The web application: all dialects around one pool of models.
 
-`create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find `pool`, `registry`,
-`served`, `work`, `settings`, `metrics`, `activity`, `lifecycle` and `live` in `request.app.state`.
+`create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find all else in the `ServerParts`.
+`/openapi.json` is FastAPI's document, with our errors in place of its own and the key that requests bring; FastAPI
+describes the routes and does nothing else here, so it is imported when the document is made.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import warnings
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -19,29 +22,44 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import mlxr
 from mlxr.core.settings import Settings
-from mlxr.server import anthropic, llamacpp, ollama, openai, own
+from mlxr.server import anthropic, health_routes, llamacpp, ollama, openai
+from mlxr.server.access import OPEN_PATHS, Keys, Origins
 from mlxr.server.activity import Activity
-from mlxr.server.dialect import Dialect
 from mlxr.server.errors import to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
-from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.live import Hub
 from mlxr.server.metrics import Metrics
 from mlxr.server.openai.responses import ResponseStore
-from mlxr.server.openapi import describe_routes
-from mlxr.server.origins import Origins
-from mlxr.server.page_files import Page
-from mlxr.server.routes import RouteRow, build_route
-from mlxr.server.security import Keys
+from mlxr.server.page_files import ASSET_PATH, ICON_PATH, Page
+from mlxr.server.parts import ServerParts
+from mlxr.server.routes import IGNORED, Dialect, RouteRow, build_route
 from mlxr.server.work import ServerWork
 
 if TYPE_CHECKING:
-    from mlxr.server.served import ServedModels
+    from mlxr.server.model_names import ServedModels
     from mlxr.service.model_pool import ModelPool
 
-DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT, llamacpp.DIALECT)
+
+TITLE = "mlxr"
+SUMMARY = "Local language models for OpenAI, Anthropic and Ollama clients"
+ERROR = {
+    "description": "An error in the form of the dialect",
+    "content": {"application/json": {"schema": {"type": "object"}}},
+}
+KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+DIALECTS: tuple[Dialect, ...] = (
+    health_routes.DIALECT,
+    openai.DIALECT,
+    anthropic.DIALECT,
+    ollama.DIALECT,
+    llamacpp.DIALECT,
+)
 
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
@@ -65,13 +83,21 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
 
     rows = [row for dialect in DIALECTS for row in dialect.router.rows]
     app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
-    state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
-    state |= {"work": work, "responses": ResponseStore(settings.responses_bytes), "page": Page.read(settings)}
-    state |= {"dialects": [dialect.name for dialect in DIALECTS]}
-    state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle, "live": live}
-    for name, value in state.items():
-        setattr(app.state, name, value)
-    _add_layers(app, settings, activity, metrics, lifecycle, live)
+    app.state.parts = ServerParts(
+        settings=settings,
+        pool=pool,
+        served=served,
+        registry=served.registry,
+        work=work,
+        activity=activity,
+        lifecycle=lifecycle,
+        metrics=metrics,
+        live=live,
+        responses=ResponseStore(settings.responses_bytes),
+        page=Page.read(settings),
+        dialects=tuple(dialect.name for dialect in DIALECTS),
+    )
+    _add_layers(app, app.state.parts)
     return app
 
 
@@ -85,17 +111,15 @@ def _document_route(rows: Sequence[RouteRow]) -> Route:
     return Route("/openapi.json", openapi)
 
 
-def _add_layers(
-    app: Starlette, settings: Settings, activity: Activity, metrics: Metrics, lifecycle: Lifecycle, live: Hub
-) -> None:
+def _add_layers(app: Starlette, parts: ServerParts) -> None:
     """Put the layers around the routes, from the innermost to the outermost."""
 
     async def answer(request: Request, error: Exception) -> Response:
         return render_error(DIALECTS, request, to_error(error))
 
+    settings = parts.settings
     app.add_exception_handler(HTTPException, answer)
-    keys = Keys.read(settings)
-    app.add_middleware(Guard, settings=settings, keys=keys, dialects=DIALECTS, lifecycle=lifecycle, page=app.state.page)
+    app.add_middleware(Guard, parts=parts, keys=Keys.read(settings), dialects=DIALECTS)
     app.add_middleware(
         CORSMiddleware,
         allow_origin_regex=Origins.read(settings).pattern,
@@ -104,4 +128,34 @@ def _add_layers(
         allow_private_network=True,
         expose_headers=["x-request-id", IGNORED],
     )
-    app.add_middleware(RequestScope, activity=activity, metrics=metrics, live=live)
+    app.add_middleware(RequestScope, parts=parts)
+
+
+def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:
+    """The document; takes some tenths of a second."""
+    from fastapi import APIRouter
+    from fastapi.openapi.utils import get_openapi
+
+    router = APIRouter()
+    for row in rows:
+        if row.method != "HEAD":
+            router.add_api_route(row.path, row.handler, methods=[row.method], tags=[*row.tags], **row.description)
+    with warnings.catch_warnings():  # FastAPI does the same, but too early for models that are built when first used
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        schema = get_openapi(title=TITLE, version=str(mlxr.__version__), summary=SUMMARY, routes=router.routes)
+    for path, operation in _operations(schema):
+        operation["responses"].pop("422", None)  # bodies that do not fit are answered with 400, see `errors`
+        operation["responses"]["default"] = ERROR
+        if path not in OPEN_PATHS | {ICON_PATH, ASSET_PATH}:
+            operation["security"] = [{"bearer": []}, {"header": []}, {}]
+    components = schema.setdefault("components", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components.get("schemas", {}).pop(unused, None)
+    components["securitySchemes"] = KEYS
+    return schema
+
+
+def _operations(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, item in schema["paths"].items():
+        for operation in item.values():
+            yield path, operation

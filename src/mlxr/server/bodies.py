@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from mlxr.core.work_threads import WorkThreads
 from mlxr.server.errors import ClientGone, ServerError
+from mlxr.server.parts import parts_of
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
@@ -37,7 +38,7 @@ class Bodies:
         self._held_bytes = 0
 
     async def take(self, request: Request, parse: Callable[[bytearray], T]) -> T:
-        """What `parse` makes of the body, which is forgotten then.
+        """Return what `parse` makes of the body, which is forgotten then.
 
         Raises ClientGone, ServerError for a body that holds too much or for which there is no room now, and what
         `parse` raises.
@@ -52,7 +53,7 @@ class Bodies:
                     self._check_room()
             if len(data) <= INLINE_BYTES:
                 return parse(data)
-            request.app.state.lifecycle.had_large_body = True
+            parts_of(request).lifecycle.had_large_body = True
             threads = self._long if len(data) > LONG_BYTES else self._short
             return await threads.run(_check_and_parse, data, parse)
         except ClientDisconnect as error:
@@ -96,7 +97,7 @@ def _count_signs(block: Bytes) -> int:
 
 
 class _Count:
-    """What has been counted of a text that comes block by block."""
+    """Says what has been counted of a text that comes block by block."""
 
     def __init__(self) -> None:
         self.parts = self.numbers = 0
@@ -119,7 +120,7 @@ class _Count:
         self._follows = bool(before[-1])
 
     def _find_quotes(self, block: Bytes) -> npt.NDArray[np.bool_]:
-        """Where texts begin and end: quotes without an odd number of backslashes in front."""
+        """Return where texts begin and end: quotes without an odd number of backslashes in front."""
         quotes: npt.NDArray[np.bool_] = block == _QUOTE
         slashes = np.flatnonzero(block == _SLASH)
         was_escaped, self._is_escaped = self._is_escaped, False

@@ -7,7 +7,9 @@ themselves; what nobody foresaw is called an internal error and told in the log 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from json import JSONDecodeError
 from types import MappingProxyType
@@ -109,7 +111,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def to_error(error: BaseException) -> ServerError:
-    """What `error` means for the one who asked."""
+    """Return what `error` means for the one who asked."""
     if isinstance(error, ServerError):
         return error
     if isinstance(error, HTTPException):
@@ -145,7 +147,7 @@ def to_error(error: BaseException) -> ServerError:
 
 
 def explain_parsing(error: ValueError | RecursionError) -> ServerError:
-    """Why the bytes of a body are no JSON."""
+    """Say why the bytes of a body are no JSON."""
     if isinstance(error, JSONDecodeError):
         reason = f"is not JSON: {error.msg} at character {error.pos}"
     elif isinstance(error, RecursionError):
@@ -156,7 +158,7 @@ def explain_parsing(error: ValueError | RecursionError) -> ServerError:
 
 
 def explain_body(problems: Sequence[Mapping[str, object]], body: object) -> ServerError:
-    """Why a body is not what the route takes: what pydantic found at fault in it."""
+    """Say why a body is not what the route takes: what pydantic found at fault in it."""
     field, problem = _find_deepest([(name_field(one.get("loc"), body), one) for one in problems])
     message = str(problem.get("msg", "is not valid"))
     if problem.get("type") == "extra_forbidden":
@@ -191,9 +193,21 @@ def name_field(location: object, body: object = None) -> str:
 
 
 def _is_name(part: object) -> bool:
-    """Whether the last part of a place can be a field that is missing, not an alternative such as list[str]."""
+    """Tell whether the last part of a place can be a field that is missing, not an alternative such as list[str]."""
     return isinstance(part, str) and part.isidentifier() and part.islower() and part not in {"str", "int", "float"}
 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"
+
+
+@contextmanager
+def spell_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Let an InvalidRequest that names a field of `names`, or a part of one, name what that stands for instead."""
+    try:
+        yield
+    except InvalidRequest as error:
+        field = error.field if error.field in names else re.split(r"[.\[]", error.field, maxsplit=1)[0]
+        if type(error) not in (InvalidRequest, ContextFull) or field not in names:
+            raise
+        raise error.rename(names[field]) from None

@@ -9,21 +9,28 @@ Everything is put on the request's exit stack, so it ends with the request. Know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from mlxr.core.errors import Busy, DeviceError, InvalidRequest, NotFound, Unavailable
 from mlxr.core.events import Event, Finish
+from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.registry.options import read_draft_tokens
+from mlxr.registry.record import ModelRecord
 from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.errors import ServerError
-from mlxr.server.ignored import note_ignored
 from mlxr.server.logs import log_prompt, log_stand_in
 from mlxr.server.metrics import RequestMetrics
+from mlxr.server.parts import parts_of
+from mlxr.server.request_fields import ParameterFields
+from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
 from mlxr.server.work import look
@@ -31,7 +38,9 @@ from mlxr.service.identity import current_identity
 from mlxr.service.requests import ChatRequest, TextRequest
 
 if TYPE_CHECKING:
+    from mlxr.registry import AdapterRecord
     from mlxr.service.async_session import AsyncStream, PageNames
+    from mlxr.service.embedding import Pooling, Vector
     from mlxr.service.model_pool import ModelLease
 
 PLAN_ONLY = "plan_only"  # set in the state of a request by whoever wants no answer but `Planned`
@@ -68,7 +77,7 @@ async def borrow(
     row.model = lease.name
     row.adapter = lease.adapter_name
     if lease.load_s:
-        request.app.state.metrics.count_load(lease.name, lease.load_s)
+        parts_of(request).metrics.count_load(lease.name, lease.load_s)
     return lease
 
 
@@ -79,16 +88,16 @@ async def _acquire(
     exact: bool,
     lora: Sequence[tuple[int, float]] | None,
 ) -> ModelLease:
-    adapters = request.app.state.served.adapters
+    adapters = parts_of(request).served.adapters
     try:
         found = None if model is None else await adapters.matches.find(model)
     except (Unavailable, Busy):
-        if model is None or request.app.state.pool.find_loaded(model) is None:
+        if model is None or parts_of(request).pool.find_loaded(model) is None:
             raise
         found = None
     lease = await _acquire_model(request, model if found is None else found[0], keep_alive_s, exact)
     try:
-        shares = [] if found is None else [(found[1], 1.0)]
+        shares: Sequence[tuple[AdapterRecord, float]] = [] if found is None else [(found[1], 1.0)]
         scales = adapters.read_scales(lease.record.short_name)
         if lora is not None:
             listed = await adapters.listed.find(lease.record.short_name) if lora else ()
@@ -111,15 +120,15 @@ async def _acquire(
 
 
 async def _acquire_model(request: Request, model: str | None, keep_alive_s: float | None, exact: bool) -> ModelLease:
-    state = request.app.state
+    parts = parts_of(request)
     try:
-        lease: ModelLease = await state.pool.acquire(model, keep_alive_s=keep_alive_s)
+        lease: ModelLease = await parts.pool.acquire(model, keep_alive_s=keep_alive_s)
     except (NotFound, InvalidRequest):
         exact = exact or EXACT_HEADER in request.headers
-        other = None if exact else await look(request, state.served.find_stand_in)
+        other = None if exact else await look(request, parts.served.find_stand_in)
         if other is None or model is None:
             raise
-        lease = await state.pool.acquire(other, keep_alive_s=keep_alive_s)
+        lease = await parts.pool.acquire(other, keep_alive_s=keep_alive_s)
         note_ignored(request, ["model"])
         log_stand_in(in_flight(request), model, lease.record.short_name)
     return lease
@@ -127,7 +136,7 @@ async def _acquire_model(request: Request, model: str | None, keep_alive_s: floa
 
 async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatRequest) -> Generation:
     """Start the answers; raises InvalidRequest, QueueFull, OutOfPages, TemplateError or EngineStopped here."""
-    row, settings = in_flight(request), request.app.state.settings
+    row, settings = in_flight(request), parts_of(request).settings
     if lease.adapter is not None:
         wanted = replace(wanted, adapter=lease.adapter)
     if request.scope["state"].get(PLAN_ONLY):
@@ -144,7 +153,7 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
         row.thought_ends.append(stream.thought_end.end)
     span = row.stack.enter_context(start_span("mlxr.generate", request.headers, wanted=settings.tracing))
     operation = "chat" if isinstance(wanted, ChatRequest) else "text_completion"
-    counts = RequestMetrics(request.app.state.metrics, row, lease.name, operation, len(stream.prompt_ids))
+    counts = RequestMetrics(parts_of(request).metrics, row, lease.name, operation, len(stream.prompt_ids))
     row.stack.callback(lambda: counts.count_left(stream.growing))  # before the stream is closed
     return Generation(stream, lease, row, counts, span)
 
@@ -159,12 +168,12 @@ def fill_seed(wanted: TextRequest | ChatRequest) -> TextRequest | ChatRequest:
 
 def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]]) -> None:
     """Count prompts that get no answer in tokens, but vectors."""
-    row, state = in_flight(request), request.app.state
-    if state.settings.log_prompts:
+    row, parts = in_flight(request), parts_of(request)
+    if parts.settings.log_prompts:
         log_prompt(row, [lease.session.decode(prompt) for prompt in prompts])
     tokens = sum(map(len, prompts))
     row.prompt_tokens += tokens
-    state.metrics.count_prompt(lease.name, tokens)
+    parts.metrics.count_prompt(lease.name, tokens)
 
 
 def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> TextRequest | ChatRequest:
@@ -293,6 +302,72 @@ async def take_batches(
             growing -= not item
             if item:
                 yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def find_given(body: BaseModel) -> frozenset[str]:
+    """The SamplingParams that a request sets itself; null counts as not given."""
+    names = {name for name in body.model_fields_set if getattr(body, name) is not None}
+    names |= body.list_given().keys() if isinstance(body, ParameterFields) else set()
+    return frozenset(BY_SPELLING[name].name if name in BY_SPELLING else name for name in names)
+
+
+def fill_text(wanted: TextRequest, record: ModelRecord, body: BaseModel) -> TextRequest:
+    """The request with what the model brings along."""
+    return (
+        replace(wanted, params=_fill_params(wanted.params, record, find_given(body))) if record.parameters else wanted
+    )
+
+
+def fill_chat(wanted: ChatRequest, record: ModelRecord, body: BaseModel) -> ChatRequest:
+    """The conversation with what the model brings along."""
+    params = _fill_params(wanted.params, record, find_given(body))
+    return replace(wanted, params=params, messages=[*record.messages, *wanted.messages])
+
+
+def _fill_params(params: SamplingParams, record: ModelRecord, given: frozenset[str]) -> SamplingParams:
+    if not record.parameters:
+        return params
+    found = {**read_params(record.parameters), "draft_tokens": read_draft_tokens(record.parameters)}
+    return replace(params, **{name: value for name, value in found.items() if name not in given})
+
+
+POOLING_HEADER = "x-mlxr-pooling"
+MAX_AT_ONCE = 64  # so that one request with many texts does not fill the queue
+
+
+async def embed_all(
+    request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]], asked: Pooling | None, field: str = "input"
+) -> tuple[list[Vector], dict[str, str]]:
+    """One vector (hidden,) for each prompt, not normalised, and the headers of the reply, which say how it was made.
+
+    ClientGone when the client goes before. Raises InvalidRequest, naming `field`, for a model that pools in a way that
+    mlxr has not, and what `AsyncSession.embed` raises, for the first prompt that fails; the others are given up then.
+    """
+    pooling = lease.session.choose_pooling(asked, field)
+    note_prompts(request, lease, prompts)
+    deadline_s: float | None = parts_of(request).settings.request_deadline_s
+    peer = in_flight(request).peer
+    embed = partial(lease.session.embed, pooling=pooling, client=peer, deadline_s=deadline_s, adapter=lease.adapter)
+    vectors = await until_disconnected(request, _gather(embed, prompts))
+    return vectors, {POOLING_HEADER: lease.session.describe_pooling(pooling)}
+
+
+async def _gather(
+    embed: Callable[[Sequence[int]], Awaitable[Vector]], prompts: Sequence[Sequence[int]]
+) -> list[Vector]:
+    room = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def embed_in_turn(prompt: Sequence[int]) -> Vector:
+        async with room:
+            return await embed(prompt)
+
+    tasks = [asyncio.ensure_future(embed_in_turn(prompt)) for prompt in prompts]
+    try:
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

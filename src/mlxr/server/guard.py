@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from time import monotonic
@@ -19,21 +20,89 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlxr.core.settings import Settings
-from mlxr.server.activity import Activity, InFlight
-from mlxr.server.dialect import Dialect, find_dialect
+from mlxr.server.access import OPEN_PATHS, Head, Hosts, Keys, Origins
+from mlxr.server.activity import InFlight
 from mlxr.server.errors import ClientGone, ServerError, to_error
-from mlxr.server.ignored import HEADER as IGNORED
-from mlxr.server.ignored import join_names
-from mlxr.server.lifecycle import Lifecycle
-from mlxr.server.limits import RateLimit, bound_body, bound_silence, check_length
-from mlxr.server.live import Hub
 from mlxr.server.logs import log_request
-from mlxr.server.metrics import Metrics
-from mlxr.server.origins import Hosts, Origins
-from mlxr.server.page_files import Page
-from mlxr.server.security import OPEN_PATHS, Head, Keys
+from mlxr.server.parts import ServerParts
+from mlxr.server.routes import IGNORED, Dialect, find_dialect, join_names
 from mlxr.server.streaming import dump_json
+
+MAX_CALLERS = 10_000
+
+
+class RateLimit:
+    """A bucket for each caller that holds `per_minute` requests and fills again evenly; 0 is no limit."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
+        self._per_minute, self._clock = per_minute, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # caller → (left, when)
+
+    def take(self, caller: str) -> None:
+        """Count one request; raises ServerError 429 with the time until there is room for it."""
+        if not self._per_minute:
+            return
+        now_s, per_s = self._clock(), self._per_minute / 60
+        left, then_s = self._buckets.pop(caller, (float(self._per_minute), now_s))
+        left = min(float(self._per_minute), left + (now_s - then_s) * per_s)
+        self._buckets[caller] = (left - 1 if left >= 1 else left, now_s)
+        if len(self._buckets) > MAX_CALLERS:
+            self._buckets.popitem(last=False)
+        if left < 1:
+            message = f"more than {self._per_minute} requests per minute; see the setting requests_per_minute"
+            raise ServerError(429, "rate_limited", message, retry_after_s=(1 - left) / per_s)
+
+
+def check_length(content_length: str | None, limit_bytes: int) -> None:
+    """Raise ServerError 413 for a body that says itself that it is too large."""
+    if content_length is not None and content_length.isdigit() and int(content_length[:20]) > limit_bytes:
+        raise ServerError(413, "too_large", _explain(limit_bytes), "body")
+
+
+def bound_body(receive: Receive, limit_bytes: int, timeout_s: float) -> Receive:
+    """`receive`, until the body has more than `limit_bytes` or takes longer than `timeout_s`."""
+    seen_bytes, end_s, is_whole = 0, monotonic() + timeout_s, False
+
+    async def receive_bounded() -> Message:
+        nonlocal seen_bytes, is_whole
+        if is_whole:  # what comes now is the end of the connection
+            return await receive()
+        message = await _receive_within(receive, end_s - monotonic(), timeout_s)
+        if message["type"] == "http.request":
+            seen_bytes += len(message.get("body", b""))
+            if seen_bytes > limit_bytes:
+                raise ServerError(413, "too_large", _explain(limit_bytes), "body")
+            is_whole = not message.get("more_body", False)
+        return message
+
+    return receive_bounded
+
+
+def bound_silence(receive: Receive, timeout_s: float) -> Receive:
+    """`receive`, until nothing of the body has come for `timeout_s`. For bodies that are files, of any size."""
+    is_whole = False
+
+    async def receive_bounded() -> Message:
+        nonlocal is_whole
+        message = await (receive() if is_whole else _receive_within(receive, timeout_s, timeout_s))
+        is_whole = is_whole or not message.get("more_body", False)
+        return message
+
+    return receive_bounded
+
+
+async def _receive_within(receive: Receive, seconds: float, timeout_s: float) -> Message:
+    try:
+        async with asyncio.timeout(seconds):
+            return await receive()
+    except TimeoutError:
+        message = f"the request did not arrive within {timeout_s:g} s; see the setting request_timeout_s"
+        raise ServerError(408, "timeout", message) from None
+
+
+def _explain(limit_bytes: int) -> str:
+    return f"the body is larger than {limit_bytes} bytes; see the setting max_body_bytes"
+
 
 logger = logging.getLogger(__name__)
 BLOBS = "/api/blobs/"  # bodies here are files, of any size
@@ -49,8 +118,8 @@ PREFLIGHT_REFUSED = ServerError(
 class RequestScope:
     """See the module; `app` is the rest of the server."""
 
-    def __init__(self, app: ASGIApp, activity: Activity, metrics: Metrics, live: Hub) -> None:
-        self._app, self._activity, self._metrics, self._live = app, activity, metrics, live
+    def __init__(self, app: ASGIApp, parts: ServerParts) -> None:
+        self._app, self._parts = app, parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, and afterwards count and log it, however it ended."""
@@ -76,8 +145,8 @@ class RequestScope:
             await send(message)
 
         async with AsyncExitStack() as stack:
-            row = self._activity.open(scope, _wanted_id(scope), stack)
-            stack.callback(self._activity.close, row)  # the last to go: what is not listed any more holds nothing
+            row = self._parts.activity.open(scope, _wanted_id(scope), stack)
+            stack.callback(self._parts.activity.close, row)  # the last to go: what is not listed any more holds nothing
             try:
                 await self._app(scope, receive, send_with_id)
             except (ClientGone, asyncio.CancelledError):  # the latter: the server ends and waits no longer
@@ -85,24 +154,17 @@ class RequestScope:
             finally:
                 row.route = _route_of(scope)
                 seconds = monotonic() - row.arrived_s
-                self._metrics.count_request(row, status, seconds)
+                self._parts.metrics.count_request(row, status, seconds)
                 log_request(row, status, seconds)
-                self._live.note_end(row)
+                self._parts.live.note_end(row)
 
 
 class Guard:
     """See the module. Checks in this order: host name, origin, draining, key, rate, size of the body."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: Settings,
-        keys: Keys,
-        dialects: Sequence[Dialect],
-        lifecycle: Lifecycle,
-        page: Page | None,
-    ) -> None:
-        self._app, self._keys, self._dialects, self._lifecycle, self._page = app, keys, dialects, lifecycle, page
+    def __init__(self, app: ASGIApp, parts: ServerParts, keys: Keys, dialects: Sequence[Dialect]) -> None:
+        self._app, self._parts, self._keys, self._dialects = app, parts, keys, dialects
+        settings = parts.settings
         self._rate = RateLimit(settings.requests_per_minute)
         self._hosts, self._origins = Hosts.read(settings), Origins.read(settings)
         self._max_body_bytes, self._request_timeout_s = settings.max_body_bytes, settings.request_timeout_s
@@ -140,10 +202,10 @@ class Guard:
         head = _read_head(scope, row)
         self._hosts.check(head)
         self._origins.check(head, self._hosts)
-        if head.path in OPEN_PATHS or (self._page is not None and self._page.has(head)):
+        if head.path in OPEN_PATHS or (self._parts.page is not None and self._parts.page.has(head)):
             return receive
         row.key_id = self._keys.check(head)
-        if self._lifecycle.is_draining:
+        if self._parts.lifecycle.is_draining:
             raise ServerError(503, "stopping", "the server is being stopped", retry_after_s=1.0)
         self._rate.take(row.key_id or row.client)
         if head.path.startswith(BLOBS):

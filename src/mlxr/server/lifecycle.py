@@ -26,7 +26,7 @@ RETURN_INTERVAL_S = 2.0  # between looks for memory that can be given back
 
 
 class Lifecycle:
-    """What phase the server is in. Belongs to one event loop from `start` on.
+    """Says what phase the server is in. Belongs to one event loop from `start` on.
 
     The default model and the `pinned` ones are loaded first. A default model that nobody set may fail to load.
     `sweep` removes what earlier runs left in the registry; it runs once, when the models are loaded.
@@ -50,7 +50,7 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered at once: the first models are loaded and the server is not being stopped."""
+        """Tell whether requests are answered at once: the first models are loaded and the server is not ending."""
         return self.problem is None and not self.is_draining
 
     def start(self) -> None:

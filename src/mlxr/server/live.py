@@ -47,7 +47,7 @@ class Snapshot(LiveState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(LiveChange):
-    """What has changed in the `seconds` before `time`."""
+    """Says what has changed in the `seconds` before `time`."""
 
     time: float
     seconds: float
@@ -57,7 +57,7 @@ class Change(LiveChange):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Tell whether there is nothing to tell."""
         return not any(getattr(self, name) for name in self.__dataclass_fields__ if name not in ("time", "seconds"))
 
 
@@ -78,7 +78,7 @@ class LiveEvents:
     change: Change
 
 
-def parts_of(value: LiveState | LiveChange | PageRecord) -> dict[str, Any]:
+def fields_of(value: LiveState | LiveChange | PageRecord) -> dict[str, Any]:
     """The fields of `value` by name, as they are."""
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
@@ -109,7 +109,7 @@ def _write_frame(event: str, data: bytes) -> bytes:
 
 @cache
 def _adapt(kind: type[Any]) -> TypeAdapter[Any]:
-    """What turns such values into JSON; made when the first is sent."""
+    """Return what turns such values into JSON; made when the first is sent."""
     return TypeAdapter(kind)
 
 
@@ -121,7 +121,7 @@ RETRY_S = 5.0
 
 
 class Models(Protocol):
-    """What the hub needs of the pool."""
+    """Says what the hub needs of the pool."""
 
     def running(self) -> list[RunningModel]:
         """The models that are loaded, the last used one first."""
@@ -142,7 +142,7 @@ class Watcher:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether a snapshot is needed and can be sent; one that does not read gets none."""
+        """Tell whether a snapshot is needed and can be sent; one that does not read gets none."""
         return self.is_new and not self._frames
 
     def push(self, frame: bytes) -> None:
@@ -207,14 +207,14 @@ class Channel:
         self.calls = {_key(row): row.count for row in kernels}
         if reading.state is not None:
             described = self.session.describe(model.name)
-            state = parts_of(reading.state) | {"limits": limits, "limits_hint": hint}
+            state = fields_of(reading.state) | {"limits": limits, "limits_hint": hint}
             _send_snapshot(Snapshot(**state, time=now, models=models, model=described, kernels=kernels), watchers)
             return  # it says nothing of what the next reading takes
         processor_s = reading.processor_s + time.thread_time() - start_s
         self.due_s = begun_s + min(processor_s / MAX_SHARE, MAX_INTERVAL_S)
 
     def is_due(self, watchers: list[Watcher]) -> bool:
-        """Whether it is time to read for `watchers`, and the last reading has ended."""
+        """Tell whether it is time to read for `watchers`, and the last reading has ended."""
         if self.reading is not None and not self.reading.done():
             return False
         return time.monotonic() >= self.due_s or any(watcher.wants_snapshot for watcher in watchers)
@@ -225,7 +225,7 @@ class Channel:
         entries = sorted([*change.log, *self.refusals], key=lambda entry: entry.time)
         self.refusals.clear()
         log = entries[-MAX_LOG:]
-        parts = parts_of(change) | {"log": log, "log_left_out": change.log_left_out + len(entries) - len(log)}
+        parts = fields_of(change) | {"log": log, "log_left_out": change.log_left_out + len(entries) - len(log)}
         new = self._count_new(kernels)
         parts |= {"models": models, "kernels": new, "limits": self.new_limits}
         self.new_limits = None
@@ -258,7 +258,7 @@ class Hub:
 
     @property
     def watchers(self) -> int:
-        """How many streams are open."""
+        """Return how many streams are open."""
         return len(self._watchers)
 
     def enter(self, name: str | None) -> Watcher:
@@ -376,7 +376,7 @@ async def _end(channel: Channel) -> None:
 
 
 def _find_model(watcher: Watcher, running: list[RunningModel]) -> RunningModel | None:
-    """What a watcher should see: the model that it names; else the one that it sees already, or the one used last."""
+    """Return what a watcher should see: the model that it names; else the one it sees already, or the one used last."""
     if watcher.name is not None:
         return next((model for model in running if model.name == watcher.name), None)
     seen = next((model for model in running if model.session.base is watcher.session), None)

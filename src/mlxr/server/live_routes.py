@@ -12,13 +12,14 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.live import MachineLimits
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
-from mlxr.server.live import Hub, LiveEvents, PageDetails, Watcher, parts_of, write_limits, write_page
+from mlxr.server.live import LiveEvents, PageDetails, Watcher, fields_of, write_limits, write_page
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router
 from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.server.work import look
 
 if TYPE_CHECKING:
-    from mlxr.service.model_pool import ModelPool, RunningModel
+    from mlxr.service.model_pool import RunningModel
 
 router = Router(prefix="/v1/admin", tags=["admin"])
 PATIENCE_S = 10.0  # for a watcher that does not read
@@ -51,9 +52,9 @@ async def watch(request: Request) -> Response:
     """
     name = request.query_params.get("model")
     if name is not None:
-        record = await look(request, request.app.state.served.find, name)
+        record = await look(request, parts_of(request).served.find, name)
         name = record.name
-    hub: Hub = request.app.state.live
+    hub = parts_of(request).live
     watcher, row = hub.enter(name), in_flight(request)
     row.stack.callback(hub.leave, watcher)
     row.cancels.append(watcher.close)
@@ -71,7 +72,7 @@ async def describe_page(request: Request, page: str) -> Response:
         raise ServerError(
             404, "not_found", f"{model.short_name} has no page {page[:20]!r} in group {group[:20]!r}", "page"
         )
-    details = PageDetails(**parts_of(record), model=model.name, group=group_number, page=number)
+    details = PageDetails(**fields_of(record), model=model.name, group=group_number, page=number)
     return Response(write_page(details), media_type="application/json")
 
 
@@ -83,7 +84,7 @@ async def measure(request: Request) -> Response:
         limits = await model.session.measure_limits()
     except DeviceError as error:
         raise ServerError(409, "unavailable", str(error), "model") from error
-    request.app.state.live.note_limits(model.session, limits)
+    parts_of(request).live.note_limits(model.session, limits)
     return Response(write_limits(limits), media_type="application/json")
 
 
@@ -94,10 +95,10 @@ def _read_number(text: str) -> int:
 
 async def _find_model(request: Request) -> RunningModel:
     """The model that the request names, or the one used last; ServerError if it is not loaded."""
-    pool: ModelPool = request.app.state.pool
+    pool = parts_of(request).pool
     name, running = request.query_params.get("model"), pool.running()
     if name is not None:
-        record = await look(request, request.app.state.served.find, name)
+        record = await look(request, parts_of(request).served.find, name)
         running = [model for model in running if model.name == record.name]
     if not running:
         raise ServerError(404, "not_found", f"{'no model' if name is None else name[:100]} is loaded", "model")

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from mlxr.core.settings import Settings
+from mlxr.server.access import OPEN_PATHS
 from mlxr.server.activity import InFlight
 from mlxr.server.page_files import ASSET_PATH, ICON_PATH
-from mlxr.server.security import OPEN_PATHS
 
 access = logging.getLogger("mlxr.access")
 prompts = logging.getLogger("mlxr.prompts")
@@ -99,16 +99,16 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
 
 
 def log_ignored(row: InFlight, names: str) -> None:
-    """Which fields of a request's body have no effect, on the level debug."""
+    """Tell which fields of a request's body have no effect, on the level debug."""
     bodies.debug("ignored fields", extra={_FIELDS: {"request_id": row.id, "fields": names}})
 
 
 def log_stand_in(row: InFlight, wanted: str, model: str) -> None:
-    """Which model answers for a name that no model has."""
+    """Tell which model answers for a name that no model has."""
     fields = {"request_id": row.id, "wanted": wanted[:MAX_NAME_CHARACTERS], "model": model}
     models.info("another model answers, as there is none of that name", extra={_FIELDS: fields})
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:
-    """What was asked; called only where the setting `log_prompts` is on."""
+    """Return what was asked; called only where the setting `log_prompts` is on."""
     prompts.info("prompt", extra={_FIELDS: {"request_id": row.id, "prompt": prompt}})

@@ -20,7 +20,8 @@ from starlette.responses import Response
 
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
-from mlxr.server.security import Head
+from mlxr.server.access import Head
+from mlxr.server.parts import parts_of
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -76,7 +77,7 @@ class Page:
         return cls(settings.page_tool_origins) if settings.page and (FOLDER / INDEX).is_file() else None
 
     def has(self, head: Head) -> bool:
-        """Whether a request is for a file of the page, which is the same for everybody and needs no key."""
+        """Tell whether a request is for a file of the page, which is the same for everybody and needs no key."""
         path, accept = head.path, head.headers.get("accept", "")
         is_file = path == ICON_PATH or path.startswith(f"/{ASSETS}/") or (path == "/" and wants_page(accept))
         return is_file and head.method in ("GET", "HEAD")
@@ -114,13 +115,13 @@ class Page:
 
 
 def wants_page(accept: str) -> bool:
-    """Whether an Accept header names HTML, as every browser that opens an address does and no client of an API."""
+    """Tell whether an Accept header names HTML, as every browser that opens an address does and no client of an API."""
     kinds = (kind.replace(" ", "").lower().split(";") for kind in accept.split(","))
     return any(kind == "text/html" and "q=0" not in parameters for kind, *parameters in kinds)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether an Accept-Encoding header allows gzip."""
+    """Tell whether an Accept-Encoding header allows gzip."""
     parts = (part.replace(" ", "").lower().split(";") for part in accept_encoding.split(","))
     return any(coding == "gzip" and "q=0" not in parameters for coding, *parameters in parts)
 
@@ -153,5 +154,5 @@ def _read_file(path: Path, _changed_ns: int) -> PageFile:
 
 async def find_page_file(request: Request, name: str, folder: str = "") -> Response | None:
     """The reply with a file of the page that this server gives out; None where it has none of that name."""
-    page: Page | None = request.app.state.page
+    page = parts_of(request).page
     return None if page is None else await asyncio.to_thread(page.reply, request.headers, name, folder)

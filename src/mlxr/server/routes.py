@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import islice
 from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -23,8 +25,99 @@ from starlette.types import Scope
 from mlxr.core.errors import EngineStopped
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError, explain_body, explain_parsing
-from mlxr.server.ignored import find_ignored, note_ignored
 from mlxr.server.json_models import RequestModel, find_half
+from mlxr.server.logs import log_ignored
+from mlxr.server.parts import parts_of
+
+RenderError = Callable[[ServerError, str], Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`render_error(error, request_id)` is the JSON body of an error below one of `prefixes`."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    router: Router
+    render_error: RenderError
+
+
+def find_dialect(dialects: Sequence[Dialect], path: str) -> Dialect:
+    """The dialect that `path` belongs to: that with the longest prefix. One of them must have the prefix ""."""
+    fitting = [
+        (len(prefix), dialect)
+        for dialect in dialects
+        for prefix in dialect.prefixes
+        if not prefix or path == prefix or path.startswith(prefix.rstrip("/") + "/")
+    ]
+    return max(fitting, key=lambda pair: pair[0])[1]
+
+
+IGNORED = "x-mlxr-ignored"
+MAX_NAMES = 32
+MAX_NAME_CHARACTERS = 64
+MAX_LOOKS = 20_000  # parts of a body that are looked at
+
+
+def note_ignored(request: Request, names: Iterable[str]) -> None:
+    """Let the response to `request` and the debug log name these fields; `names` may be hostile and many."""
+    row = in_flight(request)
+    known = len(row.ignored)
+    for name in dict.fromkeys(islice(names, MAX_LOOKS)):
+        if len(row.ignored) > MAX_NAMES:  # one too many says that there are more
+            break
+        spelt = _spell(name)
+        if spelt not in row.ignored:
+            row.ignored.append(spelt)
+    if len(row.ignored) > known:
+        log_ignored(row, join_names(row.ignored))
+
+
+def join_names(names: list[str]) -> str:
+    """The value of the header: the first names, and `...` where there are more."""
+    return ", ".join([*names[:MAX_NAMES], "..."] if len(names) > MAX_NAMES else names)
+
+
+def find_ignored(value: object, model: BaseModel) -> Iterator[str]:
+    """The fields in `value` that `model`, which was made of it, does not have: `metadata`, `messages[].id`.
+
+    Null is no value, so a field that is null is not among them. Of a very long body only the beginning is looked at.
+    """
+    return (name for name in islice(_walk(value, model, ""), MAX_LOOKS) if name is not None)
+
+
+def _walk(value: object, part: object, place: str) -> Iterator[str | None]:
+    """One item for everything looked at: the name of a field without effect, or None."""
+    if isinstance(part, RequestModel) and isinstance(value, Mapping):
+        fields = _name_fields(type(part))
+        for key, inner in value.items():
+            name = fields.get(key)
+            yield None if name is not None or inner is None else f"{place}{key}"
+            if name is not None and isinstance(inner, Mapping | list):
+                yield from _walk(inner, getattr(part, name), f"{place}{key}.")
+    elif isinstance(part, list) and isinstance(value, list):
+        place = place.removesuffix(".") + "[]."
+        for inner_value, inner_part in zip(value, part, strict=False):
+            yield None
+            yield from _walk(inner_value, inner_part, place)
+
+
+@cache
+def _name_fields(model: type[BaseModel]) -> Mapping[str, str]:
+    """The key of a field in JSON, and its name in the model."""
+    names: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        keys = alias.choices if isinstance(alias, AliasChoices) else [alias or name]
+        names |= {key: name for key in keys if isinstance(key, str)}
+    return names
+
+
+def _spell(name: str) -> str:
+    """The name as a header may carry it: plain characters, others as %XX, not too long, and `%` for the empty name."""
+    plain = quote(name[:MAX_NAME_CHARACTERS], safe="[]", errors="replace")
+    return plain[:MAX_NAME_CHARACTERS] or "%"
+
 
 Handler = Callable[..., Awaitable[Response | BaseModel]]
 H = TypeVar("H", bound=Handler)
@@ -46,7 +139,7 @@ def describe_stream(description: str, media_type: str, errors: Responses) -> Res
 
 
 class Description(TypedDict, total=False):
-    """What the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
+    """Says what the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
 
     response_model: type[Any]
     responses: Responses
@@ -123,7 +216,7 @@ def build_route(row: RouteRow) -> Route:
         values: dict[str, object] = {**request.path_params}
         model = find_model()
         if model is not None:
-            body, ignored = await request.app.state.work.bodies.take(request, partial(_parse_body, model))
+            body, ignored = await parts_of(request).work.bodies.take(request, partial(_parse_body, model))
             note_ignored(request, ignored)
             values["body"] = body
         reply = await row.handler(request, **values)

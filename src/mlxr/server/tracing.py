@@ -27,7 +27,7 @@ class Span:
         self._span = span
 
     def note(self, row: InFlight, operation: str, finish: Finish) -> None:
-        """What is known when an answer has ended, under the names of the conventions for generative AI."""
+        """Return what is known when an answer has ended, under the names of the conventions for generative AI."""
         if self._span is None:
             return
         self._span.set_attributes(

@@ -17,6 +17,7 @@ from mlxr.core.work_threads import Stop, WorkThreads
 from mlxr.registry import Registry
 from mlxr.server.activity import in_flight
 from mlxr.server.bodies import Bodies
+from mlxr.server.parts import parts_of
 
 T = TypeVar("T")
 LOOKS, CHANGES, UPLOADS = 4, 2, 4
@@ -54,17 +55,16 @@ class ServerWork:
 
 def work_of(request: Request) -> ServerWork:
     """The threads of the server that the request came to."""
-    work: ServerWork = request.app.state.work
-    return work
+    return parts_of(request).work
 
 
 async def look(request: Request, work: Callable[..., T], *arguments: object) -> T:
-    """What `work(*arguments)` finds in the catalogue or in files; raises Unavailable where it cannot be asked soon."""
+    """Return what `work(*arguments)` finds in the catalogue or in files; raises Unavailable where it cannot soon."""
     return await work_of(request).looks.run(work, *arguments)
 
 
 async def change(request: Request, work: Callable[[Registry], T]) -> T:
-    """What a short change of the registry returns; raises Unavailable where the catalogue is held."""
+    """Return what a short change of the registry returns; raises Unavailable where the catalogue is held."""
     threads = work_of(request)
     return await threads.changes.run(work, threads.registry)
 

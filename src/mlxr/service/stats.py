@@ -12,20 +12,15 @@ from mlxr.service.adapters import AdaptersUse
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes that a model and its cache take now.
-
-    Of the `arena_bytes` that the cache may take, `in_use_bytes` are memory now. It is taken up page by page:
-    `used_bytes` by requests, `shared_bytes` of these by several at once,
-    `cached_bytes` by what earlier requests left for later ones. `disk_bytes` are this model's pages in the store.
-    """
+    """Bytes that a model and its cache take now. The cache takes memory page by page."""
 
     weight_bytes: int
-    arena_bytes: int
-    in_use_bytes: int
-    used_bytes: int
-    shared_bytes: int
-    cached_bytes: int
-    disk_bytes: int
+    arena_bytes: int  # that the cache may take
+    in_use_bytes: int  # of these, memory now
+    used_bytes: int  # of pages that requests hold
+    shared_bytes: int  # of pages that several requests hold
+    cached_bytes: int  # of what earlier requests left for later ones
+    disk_bytes: int  # of this model's pages in the store
 
 
 def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
@@ -44,12 +39,7 @@ def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """One moment of a loaded model. `copied_bytes` were copied by the cache path instead of being read in place.
-
-    `routing` tells where tokens were sent in a model with experts, `expert_rows` what multiplied them; None and nothing
-    without any.
-    `adapters` are those that are loaded, None where that is not told.
-    """
+    """Holds one moment of a loaded model."""
 
     model: str
     device: str
@@ -60,10 +50,14 @@ class SessionStats:
     file_bytes: int
     engine: EngineStats
     dispatches: tuple[Dispatch, ...]
-    copied_bytes: int
-    routing: Routing | None = None
-    expert_rows: tuple[ExpertRows, ...] = ()
-    adapters: AdaptersUse | None = None
+    routing: Routing | None = None  # where tokens were sent, in a model with experts
+    expert_rows: tuple[ExpertRows, ...] = ()  # what multiplied them
+    adapters: AdaptersUse | None = None  # those that are loaded; None where that is not told
+
+    @property
+    def copied_bytes(self) -> int:
+        """Count the bytes that the cache path copied instead of reading them in place."""
+        return self.engine.copied_bytes
 
     @property
     def memory(self) -> MemoryUse:
@@ -84,7 +78,6 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | N
         file_bytes=loaded.file_bytes,
         engine=engine,
         dispatches=tuple(counted.dispatches),
-        copied_bytes=counted.copied_bytes,
         routing=routing,
         expert_rows=tuple(counted.expert_rows),
     )

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from mlxr.server.anthropic.messages import router
 from mlxr.server.anthropic.reply import render_error
-from mlxr.server.dialect import Dialect
+from mlxr.server.routes import Dialect
 
 DIALECT = Dialect("anthropic", ("/v1/messages",), router, render_error)

@@ -10,11 +10,9 @@ from starlette.responses import Response
 from mlxr.server.activity import in_flight
 from mlxr.server.anthropic.reply import ErrorReply, MessageEvents, MessageReply, TokenCount, render_error
 from mlxr.server.anthropic.request import ConversationFields, CountRequest, MessageRequest
-from mlxr.server.errors import ServerError
-from mlxr.server.generation import borrow, read_all, start, write_frames
+from mlxr.server.errors import ServerError, spell_fields
+from mlxr.server.generation import borrow, fill_chat, read_all, start, write_frames
 from mlxr.server.json_models import JsonObject, make_id
-from mlxr.server.model_defaults import fill_chat
-from mlxr.server.naming import spell_fields
 from mlxr.server.routes import Router, describe_errors, describe_stream, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.service.completion import ReplyFold
@@ -65,7 +63,7 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
 async def count_tokens(request: Request, body: CountRequest) -> Response:
-    """How many tokens a conversation has, as `/v1/messages` would read it."""
+    """Return how many tokens a conversation has, as `/v1/messages` would read it."""
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):

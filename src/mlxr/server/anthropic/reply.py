@@ -98,7 +98,7 @@ class ThinkingReply(ReplyModel):
 
 
 class CallerReply(ReplyModel):
-    """Who made a call: the model itself, no program of it."""
+    """Says who made a call: the model itself, no program of it."""
 
     type: Literal["direct"] = "direct"
 
@@ -158,7 +158,7 @@ class MessageReply(ReplyModel):
 
 
 class TokenCount(ReplyModel):
-    """How long a conversation is."""
+    """Says how long a conversation is."""
 
     input_tokens: int
 

@@ -14,9 +14,8 @@ from pydantic import Discriminator, Field, Tag
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_INT, SamplingParams
-from mlxr.server.formats import make_schema_grammar
 from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
-from mlxr.server.parameter_fields import AnthropicParameters
+from mlxr.server.request_fields import AnthropicParameters, make_schema_grammar
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.prompt import Message
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
@@ -114,7 +113,7 @@ class ToolReferenceBlock(RequestModel):
 
 
 class ThinkingBlock(RequestModel):
-    """What the assistant thought earlier."""
+    """Says what the assistant thought earlier."""
 
     type: Literal["thinking"]
     thinking: str
@@ -176,7 +175,7 @@ def list_blocks(system: System | None) -> list[TextBlock]:
 
 
 def is_billing(block: TextBlock) -> bool:
-    """Whether the first line of a block is for the service's books alone."""
+    """Tell whether the first line of a block is for the service's books alone."""
     return block.text.startswith(BILLING)
 
 
@@ -297,7 +296,7 @@ AnyTool = Annotated[
 
 
 class AnyChoice(RequestModel):
-    """Whether to call tools: as the model likes (`auto`) or at least one (`any`)."""
+    """Says whether to call tools: as the model likes (`auto`) or at least one (`any`)."""
 
     type: Literal["auto", "any"]
     disable_parallel_tool_use: bool | None = None
@@ -350,14 +349,14 @@ class JsonFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """How much to think, and what the answer must look like."""
+    """Says how much to think, and what the answer must look like."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
 class ConversationFields(RequestModel):
-    """What the prompt is made of."""
+    """Says what the prompt is made of."""
 
     model: Text
     messages: Annotated[list[MessageInput], Field(min_length=1)]
@@ -376,7 +375,7 @@ class ConversationFields(RequestModel):
         return self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
-        """What the service is asked; raises InvalidRequest naming the field."""
+        """Return what the service is asked; raises InvalidRequest naming the field."""
         tools = self._read_tools()
         choice = self._read_choice(tools)
         wanted = (self.output_config.format if self.output_config else None) or self.output_format
@@ -463,7 +462,7 @@ class MessageRequest(AnthropicParameters, ConversationFields):
 
     @property
     def hides_thoughts(self) -> bool:
-        """Whether the reply says that there were thoughts, but not what they were."""
+        """Tell whether the reply says that there were thoughts, but not what they were."""
         return getattr(self.thinking, "display", None) == "omitted"
 
     def list_given(self) -> dict[str, object]:
@@ -472,5 +471,5 @@ class MessageRequest(AnthropicParameters, ConversationFields):
         return given if self.budget_tokens is None else {"thinking_budget": self.budget_tokens, **given}
 
     def to_request(self) -> ChatRequest:
-        """What the service is asked; raises InvalidRequest naming the field."""
+        """Return what the service is asked; raises InvalidRequest naming the field."""
         return self.make_request(SamplingParams(**read_params({"temperature": 1.0}, self.list_given())))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxr.server import openai
-from mlxr.server.dialect import Dialect
 from mlxr.server.llamacpp import completion, properties, tokens
 from mlxr.server.llamacpp.reply import ERRORS, render_error
-from mlxr.server.routes import Description, Router, RouteRow
+from mlxr.server.routes import Description, Dialect, Router, RouteRow
 
 router = Router(tags=["llama.cpp"])
 for route in (completion, tokens, properties):

@@ -24,17 +24,22 @@ from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.options import read_draft_tokens
-from mlxr.server.errors import ServerError
-from mlxr.server.formats import GrammarFields
+from mlxr.server.errors import ServerError, spell_fields
 from mlxr.server.generation import Generation, borrow, read_all, start_all, write_frames
 from mlxr.server.json_models import JsonObject, RequestModel
 from mlxr.server.llamacpp.reply import STREAMED, AnswerReply, Frame, Probabilities, error_frame
-from mlxr.server.naming import spell_fields
 from mlxr.server.openai.fields import AdapterFields, Answers, DraftFields
-from mlxr.server.parameter_fields import LlamacppParameters
-from mlxr.server.prompts import Prompts, read_prompt, split_prompts
+from mlxr.server.request_fields import (
+    RULES,
+    GrammarFields,
+    LlamacppParameters,
+    Prompts,
+    SamplerFields,
+    read_prompt,
+    read_samplers,
+    split_prompts,
+)
 from mlxr.server.routes import Router
-from mlxr.server.samplers import RULES, SamplerFields, read_samplers
 from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.completion import ReplyFold
@@ -70,7 +75,7 @@ Bias = list[list[int | float | str | bool]] | dict[str, float | bool]
 
 
 class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFields, AdapterFields):
-    """How tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
+    """Says how tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
     stream: bool | None = None
@@ -92,17 +97,17 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
 
     @property
     def only_reads(self) -> bool:
-        """Whether no token is wanted."""
+        """Tell whether no token is wanted."""
         return self._wanted_tokens == 0
 
     @property
     def top_probs(self) -> int:
-        """How many tokens are to be told with their probabilities in each place; 0: none."""
+        """Return how many tokens are to be told with their probabilities in each place; 0: none."""
         return self.n_probs or self.logprobs or 0
 
     @property
     def most_tokens(self) -> float:
-        """How many tokens the answer may have."""
+        """Return how many tokens the answer may have."""
         wanted = self._wanted_tokens
         return math.inf if wanted is None or wanted < 0 else wanted
 
@@ -131,7 +136,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
         )
 
     def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:
-        """How many tokens the engine is to report; all that can be drawn where their final shares are wanted."""
+        """Return how many tokens the engine is to report; all that can be drawn where their final shares are wanted."""
         if not self.top_probs:
             return None
         if not self.post_sampling_probs:

@@ -25,8 +25,8 @@ from mlxr.server.llamacpp.completion import CompletionFields, describe_settings
 from mlxr.server.llamacpp.reply import ERRORS
 from mlxr.server.openai.fields import AdapterShare
 from mlxr.server.openai.models import describe_model
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router
-from mlxr.server.served import ServedModels
 from mlxr.server.work import look
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.opening import find_device
@@ -44,7 +44,7 @@ async def show_properties(request: Request) -> Response:
     return JSONResponse(
         {
             "default_generation_settings": {"params": _default_params(lease), **_describe_slot(lease, 0, None)},
-            "total_slots": await _count_slots(request.app.state.settings),
+            "total_slots": await _count_slots(parts_of(request).settings),
             "model_alias": record.short_name,
             "model_path": str(record.path),
             "modalities": {"vision": False, "audio": False},
@@ -65,9 +65,9 @@ async def show_tokenizer(request: Request) -> Response:
 async def list_slots(request: Request) -> Response:
     """Every slot and the request that is in it; with `?fail_on_no_slot=1` an error where none is free."""
     lease = await borrow(request, request.query_params.get("model"))
-    state = request.app.state
-    busy = [row for row in state.activity if row.cancels and row.model == lease.name]
-    slots = await _count_slots(state.settings)
+    parts = parts_of(request)
+    busy = [row for row in parts.activity if row.cancels and row.model == lease.name]
+    slots = await _count_slots(parts.settings)
     if request.query_params.get("fail_on_no_slot") and len(busy) >= slots:
         raise ServerError(503, "unavailable", "no slot is free", retry_after_s=1.0)
     listed = [_describe_slot(lease, index, busy[index] if index < len(busy) else None) for index in range(slots)]
@@ -77,8 +77,8 @@ async def list_slots(request: Request) -> Response:
 @router.get("/models", responses=ERRORS)
 async def list_models(request: Request) -> Response:
     """The models that requests can name: OpenAI's list with llama.cpp's facts about each."""
-    records = await look(request, request.app.state.registry.list)
-    loaded = {model.name for model in request.app.state.pool.running()}
+    records = await look(request, parts_of(request).registry.list)
+    loaded = {model.name for model in parts_of(request).pool.running()}
     data = [
         {
             **describe_model(record).model_dump(),
@@ -140,7 +140,7 @@ class AdapterShares(RootModel[Annotated[list[AdapterShare], Field(max_length=MAX
 async def list_adapters(request: Request) -> Response:
     """The adapters of the model `?model=` (absent: the default one). An id is a place in this list."""
     base, records = await look(request, _list, request)
-    scales = request.app.state.served.adapters.read_scales(base)
+    scales = parts_of(request).served.adapters.read_scales(base)
     return JSONResponse(
         [
             {
@@ -161,13 +161,13 @@ async def set_adapters(request: Request, body: AdapterShares) -> Response:
     base, records = await look(request, _list, request)
     factors = {share.id: share.scale for share in body.root}
     scales = {record.name: factors.get(index, 0.0) for index, record in enumerate(records)}
-    request.app.state.served.adapters.set_scales(base, scales)
+    parts_of(request).served.adapters.set_scales(base, scales)
     return JSONResponse({"success": True})
 
 
 def _list(request: Request) -> tuple[str, tuple[AdapterRecord, ...]]:
     """The base that is meant, and its adapters."""
-    served: ServedModels = request.app.state.served
+    served = parts_of(request).served
     model = request.query_params.get("model") or served.find_default()
     base = served.find(model).short_name
     return base, served.adapters.list_for(base)

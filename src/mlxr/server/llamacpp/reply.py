@@ -148,20 +148,17 @@ def find_shares(top: Sequence[TokenLogprob], params: SamplingParams) -> list[flo
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Holds what all answers of a request share. `prompts` are the texts that the model read, one for each answer.
-
-    `fields` are the wanted fields of a whole reply, all where there are none; with `is_silent` no token was wanted.
-    """
+    """Holds what all answers of a request share."""
 
     model: str
-    prompts: Sequence[str]
-    settings: JsonObject
+    prompts: Sequence[str]  # the texts that the model read, one for each answer
+    settings: JsonObject  # how they were made, as the reply tells it
     most_tokens: int | None
     probabilities: Probabilities | None = None
     returns_tokens: bool = False
     times_tokens: bool = False
-    is_silent: bool = False
-    fields: Sequence[str] = ()
+    is_silent: bool = False  # no token was wanted
+    fields: Sequence[str] = ()  # of a whole reply, those that are wanted; all where there are none
 
 
 class AnswerReply:

@@ -15,14 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.embedding import embed_all
-from mlxr.server.generation import borrow
+from mlxr.server.errors import spell_fields
+from mlxr.server.generation import borrow, embed_all
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.llamacpp.reply import ERRORS
-from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_request import FIELDS, ChatCompletionRequest
 from mlxr.server.openai.replies import fit_effort
-from mlxr.server.prompts import Prompts, read_prompt, split_prompts
+from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router
 from mlxr.server.streaming import dump_json
 from mlxr.service.async_session import AsyncSession

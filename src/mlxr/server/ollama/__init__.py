@@ -5,10 +5,9 @@ Interface: https://github.com/ollama/ollama/blob/main/docs/api.md
 
 from __future__ import annotations
 
-from mlxr.server.dialect import Dialect
 from mlxr.server.ollama import answers, creation, embeddings, listing
 from mlxr.server.ollama.reply import render_error
-from mlxr.server.routes import Router
+from mlxr.server.routes import Dialect, Router
 
 router = Router(tags=["Ollama"])
 for route in (answers, embeddings, listing, creation):

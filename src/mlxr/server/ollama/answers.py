@@ -25,13 +25,13 @@ from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.options import BY_NAME, check_options, find_idle, read_draft_tokens
 from mlxr.server.activity import in_flight
-from mlxr.server.formats import make_schema_grammar
+from mlxr.server.errors import spell_fields
 from mlxr.server.generation import borrow, read_all, start, write_frames
-from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text
-from mlxr.server.naming import spell_fields
 from mlxr.server.ollama.reply import STREAMED, ChatReply, GenerateReply, Part, Parts, error_frame, make_piece, now
-from mlxr.server.routes import Router
+from mlxr.server.parts import parts_of
+from mlxr.server.request_fields import make_schema_grammar
+from mlxr.server.routes import Router, note_ignored
 from mlxr.server.streaming import NDJSON, EventStream, dump_json, ndjson, until_disconnected
 from mlxr.server.truncation import drop_oldest
 from mlxr.service.continuation import is_unfinished
@@ -68,7 +68,7 @@ def note_options(request: Request, options: Mapping[str, object] | None, field: 
 def make_params(
     record: ModelRecord, options: Mapping[str, object] | None, *, logprobs: bool | None, top_logprobs: int | None
 ) -> SamplingParams:
-    """How to choose tokens: the request's options over the model's over Ollama's defaults.
+    """Return how to choose tokens: the request's options over the model's over Ollama's defaults.
 
     Raises InvalidRequest naming the option.
     """
@@ -93,7 +93,7 @@ def make_window(
 
 
 def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:
-    """What the answer must look like; None for any text."""
+    """Return what the answer must look like; None for any text."""
     if wanted is None or wanted == "":
         return None
     if isinstance(wanted, Mapping):
@@ -162,7 +162,7 @@ async def load_only(request: Request, body: AnswerRequest, reply: JsonObject) ->
     """Answer a request without a prompt: load the model, or with `keep_alive` 0 unload it."""
     keep_alive_s = read_keep_alive(body.keep_alive)
     if keep_alive_s == 0:
-        await until_disconnected(request, request.app.state.pool.unload(body.model))
+        await until_disconnected(request, parts_of(request).pool.unload(body.model))
     else:
         await borrow(request, body.model, keep_alive_s=keep_alive_s, exact=True)
     reason = "unload" if keep_alive_s == 0 else "load"
@@ -171,7 +171,7 @@ async def load_only(request: Request, body: AnswerRequest, reply: JsonObject) ->
 
 
 def check_think(lease: ModelLease, think: bool | str | None) -> bool | str | None:
-    """What the model makes of `think`; raises InvalidRequest for one that does not think."""
+    """Return what the model makes of `think`; raises InvalidRequest for one that does not think."""
     if think and "thinking" not in lease.session.capabilities:
         raise InvalidRequest("think", f"{lease.record.short_name!r} does not support thinking")
     if not think and "thinking" not in lease.session.capabilities:

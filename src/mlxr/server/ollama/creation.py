@@ -27,12 +27,11 @@ from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.registry.record import Progress
 from mlxr.server.errors import ClientGone, ServerError
-from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
 from mlxr.server.ollama.answers import Options, note_options
 from mlxr.server.ollama.reply import ERRORS, STREAMED, NamedRequest, error_frame, find_model
-from mlxr.server.routes import Router, reply_json
-from mlxr.server.served import ServedModels
+from mlxr.server.parts import parts_of
+from mlxr.server.routes import Router, note_ignored, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 from mlxr.server.work import change, look, start_make, start_pull, work_of
 from mlxr.service.creation import create_model
@@ -88,13 +87,13 @@ class Lines:
 
 
 class PullBody(NamedRequest):
-    """What to pull: hf.co/owner/repo[:file or quant]."""
+    """Says what to pull: hf.co/owner/repo[:file or quant]."""
 
     stream: bool | None = None
 
 
 class PullReply(ReplyModel):
-    """How far it is; `digest`, `total` and `completed` are of one file, in bytes."""
+    """Says how far it is; `digest`, `total` and `completed` are of one file, in bytes."""
 
     status: str
     digest: str | None = optional()
@@ -130,13 +129,13 @@ class Pulling:
         """Begin to pull; the task ends when the model is there. Cancelled, it stops at once. Raises Busy."""
         if await self._is_here():
             return asyncio.create_task(asyncio.sleep(0))
-        state = self._request.app.state
+        parts = parts_of(self._request)
 
         def work(registry: Registry, stop: Stop) -> None:
-            pull_model(registry, self._name, endpoint=state.settings.hub_url, report=self._report, stop=stop)
+            pull_model(registry, self._name, endpoint=parts.settings.hub_url, report=self._report, stop=stop)
 
         task = start_pull(self._request, work)
-        task.add_done_callback(lambda _: state.pool.refresh())
+        task.add_done_callback(lambda _: parts.pool.refresh())
         return task
 
     async def write_frames(self, task: asyncio.Task[None]) -> AsyncGenerator[bytes, None]:
@@ -146,7 +145,7 @@ class Pulling:
         yield ndjson({"status": "success"})
 
     async def _is_here(self) -> bool:
-        """Whether the name is that of a model which did not come from a hub, so that there is nothing to ask for."""
+        """Tell whether the name is that of a model that did not come from a hub, so that there is nothing to ask."""
         if "hf.co/" in self._name or "huggingface.co/" in self._name:
             return False
         try:
@@ -179,7 +178,7 @@ class TaughtMessage(RequestModel):
 
 
 class CreateBody(NamedRequest):
-    """What to make a model of: another one (`from`), or blobs (`files`: file name to digest).
+    """Says what to make a model of: another one (`from`), or blobs (`files`: file name to digest).
 
     `adapters` are blobs, too: the files of a low-rank adapter that all answers of the new model have. As in Ollama a
     model of that name is replaced, once the new one is whole, and the reply says so; with `replace` false it is not.
@@ -210,7 +209,7 @@ class CreateBody(NamedRequest):
 
     @property
     def changes(self) -> Changes:
-        """What the new model sets anew."""
+        """Return what the new model sets anew."""
         return Changes(
             template=self.template or None,
             system=self.system or None,
@@ -244,7 +243,7 @@ async def create(request: Request, body: CreateBody) -> Response:
         note_ignored(request, ["renderer"])
     name, changes = body.wanted, body.changes
 
-    served: ServedModels = request.app.state.served
+    served = parts_of(request).served
     lines = Lines()
 
     def make(registry: Registry, stop: Stop) -> ModelRecord:
@@ -270,19 +269,19 @@ async def create(request: Request, body: CreateBody) -> Response:
         async for frame in lines.follow(task):
             yield frame
         record = task.result()
-        request.app.state.pool.refresh()
+        parts_of(request).pool.refresh()
         for file in record.files:
             yield ndjson({"status": f"using existing layer sha256:{file.sha256}"})
         yield ndjson({"status": "writing manifest"}) + ndjson({"status": "success"})
 
     replaced = None
     if body.replace is not False:
-        replaced = await look(request, _find_taken, request.app.state.registry, name)
+        replaced = await look(request, _find_taken, parts_of(request).registry, name)
     task = start_make(request, make)
     if body.stream is not False:
         return EventStream(request, write_frames(), media_type=NDJSON, on_error=error_frame)
     await until_disconnected(request, task)
-    request.app.state.pool.refresh()
+    parts_of(request).pool.refresh()
     return reply_json(StatusReply(status="success", replaced=replaced))
 
 
@@ -311,27 +310,27 @@ def _report_quantizing(lines: Lines, type_name: str, stop: Stop) -> Progress:
 @router.post("/api/copy", responses=ERRORS)
 async def copy(request: Request, body: CopyBody) -> Response:
     """Give a model a second name. One that another model has is refused, unless the request says `replace`."""
-    served: ServedModels = request.app.state.served
+    served = parts_of(request).served
 
     def make(registry: Registry) -> ModelRecord:
         served.refuse_file_name(body.destination, "destination")
         return registry.copy(served.find(body.source), body.destination, replaces=body.replace is True)
 
     await change(request, make)
-    request.app.state.pool.refresh()
+    parts_of(request).pool.refresh()
     return Response()
 
 
 @router.delete("/api/delete", responses=ERRORS)
 async def delete(request: Request, body: NamedRequest) -> Response:
     """Remove a model, and its files if they lie in the store and no other model has them."""
-    state = request.app.state
+    parts = parts_of(request)
 
     def remove(registry: Registry) -> ModelRecord:
-        state.served.refuse_file_name(body.wanted, "model")
+        parts.served.refuse_file_name(body.wanted, "model")
         return registry.remove(body.wanted)
 
-    pool, record = state.pool, await change(request, remove)
+    pool, record = parts.pool, await change(request, remove)
     for running in pool.running():
         if running.name.lower() == record.name.lower():
             await until_disconnected(request, pool.unload(running.name))
@@ -342,14 +341,14 @@ async def delete(request: Request, body: NamedRequest) -> Response:
 @router.head("/api/blobs/{digest}")
 async def has_blob(request: Request, digest: str) -> Response:
     """200 if the blob is here, 404 if it is not."""
-    is_here = await look(request, request.app.state.registry.blobs.has, digest)
+    is_here = await look(request, parts_of(request).registry.blobs.has, digest)
     return Response(status_code=200 if is_here else 404)
 
 
 @router.post("/api/blobs/{digest}", status_code=201, responses=ERRORS)
 async def store_blob(request: Request, digest: str) -> Response:
     """Store the body, whose digest must be that of the path."""
-    registry: Registry = request.app.state.registry
+    registry = parts_of(request).registry
     threads = work_of(request).uploads
     incoming = await threads.run(registry.blobs.receive, digest)
     with incoming:

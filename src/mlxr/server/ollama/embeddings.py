@@ -12,8 +12,7 @@ from starlette.responses import Response
 from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.registry.options import check_options
 from mlxr.server.activity import in_flight
-from mlxr.server.embedding import embed_all
-from mlxr.server.generation import borrow
+from mlxr.server.generation import borrow, embed_all
 from mlxr.server.json_models import ReplyModel, RequestModel, Text
 from mlxr.server.ollama.answers import KeepAlive, Options, note_options, read_keep_alive
 from mlxr.server.ollama.reply import ERRORS, to_ns

@@ -8,13 +8,14 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from mlxr.registry import ModelRecord, Registry
+from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.registry.options import check_options
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.ollama.answers import Options, note_options
 from mlxr.server.ollama.reply import ERRORS, NamedRequest, find_model, format_time
 from mlxr.server.page_files import INDEX, find_page_file, wants_page
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.work import look
 from mlxr.service.catalogue import read_metadata
@@ -26,7 +27,7 @@ router = Router()
 
 
 class Details(ReplyModel):
-    """What kind of model it is."""
+    """Says what kind of model it is."""
 
     parent_model: str
     format: str
@@ -90,7 +91,7 @@ class Processes(ReplyModel):
 
 
 class ShowBody(NamedRequest):
-    """Which model to show; `verbose` adds long lists such as the vocabulary."""
+    """Says which model to show; `verbose` adds long lists such as the vocabulary."""
 
     verbose: bool | None = None
     system: str | None = None
@@ -141,14 +142,14 @@ async def version(_: Request) -> Version:
 @router.get("/api/tags", response_model=Tags, responses=ERRORS)
 async def tags(request: Request) -> Response:
     """The models that are here and can be used."""
-    records = await look(request, request.app.state.served.list)
+    records = await look(request, parts_of(request).served.list)
     return reply_json(Tags(models=[_describe_listed(record) for record in records if record.problem is None]))
 
 
 @router.get("/api/ps", response_model=Processes, responses=ERRORS)
 async def ps(request: Request) -> Response:
     """The models that are loaded."""
-    return reply_json(Processes(models=[_describe_loaded(model) for model in request.app.state.pool.running()]))
+    return reply_json(Processes(models=[_describe_loaded(model) for model in parts_of(request).pool.running()]))
 
 
 @router.post("/api/show", response_model=ShowReply, responses=ERRORS)
@@ -176,7 +177,7 @@ async def show(request: Request, body: ShowBody) -> Response:
 
 
 def _write_modelfile(request: Request, record: ModelRecord) -> str:
-    registry: Registry = request.app.state.registry
+    registry = parts_of(request).registry
     adapter = registry.find_adapter_of(record)
     return write_modelfile(record, None if adapter is None else adapter.path)
 
@@ -196,7 +197,7 @@ def describe(record: ModelRecord) -> Details:
 
 
 def list_capabilities(record: ModelRecord) -> list[str]:
-    """What a model is for. Ollama says embedding of models that do nothing else; ours all do both."""
+    """Return what a model is for. Ollama says embedding of models that do nothing else; ours all do both."""
     names = record.capabilities - {"embedding"} if "completion" in record.capabilities else record.capabilities
     return sorted(names)
 

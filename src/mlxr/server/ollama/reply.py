@@ -22,13 +22,14 @@ from mlxr.core.types import FinishReason, TokenLogprob
 from mlxr.registry import ModelRecord
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import ndjson
 from mlxr.server.work import look
 from mlxr.service.completion import AnswerFold, Block
 
 if TYPE_CHECKING:
-    from mlxr.server.served import ServedModels
+    pass
 
 
 class ErrorReply(ReplyModel):
@@ -82,7 +83,7 @@ def now() -> str:
 
 async def find_model(request: Request, name: str) -> ModelRecord:
     """The record of a model, or of the one that an adapter is for; raises NotFound."""
-    served: ServedModels = request.app.state.served
+    served = parts_of(request).served
     return await look(request, served.find_base, name)
 
 
@@ -104,7 +105,7 @@ class LogprobReply(TokenReply):
 
 
 class FunctionCall(ReplyModel):
-    """Which function to call, and with what."""
+    """Says which function to call, and with what."""
 
     index: int
     name: str
@@ -128,7 +129,7 @@ class AnswerMessage(ReplyModel):
 
 
 class Ended(ReplyModel):
-    """What the last piece of an answer, or the whole of it, says of itself. Durations are in nanoseconds."""
+    """Says what the last piece of an answer, or the whole of it, says of itself. Durations are in nanoseconds."""
 
     model: str
     created_at: str

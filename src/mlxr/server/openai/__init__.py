@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from mlxr.server.dialect import Dialect
 from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.openai.replies import render_error
-from mlxr.server.routes import Router
+from mlxr.server.routes import Dialect, Router
 
 router = Router(tags=["OpenAI"])
 for route in (chat, completions, embeddings, models, responses):

@@ -14,11 +14,9 @@ from starlette.responses import Response
 from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason
 from mlxr.server.activity import in_flight
-from mlxr.server.generation import borrow, read_all, start
-from mlxr.server.ignored import note_ignored
+from mlxr.server.errors import spell_fields
+from mlxr.server.generation import borrow, fill_chat, read_all, start
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.model_defaults import fill_chat
-from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_request import FIELDS, ChatCompletionRequest, ControlRequest
 from mlxr.server.openai.replies import (
     ERRORS,
@@ -38,7 +36,8 @@ from mlxr.server.openai.replies import (
     stream_chunks,
     token_bytes_if,
 )
-from mlxr.server.routes import Router, reply_json
+from mlxr.server.parts import parts_of
+from mlxr.server.routes import Router, note_ignored, reply_json
 from mlxr.service.completion import AnswerFold, Change, ReplyFold
 
 router = Router()
@@ -100,13 +99,13 @@ class ChatCompletion(ReplyModel):
 
 
 class ChatInputTokens(ReplyModel):
-    """How many tokens a conversation has."""
+    """Says how many tokens a conversation has."""
 
     input_tokens: int
 
 
 class ControlReply(ReplyModel):
-    """What was asked of a growing answer has been done."""
+    """Says what was asked of a growing answer has been done."""
 
     success: Literal[True] = True
 
@@ -244,13 +243,13 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 @router.post("/v1/chat/completions/control", response_model=ControlReply, responses=ERRORS)
 async def control_chat_completion(request: Request, body: ControlRequest) -> Response:
     """Let a model that thinks answer now, as llama.cpp's server has it."""
-    request.app.state.activity.end_thoughts(body.id, in_flight(request).key_id, "id")
+    parts_of(request).activity.end_thoughts(body.id, in_flight(request).key_id, "id")
     return reply_json(ControlReply())
 
 
 @router.post("/v1/chat/completions/input_tokens", response_model=ChatInputTokens, responses=ERRORS)
 async def count_input_tokens(request: Request, body: ChatCompletionRequest) -> Response:
-    """How many tokens a conversation has, as `/v1/chat/completions` would read it."""
+    """Return how many tokens a conversation has, as `/v1/chat/completions` would read it."""
     lease = await borrow(request, body.model, lora=body.shares)
     wanted = fill_chat(fit_effort(request, lease, body.to_request(), "reasoning_effort"), lease.record, body)
     with spell_fields(FIELDS):

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.formats import ResponseFormat
 from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.server.openai.fields import (
     Effort,
@@ -24,6 +23,7 @@ from mlxr.server.openai.fields import (
     ReasoningOptions,
     read_offer,
 )
+from mlxr.server.request_fields import ResponseFormat
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.prompt import Message
 from mlxr.service.requests import ChatRequest, Ending
@@ -210,7 +210,7 @@ class ChatCompletionRequest(PenaltyFields):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
+        """Tell whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def list_given(self) -> dict[str, object]:
@@ -220,7 +220,7 @@ class ChatCompletionRequest(PenaltyFields):
         return given if nested is None else {"thinking_budget": nested, **given}
 
     def to_request(self) -> ChatRequest:
-        """What the service is asked; raises InvalidRequest naming the field."""
+        """Return what the service is asked; raises InvalidRequest naming the field."""
         offer = read_offer(self.tools, self.tool_choice)
         effort = self.reasoning_effort or (self.reasoning.think if self.reasoning else None)
         messages = read_messages(self.messages)
@@ -245,7 +245,7 @@ class ChatCompletionRequest(PenaltyFields):
         )
 
     def _find_ending(self, messages: Sequence[Message]) -> Ending:
-        """Where the prompt ends: by default inside a last message of the assistant, as llama.cpp has it."""
+        """Return where the prompt ends: by default inside a last message of the assistant, as llama.cpp has it."""
         adds, continues = self.add_generation_prompt, self.continue_final_message
         if adds and continues:
             raise InvalidRequest("continue_final_message", "and add_generation_prompt cannot both be true")

@@ -19,10 +19,8 @@ from starlette.responses import Response
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.server.formats import ResponseFormat
-from mlxr.server.generation import borrow, read_all, start_all
+from mlxr.server.generation import borrow, fill_text, read_all, start_all
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.model_defaults import fill_text
 from mlxr.server.openai.fields import Answers, PenaltyFields, TokenId
 from mlxr.server.openai.replies import (
     STREAMED,
@@ -39,6 +37,7 @@ from mlxr.server.openai.replies import (
     stream_chunks,
     token_bytes_if,
 )
+from mlxr.server.request_fields import ResponseFormat
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.completion import ReplyFold
 from mlxr.service.infill import make_infill
@@ -76,7 +75,7 @@ class CompletionRequest(PenaltyFields):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
+        """Tell whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
@@ -85,7 +84,7 @@ class CompletionRequest(PenaltyFields):
         return [""] if self.prompt is None else split_prompts(self.prompt)
 
     def to_request(self, prompt: Prompt) -> TextRequest:
-        """What the service is asked for one of the prompts; raises InvalidRequest naming the field."""
+        """Return what the service is asked for one of the prompts; raises InvalidRequest naming the field."""
         if self.echo and self.suffix and self.logprobs is not None:
             raise InvalidRequest("logprobs", "cannot be had with echo and suffix: the model reads another prompt then")
         return TextRequest(
@@ -150,7 +149,7 @@ def name_text_finish(reason: FinishReason) -> TextFinish:
 
 @dataclass(slots=True)
 class TokenOffsets:
-    """Where in the text each token begins, in characters; a character that is cut counts with its last token."""
+    """Says where in the text each token begins, in characters; a character that is cut counts with its last token."""
 
     offset: int = 0
     _decoder: codecs.IncrementalDecoder = field(

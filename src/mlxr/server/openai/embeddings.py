@@ -11,12 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.embedding import embed_all
-from mlxr.server.generation import borrow
+from mlxr.server.generation import borrow, embed_all
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.openai.fields import Count
 from mlxr.server.openai.replies import ERRORS
-from mlxr.server.prompts import Prompts, read_prompt, split_prompts
+from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.embedding import Pooling, Vector, scale_vector

@@ -15,10 +15,8 @@ from pydantic import AliasChoices, Field
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
-from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import JsonObject, RequestModel
-from mlxr.server.parameter_fields import OpenAIParameters
-from mlxr.server.samplers import SamplerFields
+from mlxr.server.request_fields import GrammarFields, OpenAIParameters, SamplerFields
 from mlxr.service.requests import NamedTool, Tool, ToolChoice
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -29,7 +27,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
 class ReasoningOptions(RequestModel):
-    """How much to think: an effort, or tokens. Thoughts are given as they are, never as a summary."""
+    """Says how much to think: an effort, or tokens. Thoughts are given as they are, never as a summary."""
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
@@ -57,7 +55,7 @@ class AdapterShare(RequestModel):
 
 
 class AdapterFields(RequestModel):
-    """Which low-rank adapters the answer has."""
+    """Says which low-rank adapters the answer has."""
 
     lora: Annotated[list[AdapterShare], Field(max_length=64)] | None = Field(
         None, description="Adapters and their scales; those that are not listed have none. Absent: what `model` says."
@@ -70,7 +68,7 @@ class AdapterFields(RequestModel):
 
 
 class DraftFields(RequestModel):
-    """How much may be guessed. The answer is the same."""
+    """Says how much may be guessed. The answer is the same."""
 
     draft_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
         None,

@@ -17,11 +17,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from mlxr.core.errors import MlxrError
 from mlxr.registry.record import AdapterRecord, ModelRecord
-from mlxr.server.adapter_loading import forget_adapter, load_adapter
 from mlxr.server.json_models import ReplyModel, RequestModel, Text
+from mlxr.server.model_names import ServedModels, forget_adapter, load_adapter
 from mlxr.server.openai.replies import ERRORS
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router, describe_stream, reply_json
-from mlxr.server.served import ServedModels
 from mlxr.server.work import look
 
 router = Router()
@@ -58,7 +58,7 @@ class ModelList(ReplyModel):
 @router.get("/v1/models", response_model=ModelList, responses=ERRORS)
 async def list_models(request: Request) -> Response:
     """The models that requests can name, then their aliases."""
-    models = await look(request, _describe_all, request.app.state.served)
+    models = await look(request, _describe_all, parts_of(request).served)
     ids = [model.id for model in models]
     return reply_json(ModelList(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None))
 
@@ -66,7 +66,7 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
 async def get_model(request: Request, model: str) -> Response:
     """One model by name or alias, or an adapter."""
-    return reply_json(await look(request, _find, request.app.state.served, model))
+    return reply_json(await look(request, _find, parts_of(request).served, model))
 
 
 def _find(served: ServedModels, name: str) -> ModelReply:

@@ -18,9 +18,8 @@ from mlxr.core.events import Event, PromptProgress, TokenInfo
 from mlxr.core.types import Timings, TokenLogprob
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import Generation, write_frames
-from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, ReplyModel, make_id, optional
-from mlxr.server.routes import describe_errors, describe_stream
+from mlxr.server.routes import describe_errors, describe_stream, note_ignored
 from mlxr.server.streaming import DONE, SSE, EventStream, sse
 from mlxr.service.completion import AnswerFold, ReplyFold
 from mlxr.service.identity import read_clock
@@ -118,7 +117,7 @@ class UsageReply(ReplyModel):
 
 
 class TimingsReply(ReplyModel):
-    """Where the time went (an addition to the dialect). Prompt tokens that came from the cache are `cache_n`.
+    """Says where the time went (an addition to the dialect). Prompt tokens that came from the cache are `cache_n`.
 
     Of `draft_n` tokens that were guessed and computed, `draft_n_accepted` were right.
     """
@@ -253,7 +252,7 @@ STREAMED = describe_stream(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What identifies a reply. `model` is the name that the model was asked for by, as clients expect to see it."""
+    """Identifies a reply. `model` is the name that the model was asked for by, as clients expect to see it."""
 
     id: str
     created: int
@@ -268,7 +267,7 @@ class Head:
         return cls(make_id(prefix), created, name, f"fp_{lease.record.digest[:12]}")
 
     def to_chunk(self, kind: str) -> JsonObject:
-        """What the chunks of a stream begin with."""
+        """Return what the chunks of a stream begin with."""
         return {
             "id": self.id,
             "object": kind,
@@ -279,7 +278,7 @@ class Head:
 
 
 def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
-    """How tokens are spelt, where log-probabilities were asked for."""
+    """Return how tokens are spelt, where log-probabilities were asked for."""
     return lease.session.tokenizer.token_bytes if wanted else None
 
 

@@ -43,7 +43,7 @@ class OutputText(ReplyModel):
 
 
 class OutputMessage(ReplyModel):
-    """What the model says."""
+    """Says what the model says."""
 
     type: Literal["message"] = "message"
     id: str
@@ -60,7 +60,7 @@ class OutputThought(ReplyModel):
 
 
 class OutputReasoning(ReplyModel):
-    """What the model thinks before it answers."""
+    """Says what the model thinks before it answers."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
@@ -141,14 +141,14 @@ class ResponseUsage(ReplyModel):
 
 
 class ResponseFailure(ReplyModel):
-    """Why a response failed."""
+    """Says why a response failed."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(ReplyModel):
-    """Why a response is cut short."""
+    """Says why a response is cut short."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 

@@ -15,7 +15,6 @@ from pydantic import AliasChoices, Discriminator, Field, Tag, TypeAdapter
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_INT
-from mlxr.server.formats import FlatFormat
 from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.server.openai.fields import ReasoningOptions, SamplingFields
 from mlxr.server.openai.response_tools import (
@@ -28,7 +27,7 @@ from mlxr.server.openai.response_tools import (
     read_offer,
     read_tools,
 )
-from mlxr.server.parameter_fields import ResponsesParameters
+from mlxr.server.request_fields import FlatFormat, ResponsesParameters
 from mlxr.service.messages import parse_arguments
 from mlxr.service.prompt import Message
 from mlxr.service.requests import ChatRequest
@@ -192,7 +191,7 @@ OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_s
 
 
 def _name_kind(item: object) -> str:
-    """What kind of item a JSON value is; a message may leave its type out."""
+    """Return what kind of item a JSON value is; a message may leave its type out."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     if kind in FOREIGN_ITEMS:
         return "foreign"
@@ -272,7 +271,7 @@ def read_input(instructions: str | None, items: Sequence[InputItem], first: int 
 
 
 def _begins_turn(turn: dict[str, object], item: MessageItem | CallItem | ReasoningItem) -> bool:
-    """Whether the turn so far is over: nobody thinks after calling, and a message has one text."""
+    """Tell whether the turn so far is over: nobody thinks after calling, and a message has one text."""
     if isinstance(item, ReasoningItem):
         return bool(turn["content"]) or "tool_calls" in turn
     return isinstance(item, MessageItem) and (bool(turn["content"]) or "tool_calls" in turn)
@@ -294,7 +293,7 @@ def _join(content: str | Sequence[TextPart]) -> str:
 
 
 class TextConfig(RequestModel):
-    """What the text must look like."""
+    """Says what the text must look like."""
 
     format: FlatFormat | None = None
 
@@ -331,7 +330,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities were asked for."""
+        """Tell whether log-probabilities were asked for."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def list_given(self) -> dict[str, object]:

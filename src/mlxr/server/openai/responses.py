@@ -16,11 +16,9 @@ from starlette.responses import Response
 
 from mlxr.core.events import Event
 from mlxr.server.activity import in_flight
-from mlxr.server.errors import ServerError
-from mlxr.server.generation import Generation, borrow, read_all, start, write_frames
+from mlxr.server.errors import ServerError, spell_fields
+from mlxr.server.generation import Generation, borrow, fill_chat, read_all, start, write_frames
 from mlxr.server.json_models import JsonObject, ReplyModel
-from mlxr.server.model_defaults import fill_chat
-from mlxr.server.naming import spell_fields
 from mlxr.server.openai.replies import ERRORS, STREAMED, Head, fit_effort, name_code, token_bytes_if
 from mlxr.server.openai.response_reply import ResponseEvents, ResponseReply
 from mlxr.server.openai.response_request import (
@@ -32,6 +30,7 @@ from mlxr.server.openai.response_request import (
     read_items,
 )
 from mlxr.server.openai.response_tools import Callee, read_tools
+from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.server.truncation import drop_oldest
@@ -69,7 +68,7 @@ class ResponseStore:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
+        """Tell whether anything is kept."""
         return self._max_bytes > 0
 
     def keep(self, owner: str | None, response: ResponseReply, given: Sequence[InputItem]) -> None:
@@ -134,7 +133,7 @@ class Deleted(ReplyModel):
 
 
 class InputTokens(ReplyModel):
-    """How many tokens an input has."""
+    """Says how many tokens an input has."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
@@ -153,7 +152,7 @@ class Asked:
     @classmethod
     def read(cls, request: Request, body: ResponseRequest) -> Asked:
         """Raises ServerError for an earlier response that is not there, InvalidRequest naming the field otherwise."""
-        store, owner = request.app.state.responses, in_flight(request).key_id
+        store, owner = parts_of(request).responses, in_flight(request).key_id
         before = body.previous_response_id
         history = [] if before is None else store.find_history(owner, before)
         items = [
@@ -199,7 +198,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
 async def count_input_tokens(request: Request, body: ResponseRequest) -> Response:
-    """How many tokens an input has, as `/v1/responses` would read it."""
+    """Return how many tokens an input has, as `/v1/responses` would read it."""
     asked = Asked.read(request, body)
     lease = await borrow(request, body.model, lora=body.shares)
     with spell_fields(FIELDS):
@@ -210,13 +209,13 @@ async def count_input_tokens(request: Request, body: ResponseRequest) -> Respons
 @router.get("/v1/responses/{response_id}", response_model=ResponseReply, responses=ERRORS)
 async def get_response(request: Request, response_id: str) -> Response:
     """A response that is kept."""
-    return reply_json(request.app.state.responses.find(in_flight(request).key_id, response_id).response)
+    return reply_json(parts_of(request).responses.find(in_flight(request).key_id, response_id).response)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=Deleted, responses=ERRORS)
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response that was kept; answers with its id."""
-    request.app.state.responses.delete(in_flight(request).key_id, response_id)
+    parts_of(request).responses.delete(in_flight(request).key_id, response_id)
     return reply_json(Deleted(id=response_id))
 
 

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 
 from mlxr.server import admin, live_routes
 from mlxr.server.admin import collect_stats
-from mlxr.server.dialect import Dialect
 from mlxr.server.errors import ServerError
 from mlxr.server.page_files import ASSET_PATH, ASSETS, ICON, ICON_PATH, find_page_file
-from mlxr.server.routes import Router
+from mlxr.server.parts import parts_of
+from mlxr.server.routes import Dialect, Router
 
 router = Router(tags=["own"])
 INLINE_LENGTH = 4096  # characters or tokens
@@ -32,7 +32,7 @@ class _Body(BaseModel):
 
 
 class Health(_Body):
-    """Whether the server is ready; `reason` says why not."""
+    """Says whether the server is ready; `reason` says why not."""
 
     status: str
     reason: str | None = None
@@ -40,15 +40,15 @@ class Health(_Body):
 
 @router.get("/health/live")
 async def live(_: Request) -> Health:
-    """Whether the process runs."""
+    """Tell whether the process runs."""
     return Health(status="ok")
 
 
 @router.get("/health", responses={503: {"model": Health}})
 @router.get("/health/ready", responses={503: {"model": Health}})
 async def ready(request: Request) -> Response:
-    """Whether requests are answered now; 503 while the first models are loaded and once the server is ending."""
-    lifecycle = request.app.state.lifecycle
+    """Tell whether requests are answered now; 503 while the first models are loaded and once the server is ending."""
+    lifecycle = parts_of(request).lifecycle
     if lifecycle.is_ready:
         return JSONResponse({"status": "ok"})
     reason = "the server is being stopped" if lifecycle.is_draining else lifecycle.problem
@@ -58,10 +58,10 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """All metrics in the text format that Prometheus reads."""
-    state = request.app.state
-    stats = await collect_stats(state.pool)
-    stored_bytes = await asyncio.to_thread(state.registry.store_bytes)
-    return Response(state.metrics.render(len(state.activity), stored_bytes, stats), media_type=METRICS_TYPE)
+    parts = parts_of(request)
+    stats = await collect_stats(parts.pool)
+    stored_bytes = await asyncio.to_thread(parts.registry.store_bytes)
+    return Response(parts.metrics.render(len(parts.activity), stored_bytes, stats), media_type=METRICS_TYPE)
 
 
 @router.get(ICON_PATH, response_class=Response)

@@ -6,6 +6,8 @@ import httpx
 import pytest
 from running_server import MakeServer, RunningServer, wait_until
 
+from mlxr.server.parts import ServerParts
+
 
 def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert client.get("/nothing").json()["error"]["code"] == "not_found"
@@ -24,7 +26,7 @@ def test_health(client: httpx.Client) -> None:
 def test_a_model_that_cannot_be_loaded_is_told_by_health(make_server: MakeServer) -> None:
     running = make_server(default_model="no-such-model", ready=False)
     with running.client() as client:
-        wait_until(running.app.state.lifecycle.loaded.is_set)
+        wait_until(running.app.state.parts.lifecycle.loaded.is_set)
         response = client.get("/health/ready")
         assert response.status_code == 503
         assert client.get("/health/live").status_code == 200
@@ -87,7 +89,8 @@ def test_the_openapi_document_is_ours(client: httpx.Client) -> None:
     assert "security" not in document["paths"]["/health"]["get"]
 
 
-def test_the_state_is_where_handlers_look(running: RunningServer) -> None:
-    state = running.app.state
-    assert state.settings == running.settings
-    assert {"pool", "registry", "metrics", "activity", "lifecycle"} <= set(state._state)
+def test_the_parts_are_where_handlers_look(running: RunningServer) -> None:
+    parts = running.app.state.parts
+    assert isinstance(parts, ServerParts)
+    assert parts.settings == running.settings
+    assert parts.registry is parts.served.registry

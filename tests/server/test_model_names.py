@@ -13,7 +13,7 @@ from mlxr.core.errors import SettingError, Unavailable
 from mlxr.core.settings import resolve
 from mlxr.loading import ASSETS
 from mlxr.registry import Registry
-from mlxr.server.served import ServedModels, find_alias, read_aliases
+from mlxr.server.model_names import ServedModels, find_alias, read_aliases
 from mlxr.service.catalogue import open_registry
 
 QUESTION = [{"role": "user", "content": "Hi"}]
