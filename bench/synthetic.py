@@ -27,7 +27,7 @@ from mlxr.formats import TensorToWrite, by_name, encode_tensor, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.models import ModelConfig, config_from_gguf
 from mlxr.models.components import Experts
-from mlxr.models.folders import read_folder
+from mlxr.models.folders.metadata import read_folder
 from mlxr.models.names import gguf_name
 from mlxr.models.weights import expected_tensors
 

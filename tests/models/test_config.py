@@ -19,7 +19,8 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import ARCHITECTURES
-from mlxr.models.folders import read_folder
+from mlxr.models.folders.metadata import read_folder
+from mlxr.models.folders.registry import FOLDERS
 from mlxr.models.names import gguf_name
 from mlxr.models.own_keys import OWN, OWN_KEYS
 from mlxr.models.rope_factors import ROPE_FACTORS
@@ -541,7 +542,9 @@ def test_a_configuration_checks_itself(changes: dict[str, Any], message: str) ->
 
 
 def test_goldens_cover_every_architecture() -> None:
-    assert {read_golden(case)[0]["model_type"] for case in CASES} == {row.name for row in ARCHITECTURES}
+    folders = [read_golden(case)[0] for case in CASES]
+    assert {config["model_type"] for config in folders} == {family.model_type for family in FOLDERS}
+    assert {config_from_hf(config).architecture for config in folders} == {row.name for row in ARCHITECTURES}
 
 
 def test_layers_that_share_keys_keep_nothing_of_their_own() -> None:

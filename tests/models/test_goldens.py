@@ -54,7 +54,7 @@ def test_gguf_layout_equals_golden(case: str) -> None:
     """Permuted rows and interleaved rotation, metadata written and read back: the same model."""
     config, seed, tokens, golden = read_golden(case)
     model = build_gguf(Context("reference"), config, seed)
-    assert model.config.rope_interleaved == by_name(config["model_type"]).rope.gguf_interleaved
+    assert model.config.rope_interleaved == by_name(model.config.architecture).rope.gguf_interleaved
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 

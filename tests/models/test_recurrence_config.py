@@ -14,7 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.components import Mamba2
-from mlxr.models.folders import read_folder
+from mlxr.models.folders.metadata import read_folder
 
 GRANITE = read_golden("granite4h")[0]
 METADATA = read_folder(GRANITE).values

@@ -31,8 +31,9 @@ from mlxr.models.components import Layer
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.eagle import EagleHead
-from mlxr.models.folders import arrange_folder, read_folder, state_drafting
+from mlxr.models.folders.metadata import read_folder
 from mlxr.models.folders.names import rename_hf_tensors
+from mlxr.models.folders.tensors import arrange_folder, state_drafting
 from mlxr.models.names import gguf_name
 from mlxr.models.weights import arrange_tensors
 
@@ -70,10 +71,9 @@ def make_random_source(name: str, shape: tuple[int, ...], type_name: str, seed: 
 def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") -> dict[str, TensorSource]:
     """Tensors as they are read of a Hugging Face folder with this `config.json`: as those of a GGUF file."""
     stated = read_folder(config)
-    named = rename_hf_tensors(weights, stated.row)
-    alternates = stated.row.mixture is not None and stated.row.mixture.interleaved
+    named = rename_hf_tensors(weights, stated.layout.names)
     tensors = {
-        name: _encode(name, values, "f32" if alternates and values.ndim == 3 else type_name)
+        name: _encode(name, values, "f32" if stated.layout.alternates and values.ndim == 3 else type_name)
         for name, values in named.items()
     }
     return arrange_folder(tensors, stated, config_from_hf(config))  # type: ignore[return-value,arg-type]

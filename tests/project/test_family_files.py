@@ -7,10 +7,12 @@ from functools import cache
 from pathlib import Path
 
 from mlxr.models.architectures import ARCHITECTURES
+from mlxr.models.folders.registry import FOLDERS
 
 SOURCES = Path(__file__).parents[2] / "src" / "mlxr"
 WHERE = ("models/rows/", "tokenizers/")
-NAMES = {name for row in ARCHITECTURES for name in (row.name, row.gguf_name, row.hf_class)}
+NAMES = {name for row in ARCHITECTURES for name in (row.name, row.gguf_name)}
+NAMES |= {name for family in FOLDERS for name in (family.model_type, family.hf_class)}
 
 
 def find_named(source: str) -> set[str]:

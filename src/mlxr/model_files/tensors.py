@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from mlxr.formats import GGUFFile, SafetensorsFolder, join_quantised
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import ModelConfig, config_from_gguf
-from mlxr.models.folders import convert_tensors, read_config, read_folder, state_drafting
+from mlxr.models.folders.metadata import read_config, read_folder
+from mlxr.models.folders.tensors import convert_tensors, state_drafting
 
 
 @dataclass(frozen=True, slots=True)

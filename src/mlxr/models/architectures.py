@@ -52,14 +52,5 @@ def name_gguf(row: Architecture, has_experts: bool) -> str:
     return row.gguf_experts_name if has_experts and row.gguf_experts_name is not None else row.gguf_name
 
 
-def by_hf_class(name: str) -> Architecture:
-    """The row of an entry of `architectures` in `config.json`."""
-    for row in ARCHITECTURES:
-        if name in (row.hf_class, row.older_class):
-            return row
-    known = _listed({row.hf_class for row in ARCHITECTURES})
-    raise ModelError(f"architectures is [{name!r}], which is not supported; supported are {known}")
-
-
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names))

@@ -11,16 +11,9 @@ from mlxr.models.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class BiasRow:
-    """Which products of a family have biases, and how its `config.json` says so.
+    """Which products of a family have biases, whatever the file."""
 
-    `qkv`: always q, k and v; `qkv_key` there says whether they do. With `by_block`, `attention_bias` gives them to q,
-    k, v and o, and `mlp_bias` to gate, up and down; with `by_use`, `use_bias` to all, true if it is not stated.
-    """
-
-    qkv: bool = False
-    qkv_key: str = "use_qkv_bias"
-    by_block: bool = False
-    by_use: bool = False
+    qkv: bool = False  # those of q, k and v
 
 
 def find_gguf_biases(own: Fields, tensors: Container[str], row: BiasRow, layers: int) -> dict[str, Any]:

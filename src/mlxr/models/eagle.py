@@ -31,19 +31,20 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rows import join_columns, take_outputs
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
-from mlxr.models.architectures import ARCHITECTURES
 from mlxr.models.components.weights import Shape
 from mlxr.models.config import ModelConfig
 from mlxr.models.decoder import Decoder, Pools
 from mlxr.models.draft_head import HeadShape
 from mlxr.models.fields import Fields
-from mlxr.models.folders import Statement, read_config, read_folder
+from mlxr.models.folders.metadata import read_config, read_folder
+from mlxr.models.folders.statement import Statement
 from mlxr.models.folders.tensors import order_rows
 from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
+from mlxr.models.rows import llama
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-_PLAIN = ARCHITECTURES[0]  # Llama, whose layer the head's is but for its first product
+_PLAIN = llama.FOLDERS[0]  # Llama, whose layer the head's is but for its first product
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _LAYER = ("midlayer.", "layers.0.", "model.layers.0.")  # how folders call the layer
 _MAP, _KNOWN, _FUSE, _FUSE_NORM = "d2t", "t2d", "fc.weight", "input_norm.weight"
@@ -66,7 +67,7 @@ def read_eagle_config(config: Mapping[str, object]) -> ModelConfig:
 
 def _read_plain(config: Mapping[str, object]) -> Statement:
     """Return what the folder of a head amounts to."""
-    return read_folder({**config, "architectures": [_PLAIN.hf_class], "model_type": _PLAIN.name})
+    return read_folder({**config, "architectures": [_PLAIN.hf_class], "model_type": _PLAIN.model_type})
 
 
 def find_taps(config: Mapping[str, object], layers: int) -> tuple[int, ...]:

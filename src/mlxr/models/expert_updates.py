@@ -10,10 +10,10 @@ from typing import Protocol
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import FloatArray, TensorSource
-from mlxr.models.architectures import by_name
 from mlxr.models.components import Experts
 from mlxr.models.components.weights import name_expert
 from mlxr.models.config import ModelConfig
+from mlxr.models.folders.registry import find_layout
 
 _STACK = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)_exps\.weight")
 _ONE = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)\.(?P<expert>\d{1,5})\.weight")
@@ -117,9 +117,8 @@ def _check_stack(pair: ExpertPair, mixture: Experts) -> int:
 
 
 def _alternates(config: ModelConfig) -> bool:
-    """Whether folders keep stacks with their columns first, and the rows of gate and up in turns."""
-    row = by_name(config.architecture).mixture
-    return row is not None and row.interleaved
+    """Return true if folders keep stacks with their columns first, and the rows of gate and up in turns."""
+    return find_layout(config).alternates
 
 
 def _turn(pair: ExpertPair, product: str, mixture: Experts, config: ModelConfig) -> tuple[FloatArray, FloatArray]:

@@ -60,6 +60,10 @@ class Fields:
         """The keys that are there, without the prefix."""
         return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
 
+    def was_asked(self, name: str) -> bool:
+        """Return true if somebody asked for the key."""
+        return name in self._asked
+
     def note(self, names: Iterable[str]) -> None:
         """Count the keys as asked for: what they say is known otherwise."""
         self._asked.update(names)

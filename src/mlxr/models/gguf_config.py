@@ -133,8 +133,8 @@ def _make_config(
     read += [GGUF_MULTIPLIERS] * row.scales.multipliers
     read += [LOGIT_SCALE] * (row.scales.multipliers or row.scales.logits)
     # converters wrote true for StableLM whose configuration says nothing; blocks in a row have a norm each
-    is_parallel = row.parallel_key is not None and "blk.0.ffn_norm.weight" not in tensors
-    read += [_PARALLEL] * (row.parallel_key is not None or "blk.0.ffn_norm.weight" in tensors)
+    is_parallel = row.may_be_parallel and "blk.0.ffn_norm.weight" not in tensors
+    read += [_PARALLEL] * (row.may_be_parallel or "blk.0.ffn_norm.weight" in tensors)
     read += [_SECTIONS] * row.gated_attention  # of a text all sections turn by the same position
     for names, harmless, why in _REFUSED:
         if names not in read:
@@ -187,7 +187,7 @@ def _make_config(
         window_rope_theta=read_gguf_window_theta(fields, row.windows, window, rope_theta),
         rope_layers=read_gguf_rope_layers(fields, own, row.rope, window_layers, layers),
         activation=activation,
-        qk_norm=row.qk_norm or (row.head_norm_key is not None and own.flag("attention.head_norms", has_head_norms)),
+        qk_norm=row.qk_norm or (row.head_norms and own.flag("attention.head_norms", has_head_norms)),
         parallel_blocks=own.flag("parallel_blocks", is_parallel),
         tied_embeddings=own.flag("tied_embeddings", "output.weight" not in tensors),
         mixture=mixture,

@@ -21,47 +21,24 @@ _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"
 SCORING_NUMBERS: dict[Scoring, int] = {scoring: number for number, scoring in _SCORINGS.items()}
 Shared = Literal["features", "count"]
 _RULE_KEYS = ("expert_group_count", "expert_group_used_count", "expert_weights_norm", "expert_weights_scale")
-SPARSE_USED, USUAL_JITTER = 2, 0.01  # of sparsemixer: experts of a token, and the jitter where none is stated
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureRow:
-    """How a family routes, what its experts have, and how its `config.json` spells the sizes.
+    """How a family routes, and what its experts have; for what is not told here see `Experts`."""
 
-    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With a `jitter_key`
-    experts are chosen by `sparsemixer`, with the jitter that `config.json` states there; a GGUF file that states none
-    means `scoring`. With a
-    `switch_key` a model may have no experts at all, as `config.json` says there, or with `optional` by their number;
-    then the block that all tokens go through is that of the layer. `used_key` there gives how many each token has,
-    `first_key` how many of the first layers have none.
-    `states_rule`: GGUF files say how scores are made, whether shares are divided by their sum, and how many of the
-    first layers have no experts. `activation` is that of the experts, where it is not
-    the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
-    many experts there are in it. `shared_gate`, `bias` (of the router, too), `choice_bias` and `expert_scales`: see
-    `Experts`. `interleaved`: in Hugging Face folders the rows of gate and up alternate, and stacks of experts have
-    their columns first, unless they are quantised. `gated`: of what an expert activates half is a gate.
-    """
-
-    count_keys: tuple[str, ...] = ("num_experts",)
-    features_key: str = "moe_intermediate_size"
     scoring: Scoring = "softmax"
-    jitter_key: str | None = None
-    renormalises: bool = False
+    jitter_key: str | None = None  # of files whose experts are chosen by sparsemixer; others mean `scoring`
+    renormalises: bool = False  # where files do not say so, by the sum plus `floor`
     floor: float = 0.0
-    switch_key: str | None = None
-    optional: bool = False
-    first_key: str = "first_k_dense_replace"
-    used_key: str = "num_experts_per_tok"
-    states_rule: bool = False
-    activation: Activation | None = None
-    shared_key: str | None = None
-    shared: Shared = "features"
+    optional: bool = False  # a model may have no experts
+    activation: Activation | None = None  # of the experts, where it is not the model's
+    shared: Shared | None = None  # how files state the block that all tokens go through, if there is one
     shared_gate: bool = False
-    bias: bool = False
+    bias: bool = False  # of the router, too
     choice_bias: bool = False
     expert_scales: bool = False
-    interleaved: bool = False
-    gated: bool = True
+    gated: bool = True  # of what an expert activates half is a gate
 
 
 def _make_mixture(
@@ -93,7 +70,7 @@ def read_gguf_mixture(
     """Return the mixture that GGUF's metadata state, and the layers that have it: those with a router, unless a key of
     our own says so."""
     count = fields.integer("expert_count", 0, limits.MAX_STATED, default=0)
-    if row is None or ((row.switch_key is not None or row.optional) and not count):
+    if row is None or (row.optional and not count):
         fields.refuse_unless(("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there")
         return _NONE
     stated = {name: own if own.get(name) is not None else fields for name in _RULE_KEYS}
@@ -121,7 +98,7 @@ def read_gguf_mixture(
 
 
 def _read_gguf_shared(fields: Fields, row: MixtureRow) -> int:
-    if row.shared_key is None:
+    if row.shared is None:
         return 0
     if row.shared == "count":
         return fields.integer("expert_shared_count", 0, limits.MAX_WIDTH, default=0)

@@ -17,57 +17,12 @@ RecurrenceKind = Literal["short_conv", "gated_delta", "mamba2"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Keys:
-    """How a family's `config.json` spells what Mamba-2 has.
-
-    All heads together have `columns`, or `expand` times as many as the stream, where there are such keys. `norm` says
-    whether the result is normed; without that key it is. `needed` are the only values of some others that are
-    supported.
-    """
-
-    heads: str = "mamba_n_heads"
-    head_dim: str = "mamba_d_head"
-    groups: str = "mamba_n_groups"
-    state_dim: str = "mamba_d_state"
-    taps: str = "mamba_d_conv"
-    expand: str | None = "mamba_expand"
-    columns: str | None = None
-    norm: str | None = None
-    needed: tuple[tuple[str, object], ...] = (("mamba_proj_bias", False), ("mamba_conv_bias", True))
-
-
-GRANITE_KEYS = Mamba2Keys()
-NEMOTRON_KEYS = Mamba2Keys(
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "n_groups",
-    "ssm_state_size",
-    "conv_kernel",
-    expand=None,
-    needed=(("use_bias", False), ("mamba_proj_bias", False), ("use_conv_bias", True), ("mamba_hidden_act", "silu")),
-)
-FALCON_KEYS = Mamba2Keys(
-    columns="mamba_d_ssm",
-    norm="mamba_rms_norm",
-    needed=(("mamba_proj_bias", False), ("mamba_conv_bias", True), ("projectors_bias", False)),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class RecurrenceRow:
-    """The recurrent mixer that some layers of a family have, and what its files say of it.
+    """The recurrent mixer that some layers of a family have, and what its files say of it."""
 
-    Without a `kind` there is none. A model without such a layer is one of the architectures of the names `attending`,
-    without and with experts. `keys`: what `config.json` calls the sizes of Mamba-2. `beside`: the mixer stands beside
-    the attention of each layer, and `config.json` states what results are multiplied by. `gguf_tiled`: GGUF files have
-    the value heads of gated delta nets in another order, the first of each key head, then the second.
-    """
-
-    kind: RecurrenceKind | None = None
-    attending: tuple[str, str] | None = None
-    keys: Mamba2Keys = GRANITE_KEYS
-    beside: bool = False
-    gguf_tiled: bool = False
+    kind: RecurrenceKind | None = None  # None: there is none
+    beside: bool = False  # the mixer stands beside the attention of each layer
+    gguf_tiled: bool = False  # value heads are in another order: the first of each key head, then the second
 
 
 def read_gguf_recurrence(

@@ -6,7 +6,7 @@ How a family spells it and what it leaves unsaid is its `RopeRow`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_factor
 from mlxr.kernels.tensor import TensorSource
@@ -21,29 +21,13 @@ ROPE_SWITCH = "rope.scaling.finetuned"
 
 @dataclass(frozen=True, slots=True)
 class RopeRow:
-    """How a family's files state what turns.
+    """How a family's files state what turns."""
 
-    `gguf_interleaved`: GGUF files have the rows of q and k in an order that rotates neighbouring pairs;
-    `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too. `part` of a head rotates where
-    `config.json` does not say, with the base `theta`, or with all that `unstated` says if it has no object for
-    rotations. Of every `still_every` layers the last rotates nothing, or with `only_windows` those without a window.
-    `switch_key` in `config.json` says whether layers rotate, and with `gguf_switch` GGUF files do. `states_factors`:
-    these have a factor for each pair. `truncates_yarn`: yarn's range is rounded to whole pairs, of which they say
-    nothing. `has_mscales`: `config.json` states longrope's attention factor as `short_mscale` and `long_mscale`.
-    """
-
-    gguf_interleaved: bool = False
-    hf_interleaved: bool = False
-    part: float = 1.0
-    theta: float = 10000.0
-    unstated: dict[str, object] = field(default_factory=dict, hash=False)
-    still_every: int | None = None
-    only_windows: bool = False
-    switch_key: str | None = None
-    gguf_switch: bool = False
-    states_factors: bool = False
-    truncates_yarn: bool = True
-    has_mscales: bool = False
+    gguf_interleaved: bool = False  # the rows of q and k are in an order that rotates neighbouring pairs
+    still_every: int | None = None  # of so many layers the last rotates nothing
+    only_windows: bool = False  # layers without a window rotate nothing
+    gguf_switch: bool = False  # files say whether layers rotate
+    truncates_yarn: bool = True  # yarn's range is rounded to whole pairs, of which files say nothing
 
 
 def default_rope_layers(row: RopeRow, window_layers: Flags, layers: int) -> Flags:

@@ -17,6 +17,7 @@ from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.expert_updates import ExpertPair, Parts, part_experts
 from mlxr.models.folders.names import canonical_name
+from mlxr.models.folders.registry import find_layout
 from mlxr.models.folders.tensors import order_columns, order_rows
 from mlxr.models.names import from_gguf_name
 from mlxr.models.weights import split_rows
@@ -93,7 +94,7 @@ def _part(name: str, pair: Pair, config: ModelConfig, is_gguf: bool) -> Parts:
 
 
 def _name_peft(adapter: str, module: str, config: ModelConfig) -> str:
-    name = canonical_name(f"{module}.weight", by_name(config.architecture))
+    name = canonical_name(f"{module}.weight", find_layout(config).names)
     if name is None:
         raise ModelError(f"adapter {adapter}: module {module[:120]} is not of a text model")
     return from_gguf_name(name, config)

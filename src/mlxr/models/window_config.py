@@ -17,20 +17,11 @@ PATTERN, WINDOW_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """How a family's files state windows.
+    """How a family's files state windows."""
 
-    `in_folders`: `config.json` may state one, and means `default` where it does not, 0 for none; with `switch` it
-    counts only with `use_sliding_window`. Of every `full_every` layers the last has no window, and with `last_full` the
-    last of all. `theta` is the base of the others' rotation, and with `plain` theirs is not stretched.
-    """
-
-    in_folders: bool = False
-    default: int = 4096
-    switch: bool = False
-    full_every: int | None = None
-    last_full: bool = False
-    theta: float | None = None
-    plain: bool = False
+    full_every: int | None = None  # of so many layers the last has no window
+    theta: float | None = None  # the base of the rotation of the others
+    plain: bool = False  # whose rotation is not stretched
 
 
 def default_window_layers(row: WindowRow, window: int | None, layers: int) -> Flags:

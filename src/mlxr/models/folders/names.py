@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from mlxr.core.errors import ModelError
-from mlxr.models.architecture import Architecture
 
 Tensor = TypeVar("Tensor")
+NO_NAMES: Mapping[str, str] = {}
 
 _MODEL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -112,14 +112,13 @@ _DRAFTING_NAMES = {
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
-def canonical_name(hf_name: str, architecture: Architecture | None = None) -> str | None:
+def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | None:
     """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of
-    its own, or is for images.
+    its own, or is for images. `names` are those of modules that mean something else in the family than elsewhere.
 
     Layers that draft tokens and stand apart from the others are called mtp.0, mtp.1 and so on, as a name alone does
     not tell how many layers stand before them. Raises ModelError for a name that is not known.
     """
-    names = _LAYER_NAMES if architecture is None else _LAYER_NAMES | architecture.tensors.hf_names
     if _NOT_TEXT.fullmatch(hf_name):
         return None
     for prefix, plain in _TEXT_PREFIXES.items():
@@ -127,13 +126,14 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
             hf_name = plain + hf_name.removeprefix(prefix)
     drafting = _DRAFTING.fullmatch(hf_name)
     if drafting is not None:
-        return _name_drafting(drafting[1], drafting[2], architecture)
+        return _name_drafting(drafting[1], drafting[2], names)
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
     whole = _LAYER_PREFIX.fullmatch(hf_name)
-    if layer is not None and layer[2] in names:
-        return f"blk.{layer[1]}.{names[layer[2]]}.{layer[3]}"
+    own = None if layer is None else names.get(layer[2], _LAYER_NAMES.get(layer[2]))
+    if layer is not None and own is not None:
+        return f"blk.{layer[1]}.{own}.{layer[3]}"
     head_norm = None if layer is None else _HEAD_NORM.fullmatch(layer[2])
     if layer is not None and head_norm is not None:
         return f"blk.{layer[1]}.attn_{head_norm[1]}_norm.{head_norm[2]}.{layer[3]}"
@@ -150,12 +150,12 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     raise ModelError(f"tensor {hf_name} is not one of a supported model")
 
 
-def _name_drafting(layer: str | None, part: str, architecture: Architecture | None) -> str | None:
+def _name_drafting(layer: str | None, part: str, names: Mapping[str, str]) -> str | None:
     """The canonical name of a tensor of a layer that drafts, None for one that no family here has."""
     if layer is None:
         return f"mtp.0.{_DRAFTING_NAMES[part]}" if part in _DRAFTING_NAMES else None
     try:
-        name = canonical_name(f"model.layers.{layer}.{part}", architecture)
+        name = canonical_name(f"model.layers.{layer}.{part}", names)
     except ModelError:
         return None
     return None if name is None else f"mtp.{name.removeprefix('blk.')}"
@@ -171,7 +171,7 @@ def _name_expert(module: str, part: str) -> str | None:
     return None
 
 
-def rename_hf_tensors(tensors: Mapping[str, Tensor], architecture: Architecture | None = None) -> dict[str, Tensor]:
+def rename_hf_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str] = NO_NAMES) -> dict[str, Tensor]:
     """The tensors of a Hugging Face folder by canonical name; those that hold nothing of their own are left out."""
-    named = {canonical_name(name, architecture): tensor for name, tensor in tensors.items()}
+    named = {canonical_name(name, names): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name is not None}

@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 
 from mlxr.kernels.converted import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.architecture import Architecture
 from mlxr.models.fields import Fields, Origin
 from mlxr.models.own_keys import OWN
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """How a family's folders keep tensors, where it is unusual."""
+
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # that mean something else than elsewhere
+    norms_from_one: bool = False  # norms are stored less one
+    alternates: bool = False  # rows of gate and up do, and stacks of experts have columns first, unless quantised
+    turns_neighbours: bool = False  # neighbouring numbers of a head are rotated, as in GGUF files
 
 
 @dataclass(slots=True)
@@ -23,7 +32,8 @@ class Statement:
     Entries are put in by their names without the architecture's prefix, which is known last.
     """
 
-    row: Architecture  # of the folder's class, which says what its tensors are called
+    layout: TensorLayout  # of the folder's tensors
+    architecture: str = ""  # GGUF's name of it
     values: dict[str, object] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)  # of the values, by the same keys
     vectors: dict[str, Sequence[float]] = field(default_factory=dict)  # small f32 tensors that only GGUF has
@@ -43,14 +53,20 @@ class Statement:
         """Return the small tensors, by name."""
         return {name: make_vector(name, values) for name, values in self.vectors.items()}
 
-    def name(self, architecture: str) -> None:
+    def integer(self, name: str) -> int:
+        """Return a whole number that was stated."""
+        value = self.values[name]
+        assert isinstance(value, int)
+        return value
+
+    def finish(self) -> None:
         """Give all keys the prefix of the architecture, but for those of our own."""
 
         def spell(name: str) -> str:
-            return name if name.startswith(OWN) else f"{architecture}.{name}"
+            return name if name.startswith(OWN) else f"{self.architecture}.{name}"
 
         values = {spell(name): value for name, value in self.values.items()}
-        self.values = {"general.architecture": architecture} | values
+        self.values = {"general.architecture": self.architecture} | values
         self.origins = {spell(name): origin for name, origin in self.origins.items()}
 
 

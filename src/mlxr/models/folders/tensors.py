@@ -12,13 +12,13 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.converted import add_one, pick_columns, pick_rows, take_rates
 from mlxr.kernels.scaled import scale_rows
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.architecture import Architecture
 from mlxr.models.architectures import by_name
 from mlxr.models.components import GatedDelta
 from mlxr.models.components.experts import part_alternating
 from mlxr.models.config import ModelConfig
 from mlxr.models.draft_layer import PRODUCT
 from mlxr.models.folders.names import rename_hf_tensors
+from mlxr.models.folders.registry import find_layout
 from mlxr.models.folders.statement import Statement
 from mlxr.models.names import gguf_name
 
@@ -32,7 +32,7 @@ def convert_tensors(
 
     Raises ModelError, naming the tensor, for a name that is not known and for a layout that is not supported.
     """
-    return arrange_folder(rename_hf_tensors(tensors, stated.row), stated, config)
+    return arrange_folder(rename_hf_tensors(tensors, stated.layout.names), stated, config)
 
 
 def arrange_folder(
@@ -40,7 +40,7 @@ def arrange_folder(
 ) -> dict[str, TensorSource]:
     """Return the tensors of a folder, by canonical name, as those of a GGUF file."""
     named = _place_drafting(tensors, config)
-    if stated.row.mixture is not None and stated.row.mixture.interleaved:
+    if stated.layout.alternates:
         part_alternating(named)
     if stated.factors:
         _check_layout(named, config)
@@ -86,7 +86,7 @@ def _change(name: str, tensor: TensorSource, stated: Statement, config: ModelCon
     """Return a tensor with the values, rows and columns that it has in GGUF."""
     if name.endswith(".ssm_a"):
         tensor = take_rates(tensor)
-    if adds_one(name, stated.row):
+    if stated.layout.norms_from_one and _counts_from_one(name):
         tensor = add_one(tensor)
     factors = stated.factors.get(name) or stated.factors.get(name.split(".", 2)[-1])
     if factors is not None and len(tensor.shape) == 2:  # others have no place in the model
@@ -101,9 +101,9 @@ def _change(name: str, tensor: TensorSource, stated: Statement, config: ModelCon
     return tensor
 
 
-def adds_one(name: str, row: Architecture) -> bool:
-    """Return whether a tensor of a folder is a norm that counts from one, where GGUF's counts from zero."""
-    return row.tensors.norms_from_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
+def _counts_from_one(name: str) -> bool:
+    """Return true for a norm of those that some folders store less one."""
+    return name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
 def order_rows(name: str, config: ModelConfig) -> list[int] | None:
@@ -118,7 +118,7 @@ def order_rows(name: str, config: ModelConfig) -> list[int] | None:
     if isinstance(config.recurrence, GatedDelta):
         return config.recurrence.order_rows(part) if row.recurrence.gguf_tiled else None
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part.rsplit(".", 1)[0])
-    if heads is None or row.rope.hf_interleaved or not row.rope.gguf_interleaved:
+    if heads is None or not row.rope.gguf_interleaved or find_layout(config).turns_neighbours:
         return None
     half = config.rope_dim // 2
     head = [i + side * half for i in range(half) for side in (0, 1)] + list(range(config.rope_dim, config.head_dim))

@@ -1,0 +1,240 @@
+"""A `config.json` on its way to GGUF's metadata: what folders of several families have in common is stated here.
+
+A family's `state` calls what its folders have. Every value is read with its type and range, errors name the key of
+`config.json`, and a key that changes answers and that nobody asked for is refused in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal
+
+from mlxr.kernels.activate import Activation
+from mlxr.models import limits
+from mlxr.models.fields import Fields
+from mlxr.models.folders.statement import Statement
+
+Flags = tuple[bool, ...]  # of each layer
+Biases = Literal["block", "qkv", "use", None]
+
+RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # in GGUF, too
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu_squared",
+}
+_ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
+_MULTIPLIERS = {  # by what GGUF calls them
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+# Keys that are refused where the family did not ask for them, with the values by which they say nothing, and why.
+_REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
+    (EXPERTS, (0,), "mixture of experts is not supported there"),
+    (SOFTCAPS, (0,), "logit soft-capping is not supported"),
+    (tuple(_MULTIPLIERS.values()), (1,), "not supported"),
+    (("use_qk_norm",), (False,), "layer norms of queries and keys are not supported"),
+    (("qk_layernorm",), (False,), "layer norms of queries and keys are not supported"),
+    (("swiglu_limit",), (7,), "only activations that are clamped at 7 are supported"),
+    (("swiglu_alpha",), (1.702,), "only activations with 1.702 are supported"),
+    (("moe_latent_size",), (0,), "experts that read fewer columns than the stream has are not supported"),
+    (("clip_qkv",), (), "queries, keys and values that are clipped are not supported"),
+    (("use_parallel_residual",), (False,), "parallel residual is not supported"),
+    (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
+    (("is_causal",), (True,), "only causal attention is supported"),
+)
+# Keys that would change answers where the family has no reader for them, with the values by which they do not.
+_CHANGING: dict[str, tuple[object, ...]] = {
+    "use_bidirectional_attention": ("vision",),
+    **dict.fromkeys(("bidirectional", "use_alibi", "alibi", "scale_attn_by_inverse_layer_idx"), ()),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_percent"), (1,)),
+    **dict.fromkeys(("attention_chunk_size", "attn_temperature_tuning", "use_attention_sinks", "attention_sinks"), ()),
+    **dict.fromkeys(("no_rope_layer_interval", "router_logit_softcapping", "embedding_dense", "altup_num_inputs"), ()),
+    **dict.fromkeys(("hadamard", "online_hadamard", "quarot", "spinquant", "rotation_config", "rotated_weights"), ()),
+}
+_CHANGES = "it changes answers, and mlxr does not know it in this family"
+
+
+class FolderConfig:
+    """The `config.json` of one folder, and the statement that is made of it.
+
+    Of a model that also sees images `fields` are those of `text_config`, the part that reads and writes text.
+    """
+
+    def __init__(self, whole: Fields, fields: Fields, out: Statement) -> None:
+        self.whole, self.fields, self.out = whole, fields, out
+
+    # Sizes.
+
+    @cached_property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
+
+    @cached_property
+    def hidden(self) -> int:
+        """Columns of the residual stream."""
+        return self.fields.integer("hidden_size", 1, limits.MAX_WIDTH)
+
+    @cached_property
+    def heads(self) -> int:
+        """The number of heads of queries."""
+        return self.fields.integer("num_attention_heads", 1, limits.MAX_HEADS)
+
+    @cached_property
+    def head_key(self) -> str:
+        """The key for the size of a head."""
+        return (
+            "attention_head_dim" if self.fields.get("head_dim") is None else "head_dim"
+        )  # the former in old Nemotrons
+
+    @cached_property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        if self.fields.get("head_dim") is None and self.hidden % self.heads:
+            self.fields.refuse("num_attention_heads", f"a divisor of the hidden size {self.hidden}")
+        return self.fields.integer(self.head_key, 2, limits.MAX_HEAD_DIM, default=self.hidden // self.heads)
+
+    def read_kv_heads(self, default: int | None = None) -> int:
+        """Return the number of heads of keys."""
+        kv_heads = self.fields.integer("num_key_value_heads", 1, limits.MAX_HEADS, default=default)
+        if self.heads % kv_heads:
+            self.fields.refuse("num_key_value_heads", f"a divisor of the {self.heads} heads")
+        return kv_heads
+
+    def find_key(self, *names: str) -> str:
+        """Return the first of some keys that is there, else the last one."""
+        return next((name for name in names if self.fields.get(name) is not None), names[-1])
+
+    def state_model(
+        self,
+        *,
+        kv_heads: int | None = None,
+        eps: Sequence[str] = (RMS_EPS,),
+        eps_key: str = "rms_norm_eps",
+        context_keys: Sequence[str] = ("max_position_embeddings",),
+        activation: Activation = "silu",
+        biases: Biases = None,
+        qkv_key: str = "use_qkv_bias",
+        tied: bool = False,
+    ) -> None:
+        """State what every model has but its rotation and the width of its feed-forward blocks.
+
+        `kv_heads`, `activation` and `tied` hold where the folder does not
+        say so. `eps` are GGUF's keys for what norms add to the variance. Of `context_keys` the first that is there
+        counts. For biases see `state_biases`.
+        """
+        out, fields = self.out, self.fields
+        out.put("embedding_length", self.hidden, fields, "hidden_size")
+        out.put("attention.head_count", self.heads, fields, "num_attention_heads")
+        for name in ("attention.key_length", "attention.value_length"):
+            out.put(name, self.head_dim, fields, self.head_key)
+        out.put("attention.head_count_kv", self.read_kv_heads(kv_heads), fields, "num_key_value_heads")
+        key = self.find_key(*context_keys)
+        out.put("context_length", fields.integer(key, 1, limits.MAX_CONTEXT), fields, key)
+        out.put("block_count", self.layers, fields, "num_hidden_layers")
+        out.put("vocab_size", fields.integer("vocab_size", 1, limits.MAX_VOCABULARY), fields, "vocab_size")
+        for name in eps:
+            out.put(name, fields.number(eps_key, 1e-30, 0.5), fields, eps_key)
+        self.state_activation(activation)
+        self.state_biases(biases, qkv_key)
+        self.state_output(tied=tied)
+
+    def state_width(self, key: str = "intermediate_size", default: int | None = None) -> None:
+        """State the features of feed-forward blocks."""
+        self.out.put("feed_forward_length", self.fields.integer(key, 1, limits.MAX_WIDTH, default), self.fields, key)
+
+    def state_kv_layers(self, attends: Sequence[bool]) -> None:
+        """State that only some layers have heads of keys."""
+        kv_heads = self.out.integer("attention.head_count_kv")
+        if not all(attends):
+            counts = [kv_heads if flag else 0 for flag in attends]
+            self.out.put("attention.head_count_kv", counts, self.fields, "num_key_value_heads")
+
+    # What blocks have.
+
+    def state_activation(self, usual: Activation) -> None:
+        """State the activation of feed-forward blocks, where it is not the usual one."""
+        key = self.find_key(*_ACTIVATION_KEYS)
+        if self.fields.get(key) is None:
+            return
+        name = self.fields.text(key)
+        if name not in _ACTIVATIONS:
+            self.fields.refuse(key, f"one of {', '.join(_ACTIVATIONS)}")
+        if _ACTIVATIONS[name] != usual:
+            self.out.put_own("activation", _ACTIVATIONS[name], self.fields, key)
+
+    def state_biases(self, biases: Biases, qkv_key: str) -> None:
+        """State which products have biases.
+
+        Of a "block" `attention_bias` gives them to q, k, v and o, and `mlp_bias` to gate, up and down; "qkv": these
+        three always have some; "use": `use_bias` gives them to all, unless it is false. `qkv_key` gives some to q, k
+        and v.
+        """
+        fields, out = self.fields, self.out
+        attention = feed_forward = biases == "use" and fields.flag("use_bias", True)
+        if biases == "block":
+            attention, feed_forward = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+        out.put_own("attention.qkv_bias", fields.flag(qkv_key, False) or biases == "qkv" or attention)
+        out.put_own("attention.output_bias", attention)
+        out.put_own("feed_forward_bias", feed_forward)
+        out.put_own("output_bias", fields.flag("lm_head_bias", False))
+
+    def state_output(self, *, tied: bool) -> None:
+        """State whether the output is the table of embeddings, `tied` where the folder does not say so."""
+        stated = self.fields.flag("tie_word_embeddings", self.fields.flag("tie_embedding", tied))
+        self.out.put_own("tied_embeddings", self.whole.flag("tie_word_embeddings", stated))
+
+    def state_head_norms(self, key: str) -> None:
+        """State whether queries and keys are normed, which `key` says."""
+        self.out.put_own("attention.head_norms", self.fields.flag(key, False))
+
+    # Numbers that others are multiplied by and capped at.
+
+    def state_multipliers(self) -> None:
+        """State Granite's four multipliers."""
+        for name, key in _MULTIPLIERS.items():
+            self.out.put(name, self.fields.number(key, 1e-9, limits.MAX_SCALE, default=1.0), self.fields, key)
+
+    def state_softcaps(self) -> None:
+        """State what scores and logits are capped at."""
+        for name in SOFTCAPS:
+            cap = self.fields.number(name, 0.0, limits.MAX_SCALE, default=0.0)
+            if cap:
+                self.out.put(name, cap, self.fields, name)
+
+    def state_score_size(self, by_width_layers: int) -> None:
+        """State what scores are multiplied by, where it is not the usual: by the head size, or in models of
+        `by_width_layers` layers, which llama.cpp knows by them, by hidden / heads."""
+        key = "query_pre_attn_scalar"
+        size = self.fields.number(key, 1e-6, limits.MAX_SCALE, default=float(self.head_dim))
+        usual = self.hidden / self.heads if self.layers == by_width_layers else self.head_dim
+        if size != usual:
+            self.out.put_own("attention.scale", size**-0.5, self.fields, key)
+
+    # The end.
+
+    def note(self, names: Iterable[str]) -> None:
+        """Count keys as asked for: what they say is known otherwise."""
+        self.fields.note(names)
+
+    def refuse_others(self) -> None:
+        """Raise ModelError for what the folder states that neither all families have nor this one."""
+        for names, harmless, why in _REFUSED:
+            self.fields.refuse_unless([name for name in names if not self.fields.was_asked(name)], harmless, why)
+        self._refuse_quantised()
+        self.fields.refuse_unread(_CHANGING, _CHANGES)
+
+    def _refuse_quantised(self) -> None:
+        stated = self.whole.get("quantization_config")
+        quantization = self.whole.mapping("quantization_config") if isinstance(stated, dict) else None
+        is_mxfp4 = quantization is not None and quantization.get("quant_method") == "mxfp4"
+        if self.whole.get("quantization") is None and not is_mxfp4:  # MLX states its own under both names
+            why = "quantised like this is not supported; convert the original weights"
+            self.whole.refuse_unless(("quantization_config",), (), why)

@@ -1,0 +1,39 @@
+"""Folders of Llama, Mistral and Mixtral."""
+
+from __future__ import annotations
+
+from mlxr.models.folders.config import FolderConfig
+from mlxr.models.folders.family import FolderFamily
+from mlxr.models.folders.mixers import state_expert_width, state_experts
+from mlxr.models.folders.rotations import state_rotation, state_windows
+
+
+def state_llama(c: FolderConfig) -> None:
+    """State the sizes of a Llama."""
+    c.state_model(kv_heads=c.heads, biases="block")
+    c.state_width()
+    state_rotation(c)
+
+
+def state_mistral(c: FolderConfig) -> None:
+    """State the sizes of a Mistral."""
+    c.state_model()
+    c.state_width()
+    state_rotation(c)
+    state_windows(c)
+
+
+def state_mixtral(c: FolderConfig) -> None:
+    """State the sizes of a Mixtral."""
+    c.state_model()
+    experts = state_experts(c, count_keys=("num_local_experts",), features_key="intermediate_size", renormalises=True)
+    state_expert_width(c, experts)
+    state_rotation(c)
+    state_windows(c, default=0)
+
+
+FOLDERS = (
+    FolderFamily("llama", "LlamaForCausalLM", "llama", state_llama),
+    FolderFamily("mistral", "MistralForCausalLM", "llama", state_mistral),
+    FolderFamily("mixtral", "MixtralForCausalLM", "llama", state_mixtral),
+)

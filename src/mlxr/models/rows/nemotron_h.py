@@ -1,0 +1,103 @@
+"""Folders of Nemotron-H and Nemotron 3, whose layers are one block each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlxr.models import limits
+from mlxr.models.folders.config import LAYER_EPS, RMS_EPS, FolderConfig
+from mlxr.models.folders.family import FolderFamily
+from mlxr.models.folders.mixers import ATTENDS, Mamba2Keys, state_experts, state_mamba2
+from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.folders.statement import TensorLayout
+
+BlockKind = Literal["recurrent", "attention", "dense", "experts"]
+
+_NAMES = {
+    "norm": "attn_norm",
+    "mixer.q_proj": "attn_q",
+    "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v",
+    "mixer.o_proj": "attn_output",
+    "mixer.in_proj": "ssm_in",
+    "mixer.conv1d": "ssm_conv1d",
+    "mixer.norm": "ssm_norm",
+    "mixer.out_proj": "ssm_out",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+}
+_KEYS = Mamba2Keys(
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    expand=None,
+    needed=(("use_bias", False), ("mamba_proj_bias", False), ("use_conv_bias", True), ("mamba_hidden_act", "silu")),
+)
+_WITH_EXPERTS = "nemotron_h_moe"
+_PATTERN = "hybrid_override_pattern"
+_LETTERS: dict[str, BlockKind] = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
+_WORDS: dict[str, BlockKind] = {
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    **dict.fromkeys(ATTENDS, "attention"),
+    "mlp": "dense",
+    "moe": "experts",
+}
+
+
+def state(c: FolderConfig) -> None:
+    """State a model. Files say by blocks without features which layers are mixers."""
+    blocks = _read_blocks(c)
+    c.layers = len(blocks)
+    c.state_model(eps=(RMS_EPS, LAYER_EPS), eps_key="layer_norm_epsilon", activation="relu_squared", biases="block")
+    state_rotation(c)
+    if "recurrent" in blocks:
+        state_mamba2(c, _KEYS)
+    c.state_kv_layers([block == "attention" for block in blocks])
+    if "experts" in blocks:
+        c.out.architecture = _WITH_EXPERTS
+        state_experts(
+            c,
+            count_keys=("n_routed_experts",),
+            shared_key="moe_shared_expert_intermediate_size",
+            scoring="sigmoid",
+            renormalises=True,
+            layers=[block == "experts" for block in blocks],
+        )
+    c.note(("n_routed_experts",))
+    if "dense" in blocks or "experts" not in blocks:
+        width = c.fields.integer("intermediate_size", 1, limits.MAX_WIDTH)
+    else:
+        width = c.out.integer("expert_feed_forward_length")
+    c.out.put("feed_forward_length", [width if block in ("dense", "experts") else 0 for block in blocks])
+
+
+def _read_blocks(c: FolderConfig) -> tuple[BlockKind, ...]:
+    """Return the kind of the only block of each layer, which a letter for each says, or a word."""
+    name = c.find_key("layers_block_type", "layer_types", _PATTERN)
+    stated, known = c.fields.get(name), _LETTERS if name == _PATTERN else _WORDS
+    wants = f"one of {', '.join(known)} for each layer, and a layer that attends"
+    if not isinstance(stated, str if name == _PATTERN else list) or not 1 <= len(stated) <= limits.MAX_LAYERS:
+        c.fields.refuse(name, wants)
+    kinds = [known.get(str(item)) for item in stated]
+    found = tuple(kind for kind in kinds if kind is not None)
+    if len(found) != len(kinds) or "attention" not in found:
+        c.fields.refuse(name, wants)
+    return found
+
+
+FOLDERS = (
+    FolderFamily(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        state,
+        TensorLayout(_NAMES),
+        experts_architecture=_WITH_EXPERTS,
+    ),
+)

@@ -1,0 +1,85 @@
+"""Folders of Qwen3.5 and Qwen3-Next, with experts and without: gated delta nets in three of four layers."""
+
+from __future__ import annotations
+
+from mlxr.models import limits
+from mlxr.models.folders.config import Biases, FolderConfig
+from mlxr.models.folders.family import FolderFamily
+from mlxr.models.folders.mixers import read_divisor, read_recurrent_layers, state_expert_width, state_experts
+from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.folders.statement import TensorLayout
+
+_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_TENSORS = TensorLayout(_NAMES, norms_from_one=True)
+_EVERY = "full_attention_interval"  # of so many layers the last attends
+_USUAL_EVERY = 4
+
+
+def _state_common(c: FolderConfig, biases: Biases = None) -> None:
+    c.state_model(biases=biases)
+    state_rotation(c, part=0.25)
+    pairs = c.out.integer("rope.dimension_count") // 2
+    third = pairs // 3  # of a text all sections turn by the same position
+    c.out.put("rope.dimension_sections", [pairs - 2 * third, third, third, 0])
+    _state_delta(c)
+
+
+def _state_delta(c: FolderConfig) -> None:
+    fields, out = c.fields, c.out
+    heads = fields.integer("linear_num_value_heads", 1, limits.MAX_HEADS, default=32)
+    value_dim = fields.integer("linear_value_head_dim", 1, limits.MAX_STATED, default=128)
+    out.put("ssm.conv_kernel", fields.integer("linear_conv_kernel_dim", 2, limits.MAX_TAPS, default=4))
+    out.put("ssm.state_size", fields.integer("linear_key_head_dim", 1, limits.MAX_STATED, default=128))
+    out.put("ssm.group_count", read_divisor(fields, "linear_num_key_heads", heads, "value heads"))
+    out.put("ssm.time_step_rank", heads, fields, "linear_num_value_heads")
+    out.put("ssm.inner_size", heads * value_dim, fields, "linear_value_head_dim")
+    if fields.get("layer_types") is None:
+        out.put(_EVERY, fields.integer(_EVERY, 1, c.layers, default=min(c.layers, _USUAL_EVERY)))
+        return
+    recurrent = read_recurrent_layers(c, "linear_attention")
+    for every in range(1, c.layers + 1):
+        if recurrent == tuple((index + 1) % every != 0 for index in range(c.layers)):
+            out.put(_EVERY, every)
+            return
+    out.put("attention.recurrent_layers", list(recurrent))
+
+
+def state_dense(c: FolderConfig) -> None:
+    """State a model without experts."""
+    _state_common(c)
+    c.state_width()
+
+
+def state_mixture(c: FolderConfig) -> None:
+    """State a model with experts, beside a block that all tokens go through."""
+    _state_common(c)
+    _state_experts(c)
+
+
+def state_next(c: FolderConfig) -> None:
+    """State the sizes of a Qwen3-Next."""
+    _state_common(c, "block")
+    _state_experts(c)
+
+
+def _state_experts(c: FolderConfig) -> None:
+    experts = state_experts(c, shared_key="shared_expert_intermediate_size", renormalises=True)
+    state_expert_width(c, experts)
+
+
+FOLDERS = (
+    FolderFamily("qwen3_5_text", "Qwen3_5ForCausalLM", "qwen35", state_dense, _TENSORS),
+    FolderFamily("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen35moe", state_mixture, _TENSORS),
+    FolderFamily("qwen3_next", "Qwen3NextForCausalLM", "qwen3next", state_next, _TENSORS),
+)

@@ -1,0 +1,26 @@
+"""Folders of SmolLM3, of which every fourth layer rotates nothing."""
+
+from __future__ import annotations
+
+from mlxr.models.folders.config import FolderConfig
+from mlxr.models.folders.family import FolderFamily
+from mlxr.models.folders.rotations import state_rotation, state_turning_layers
+
+_STATED = "no_rope_layers"  # 1 means that a layer rotates
+
+
+def state(c: FolderConfig) -> None:
+    """State the sizes of a model."""
+    c.state_model(biases="block", tied=True)
+    c.state_width()
+    state_rotation(c)
+    usual = [(index + 1) % 4 != 0 for index in range(c.layers)]
+    stated = c.fields.get(_STATED)
+    if stated is None:
+        stated = usual
+    if not isinstance(stated, list) or len(stated) != c.layers or any(flag not in (0, 1) for flag in stated):
+        c.fields.refuse(_STATED, f"a list of {c.layers}, each one 0 or 1")
+    state_turning_layers(c, [*map(bool, stated)], usual)
+
+
+FOLDERS = (FolderFamily("smollm3", "SmolLM3ForCausalLM", "smollm3", state),)
