@@ -51,23 +51,20 @@ def test_longrope_sharpens_by_how_much_longer_the_model_was_made() -> None:
     np.testing.assert_allclose(table.cos[0], factor, rtol=1e-6)
 
 
-def test_proportional_turns_the_first_pairs_as_the_whole_head_would() -> None:
-    scaled = inverse_frequencies(512, 1e6, RopeScaling("proportional", 1.0, rotated=0.25))
-    plain = inverse_frequencies(512, 1e6)
-    np.testing.assert_array_equal(scaled[:64], plain[:64])
-    assert not scaled[64:].any()
-    # GGUF says the same by factors that leave nothing of the others
-    stored = build_table(3000, 512, 1e6, interleaved=False, frequency_factors=[1.0] * 64 + [1e30] * 192)
-    table = build_table(3000, 512, 1e6, interleaved=False, scaling=RopeScaling("proportional", 1.0, rotated=0.25))
-    np.testing.assert_array_equal(table.cos, stored.cos)
-    np.testing.assert_allclose(table.sin, stored.sin, atol=1e-20)
+def test_a_large_factor_leaves_a_pair_where_it_is() -> None:
+    """As files say it of a share of the pairs, which turn with the frequencies of the whole head."""
+    table = build_table(3000, 512, 1e6, interleaved=False, frequency_factors=[1.0] * 64 + [1e30] * 192)
+    plain = build_table(3000, 512, 1e6, interleaved=False)
+    np.testing.assert_array_equal(table.cos[:, :64], plain.cos[:, :64])
+    np.testing.assert_array_equal(table.cos[:, 64:], 1.0)
+    np.testing.assert_allclose(table.sin[:, 64:], 0.0, atol=1e-20)
     # which is not what rotating a quarter of the head alone is
     assert np.abs(build_table(30, 128, 1e6, interleaved=False).cos - table.cos[:30, :64]).max() > 0.5
 
 
-def test_proportional_divides_by_its_factor() -> None:
-    scaled = inverse_frequencies(64, 1e4, RopeScaling("proportional", 8.0, rotated=0.5))
-    np.testing.assert_allclose(scaled[:16], inverse_frequencies(64, 1e4)[:16] / 8)
+def test_factors_divide_frequencies() -> None:
+    divided = inverse_frequencies(64, 1e4, frequency_factors=[8.0] * 32)
+    np.testing.assert_allclose(divided, inverse_frequencies(64, 1e4) / 8)
 
 
 def test_no_rotation_is_a_table_without_pairs() -> None:
@@ -105,9 +102,6 @@ def test_senseless_longrope_is_refused(changes: dict[str, Any], message: str) ->
 
 
 def test_other_senseless_values_are_refused() -> None:
-    for rotated in (0.0, 1.5, math.nan):
-        with pytest.raises(ModelError, match="rotated is"):
-            RopeScaling("proportional", 1.0, rotated=rotated)
     for fields in ({"beta": -1.0, "period": 1}, {"beta": math.nan, "period": 1}, {"beta": 0.1, "period": 0}):
         with pytest.raises(ModelError, match="query temperature"):
             QueryTemperature(**fields)  # type: ignore[arg-type]

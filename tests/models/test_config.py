@@ -16,7 +16,7 @@ from tiny_models import CASES, GOLDENS, make_source, read_golden
 
 from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
-from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
+from mlxr.kernels.rope import RopeScaling, inverse_frequencies, llama3_factors, yarn_attention_factor
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import ARCHITECTURES
 from mlxr.models.folders.metadata import read_folder
@@ -63,6 +63,8 @@ TINYLLAMA_GGUF: dict[str, object] = {
     "tokenizer.ggml.tokens": ["x"] * 32000,
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 PHI: dict[str, Any] = TINYLLAMA_HF | {
     "architectures": ["Phi3ForCausalLM"],
     "model_type": "phi3",
@@ -130,6 +132,21 @@ def test_windows_that_differ_by_layer_are_kept() -> None:
 def test_what_gguf_cannot_state_has_keys_of_our_own(changes: dict[str, Any], key: str, value: object) -> None:
     assert OWN + key not in read_folder(TINYLLAMA_HF).values
     assert read_folder(TINYLLAMA_HF | changes).values[OWN + key] == value
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_proportional_rotations_are_factors_of_which_most_leave_nothing(factor: float) -> None:
+    """The first pairs turn as those of the whole head would."""
+    stated = read_folder(TINYLLAMA_HF | {"rope_scaling": PROPORTIONAL | {"factor": factor}})
+    assert stated.values["llama.rope.dimension_count"] == 64
+    assert stated.vectors[ROPE_FACTORS] == [factor] * 8 + [1e30] * 24
+
+
+def test_llama3_is_a_tensor_of_factors() -> None:
+    stated = read_folder(TINYLLAMA_HF | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 512}})
+    factors = np.array(stated.vectors[ROPE_FACTORS])
+    np.testing.assert_array_equal(factors, llama3_factors(inverse_frequencies(64, 10000.0), 8.0, 512, 1.0, 4.0))
+    assert (factors[0], factors[-1]) == (1.0, 8.0)
 
 
 def test_keys_of_our_own_are_read_or_refused() -> None:
@@ -256,6 +273,12 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor is 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is missing"),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            "rope_scaling.high_freq_factor is 1.0, expected more than the low_freq_factor 1",
+        ),
+        ({"rope_scaling": PROPORTIONAL | {"partial_rotary_factor": 1.5}}, "partial_rotary_factor is 1.5"),
+        ({"rope_scaling": PROPORTIONAL | {"partial_rotary_factor": 0.0}}, "partial_rotary_factor is 0.0"),
         ({"rope_scaling": [1]}, r"rope_scaling is \[1\], expected an object"),
         ({"rope_theta": 10**5000}, "rope_theta is a number of 16610 bits, expected a number from"),
         ({"hidden_size": 10**5000}, "hidden_size is a number of 16610 bits, expected a whole number"),

@@ -20,7 +20,14 @@ import pytest
 from mlxr.formats.quants_table_encode import encode_mxfp4
 from mlxr.formats.tensor import TensorSource
 from mlxr.kernels.converted import take_rates
-from mlxr.kernels.rope import QueryTemperature, RopeScaling, build_table
+from mlxr.kernels.rope import (
+    QueryTemperature,
+    RopeScaling,
+    build_table,
+    inverse_frequencies,
+    llama3_factors,
+    stretch_base,
+)
 
 SOURCE = Path(__file__).parents[2] / "src/mlxr"
 FUNCTIONS = (
@@ -109,10 +116,9 @@ def test_tables_of_rotations_are_those_of_exact_frequencies(dim: int, theta: flo
 @pytest.mark.parametrize(
     "scaling",
     [
-        RopeScaling("ntk", 4.0),
+        RopeScaling("linear", 4.0),
         RopeScaling("yarn", 16.0, original_context=4096),
         RopeScaling("yarn", 16.0, original_context=4096, truncate=False),
-        RopeScaling("llama3", 8.0, original_context=8192, low_freq_factor=1.0, high_freq_factor=4.0),
     ],
     ids=lambda scaling: scaling.kind,
 )
@@ -121,6 +127,14 @@ def test_scaled_tables_need_no_other_functions(scaling: RopeScaling) -> None:
     table = build_table(512, 64, 1e4, interleaved=True, scaling=scaling, temperature=temperature)
     assert table.query_factors is not None
     assert table.query_factors.tolist() == [np.float32(1 + 0.1 * math.log1p(place // 64)) for place in range(512)]
+
+
+@pytest.mark.usefixtures("only_doubles")
+def test_bases_and_factors_need_no_other_functions() -> None:
+    exact = Decimal(10000) * Decimal(4) ** (Decimal(64) / Decimal(62))
+    assert stretch_base(1e4, 4.0, 64) == pytest.approx(float(exact), rel=1e-15)
+    factors = llama3_factors(inverse_frequencies(64, 1e4), 8.0, 8192, low=1.0, high=4.0)
+    assert (factors[0], factors[-1]) == (1.0, 8.0)
 
 
 @pytest.mark.usefixtures("only_doubles")

@@ -109,8 +109,6 @@ class ModelConfig:
             )
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:
             raise ModelError(f"model has rope_dim {self.rope_dim}, expected even and at most head_dim {self.head_dim}")
-        if self.rope_scaling is not None and self.rope_scaling.kind == "ntk" and self.rope_dim < 4:
-            raise ModelError(f"model has rope_dim {self.rope_dim} with ntk scaling, which needs at least 4")
         if self.rope_scaling is not None and len(self.rope_scaling.long_factors) not in (0, self.rope_dim // 2):
             raise ModelError(
                 f"model has rope_dim {self.rope_dim} with {len(self.rope_scaling.long_factors)} longrope factors, "

@@ -14,6 +14,7 @@ from mlxr.kernels.rope.scaling import (
     RopeScaling,
     ScalingKind,
     longrope_attention_factor,
+    stretch_base,
     yarn_attention_factor,
 )
 from mlxr.kernels.rope.table import RopeTable, build_table, inverse_frequencies, llama3_factors
@@ -30,6 +31,7 @@ __all__ = [
     "llama3_factors",
     "longrope_attention_factor",
     "rope",
+    "stretch_base",
     "yarn_attention_factor",
 ]
 

@@ -1,15 +1,13 @@
 """How the rotation frequencies of a model are stretched to a longer context; plain numbers, checked when made.
 
-Kinds (named as `config.json` names them, `ntk` being the one with a fixed base):
+Kinds, named as GGUF names them:
 - `linear`: every frequency is divided by the factor (position interpolation, Chen et al. 2023, arXiv:2306.15595).
-- `ntk`: the base becomes base * factor ** (d / (d - 2)), so that high frequencies stay ("NTK-aware" scaling).
-- `yarn`: a ramp between both, and an attention factor (Peng et al. 2023, arXiv:2309.00071).
-- `llama3`: wavelengths below original_context / high_freq_factor stay, those above original_context /
-  low_freq_factor are divided, with a smooth transition (Llama 3.1).
+- `yarn`: a ramp between that and none, and an attention factor (Peng et al. 2023, arXiv:2309.00071).
 - `longrope`: every frequency is divided by a factor of its own, from one list up to the original context and from
   another beyond it (Ding et al. 2024, arXiv:2402.13753). Which list serves is settled once, by the longest context that
   will be served: keys that are cached must not change their meaning.
-- `proportional`: only the first `rotated` of all pairs turn, with the frequencies of the whole head (Gemma 4).
+
+Others are another base (`stretch_base`) or factors for each pair (`llama3_factors`).
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from typing import Literal, get_args
 
 from mlxr.core.errors import ModelError
 
-ScalingKind = Literal["linear", "ntk", "yarn", "llama3", "longrope", "proportional"]
+ScalingKind = Literal["linear", "yarn", "longrope"]
 SCALING_KINDS: tuple[str, ...] = get_args(ScalingKind)
-_NEEDS_ORIGINAL_CONTEXT = ("yarn", "llama3", "longrope")
-_POSITIVE = ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "rotated")
+_NEEDS_ORIGINAL_CONTEXT = ("yarn", "longrope")
+_POSITIVE = ("factor", "attention_factor", "beta_fast", "beta_slow")
 _DIGITS = Context(prec=40)
 MAX_FACTOR = 1e6
 
@@ -45,11 +43,8 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
-    rotated: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in SCALING_KINDS:
@@ -66,18 +61,11 @@ class RopeScaling:
             raise ModelError(f"rope scaling {self.kind}: original_context is {self.original_context}, expected tokens")
         if self.kind == "yarn" and self.beta_fast < self.beta_slow:
             raise ModelError(f"rope scaling yarn: beta_fast {self.beta_fast} is below beta_slow {self.beta_slow}")
-        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ModelError(
-                f"rope scaling llama3: high_freq_factor {self.high_freq_factor} is not above low_freq_factor "
-                f"{self.low_freq_factor}"
-            )
         if self.kind == "longrope" and (not self.short_factors or len(self.short_factors) != len(self.long_factors)):
             raise ModelError(
                 f"rope scaling longrope: {len(self.short_factors)} short_factors and {len(self.long_factors)} "
                 "long_factors, expected as many of each"
             )
-        if self.rotated > 1:
-            raise ModelError(f"rope scaling {self.kind}: rotated is {self.rotated}, expected at most 1")
 
     def list_factors(self, context: int) -> tuple[float, ...]:
         """Longrope's factors for contexts of up to `context` tokens."""
@@ -111,6 +99,11 @@ def power(base: float, numerator: int, denominator: int) -> float:
 def logarithm(value: float) -> float:
     """The natural logarithm, rounded once from 40 digits."""
     return float(_DIGITS.ln(Decimal(value)))
+
+
+def stretch_base(theta: float, factor: float, rot_dim: int) -> float:
+    """The base with which high frequencies stay and the lowest is divided by `factor` ("NTK-aware" scaling)."""
+    return theta * power(factor, rot_dim, rot_dim - 2)
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:

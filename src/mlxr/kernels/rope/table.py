@@ -111,15 +111,9 @@ def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling,
     match scaling.kind:
         case "linear":
             return plain / scaling.factor
-        case "ntk":
-            if rot_dim < 4:
-                refuse("build_table", "rot_dim with ntk scaling", rot_dim, "at least 4")
-            return _plain(rot_dim, theta * power(scaling.factor, rot_dim, rot_dim - 2))
         case "yarn":
             keep = 1.0 - _yarn_ramp(rot_dim, theta, scaling)
             return plain * keep + plain / scaling.factor * (1.0 - keep)
-        case "llama3":
-            return plain / llama3_factors(plain, scaling)
         case "longrope":
             if context is None:
                 refuse(
@@ -128,9 +122,6 @@ def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling,
             factors = scaling.list_factors(context)
             check_size("build_table", "number of longrope factors", len(factors), rot_dim // 2)
             return plain / np.asarray(factors, dtype=np.float64)
-        case "proportional":
-            turning = np.arange(len(plain)) < int(scaling.rotated * len(plain))
-            return np.where(turning, plain / scaling.factor, 0.0)
 
 
 def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
@@ -150,11 +141,13 @@ def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
     return ramp
 
 
-def llama3_factors(plain: DoubleArray, scaling: RopeScaling) -> DoubleArray:
-    """What llama3 scaling divides each plain frequency by; GGUF files store these as `rope_freqs.weight`."""
-    assert scaling.original_context is not None  # checked when made
-    turns = scaling.original_context * plain / (2 * math.pi)  # original context in wavelengths
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+def llama3_factors(plain: DoubleArray, factor: float, original_context: int, low: float, high: float) -> DoubleArray:
+    """Return what Llama 3.1 divides each plain frequency by; GGUF files store these as `rope_freqs.weight`.
+
+    Wavelengths below original_context / high stay, those above original_context / low are divided by `factor`, with a
+    smooth transition.
+    """
+    turns = original_context * plain / (2 * math.pi)  # original context in wavelengths
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    result: DoubleArray = 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
+    result: DoubleArray = 1.0 / ((1.0 - smooth) / factor + smooth)
     return result

@@ -10,10 +10,10 @@ from types import MappingProxyType
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import (
-    RopeScaling,
     inverse_frequencies,
     llama3_factors,
     longrope_attention_factor,
+    stretch_base,
     yarn_attention_factor,
 )
 from mlxr.models import limits
@@ -187,7 +187,7 @@ def _state_scaling(c: FolderConfig, rope: Fields, theta: float, rope_dim: int) -
         case "ntk":
             if rope_dim < 4:
                 raise ModelError(f"model has rope_dim {rope_dim} with ntk scaling, which needs at least 4")
-            base = theta * rope.number("factor", 1.0, 1e6) ** (rope_dim / (rope_dim - 2))
+            base = stretch_base(theta, rope.number("factor", 1.0, 1e6), rope_dim)
             out.put("rope.freq_base", base, rope, "factor")
         case "yarn":
             _state_yarn(out, rope, context, original)
@@ -196,14 +196,11 @@ def _state_scaling(c: FolderConfig, rope: Fields, theta: float, rope_dim: int) -
 
 
 def _list_llama3(rope: Fields, original: int, theta: float, rope_dim: int) -> Sequence[float]:
-    scaling = RopeScaling(
-        "llama3",
-        rope.number("factor", 1.0, 1e6),
-        original_context=original,
-        low_freq_factor=rope.number("low_freq_factor", 1e-6, 1e6),
-        high_freq_factor=rope.number("high_freq_factor", 1e-6, 1e6),
-    )
-    factors: list[float] = llama3_factors(inverse_frequencies(rope_dim, theta), scaling).tolist()
+    factor = rope.number("factor", 1.0, 1e6)
+    low, high = (rope.number(f"{name}_freq_factor", 1e-6, 1e6) for name in ("low", "high"))
+    if high <= low:
+        rope.refuse("high_freq_factor", f"more than the low_freq_factor {low:g}")
+    factors: list[float] = llama3_factors(inverse_frequencies(rope_dim, theta), factor, original, low, high).tolist()
     return factors
 
 
