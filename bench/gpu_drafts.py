@@ -31,6 +31,7 @@ from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.drawing import Drafted, Drawing
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.sample import SampleResult
 from synthetic import SHAPES
 
@@ -77,7 +78,7 @@ def measure(engine: Engine, batch: int, tokens: int, vocabulary: int) -> tuple[f
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1, seed=1)  # which repeats nothing
     chances = np.random.default_rng(1)
     for _ in range(batch):
-        engine.submit(chances.integers(3, vocabulary, PROMPT_TOKENS).tolist(), params)
+        engine.submit(EngineRequest(chances.integers(3, vocabulary, PROMPT_TOKENS).tolist(), params))
     drawn = 0
     while drawn < batch * tokens // 4:
         drawn += len(engine.step())

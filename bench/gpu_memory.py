@@ -27,6 +27,7 @@ from gpu_comparison.ours import Ours
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
 from mlxr.loading import load
 from mlxr.models import Decoder
@@ -87,7 +88,9 @@ def measure(model: Decoder, watch: Watch, given: argparse.Namespace) -> None:
     def run(batch: int, prompt_tokens: int, answer_tokens: int) -> float:
         for _ in range(batch):
             prompt = random.integers(3, config.vocab_size, prompt_tokens).tolist()
-            engine.submit(prompt, SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0))
+            engine.submit(
+                EngineRequest(prompt, SamplingParams(max_tokens=answer_tokens, ignore_eos=True, temperature=0))
+            )
         start_s = time.perf_counter()
         while engine.has_work:
             engine.step()

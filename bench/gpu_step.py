@@ -23,6 +23,7 @@ from gpu_comparison.ours import Ours
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.gpu.recording import Product
 from synthetic import SHAPES
 
@@ -49,7 +50,7 @@ def make_engine(ours: Ours, case: Case, steps: int, temperature: float = 0.0) ->
     random = np.random.default_rng(1)
     for _ in range(case.batch):
         prompt = random.integers(3, ours.shape.vocab_size, case.context).tolist()
-        engine.submit(prompt, params)
+        engine.submit(EngineRequest(prompt, params))
     while engine.stats().decode_tokens < 4 * case.batch:
         engine.step()
     return engine

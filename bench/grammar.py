@@ -24,6 +24,7 @@ from mlxr.core.settings import resolve
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.engine.constraint import Mask, TokenConstraint
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.opening import build_engine, open_model
@@ -116,7 +117,7 @@ def run_round(
     """Milliseconds of each full decode step, and of the grammars in it."""
     for seed, constraint in enumerate(constraints, first_seed):
         params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=seed, ignore_eos=constraint is None)
-        engine.submit(prompt, params, constraint=constraint)
+        engine.submit(EngineRequest(prompt, params, constraint=constraint))
     steps_ms, grammars_ms = [], []
     while engine.has_work:
         watch.spent_s, start_s = 0.0, time.perf_counter()

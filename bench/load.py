@@ -27,6 +27,7 @@ from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.process import read_peak_memory_bytes
@@ -65,7 +66,7 @@ def draw_prompts(count: int, tokens: int, vocab_size: int, seed: int = 0) -> lis
 def run_load(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Life]:
     """All requests at once, to their ends."""
     start_s = time.perf_counter()
-    lives = {engine.submit(prompt, own): Life(0.0) for prompt, own in zip(prompts, params, strict=True)}
+    lives = {engine.submit(EngineRequest(prompt, own)): Life(0.0) for prompt, own in zip(prompts, params, strict=True)}
     while engine.has_work:
         step(engine, lives, start_s)
     return list(lives.values())
@@ -172,14 +173,14 @@ def measure_gap(given: argparse.Namespace) -> dict[str, Any]:
         prompts = draw_prompts(given.decoding, 32, loaded.config.vocab_size)
         (long_prompt,) = draw_prompts(1, given.prompt_tokens, loaded.config.vocab_size, seed=1)
         start_s = time.perf_counter()
-        lives = {engine.submit(prompt, params): Life(0.0) for prompt in prompts}
+        lives = {engine.submit(EngineRequest(prompt, params)): Life(0.0) for prompt in prompts}
         watched = list(lives.values())
         while not all(life.tokens for life in watched):
             step(engine, lives, start_s)
         for _ in range(given.calm_steps):
             step(engine, lives, start_s)
         arrival_s = time.perf_counter() - start_s
-        late = engine.submit(long_prompt, SamplingParams(max_tokens=2, ignore_eos=True))
+        late = engine.submit(EngineRequest(long_prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
         lives[late] = Life(arrival_s)
         while not lives[late].tokens:
             step(engine, lives, start_s)

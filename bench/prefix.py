@@ -27,6 +27,7 @@ from mlxr.core.errors import MlxrError
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.service.opening import build_engine, open_model
 
 MAX_MEMORY_SHARE, MAX_DISK_SHARE = 0.06, 0.15
@@ -37,7 +38,7 @@ STORE_BYTES = 8 << 30
 def time_answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> dict[str, Any]:
     """Milliseconds to the first token, all tokens, and how many tokens of the prompt came from the cache."""
     start_s = time.perf_counter()
-    engine.submit(token_ids, params)
+    engine.submit(EngineRequest(token_ids, params))
     times_s, events = [], []
     while engine.has_work:
         for event in engine.step():

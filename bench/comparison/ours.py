@@ -12,6 +12,7 @@ from mlxr.core.errors import MlxrError
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine, open_model
@@ -78,7 +79,7 @@ class Side:
     def decode(self, steps: int) -> float:
         """Seconds of `steps` steps in which every held context grows by one token."""
         params = SamplingParams(max_tokens=steps + LEAD_STEPS, ignore_eos=True)
-        ids = [self._running.submit(prompt, params) for prompt in self._prompts]
+        ids = [self._running.submit(EngineRequest(prompt, params)) for prompt in self._prompts]
         try:
             waiting = set(ids)
             while waiting:
@@ -95,7 +96,7 @@ class Side:
 
     def _fill(self, prompt: list[int]) -> TokenEvent:
         """The event of a prompt's first token."""
-        request_id = self._running.submit(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
+        request_id = self._running.submit(EngineRequest(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
         while True:
             for event in self._step():
                 if event.sequence_id == request_id:

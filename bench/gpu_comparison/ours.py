@@ -12,6 +12,7 @@ from gpu_comparison.cases import Case
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import by_name
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Gpu
@@ -178,4 +179,4 @@ class Ours:
     def _submit(self, tokens: int, more: int) -> None:
         assert self._engine is not None
         prompt = self._random.integers(3, self.shape.vocab_size, tokens).tolist()
-        self._engine.submit(prompt, SamplingParams(max_tokens=more, ignore_eos=True))
+        self._engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=more, ignore_eos=True)))

@@ -15,6 +15,7 @@ from model_folder import train_tokenizer
 
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import open_gguf
 from mlxr.loading import load
 from mlxr.service.opening import build_engine, open_model
@@ -113,7 +114,7 @@ def test_pages_of_one_list_are_not_found_by_an_engine_with_the_other(phi: Path, 
             store_folder=str(tmp_path),
         )
         with open_model(phi, settings) as loaded, closing(build_engine(loaded, settings)) as engine:
-            engine.submit(TOKENS, SamplingParams(max_tokens=2, ignore_eos=True))
+            engine.submit(EngineRequest(TOKENS, SamplingParams(max_tokens=2, ignore_eos=True)))
             events = []
             while engine.has_work:
                 events += engine.step()

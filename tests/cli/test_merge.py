@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from mlxr import LLM, SamplingParams
 from mlxr.cli.main import main
 from mlxr.core.settings import Settings
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorToWrite, open_gguf, write_gguf
 from mlxr.loading import ASSETS, load
 from mlxr.service.opening import build_engine
@@ -47,7 +48,7 @@ def score(path: Path, adapter: Path | None = None) -> np.ndarray:
         engine = build_engine(loaded, Settings(max_sequences=1))
         chosen = None if adapter is None else loaded.load_adapter(adapter)
         params = SamplingParams(max_tokens=1, logprobs=0)
-        engine.submit(loaded.tokenizer.encode(TEXT), params, scores_prompt=True, adapter=chosen)
+        engine.submit(EngineRequest(loaded.tokenizer.encode(TEXT), params, scores_prompt=True, adapter=chosen))
         events = [event for _ in range(9) if engine.has_work for event in engine.step()]
         engine.close()
     return np.array([info.chosen.logprob for info in events[-1].prompt[1:]])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.scoring import Doubles
 from mlxr.formats import open_gguf
 from mlxr.kernels.context import Context
@@ -95,7 +96,7 @@ def answer(folder: Path, threads: int, chunk_tokens: int) -> list[tuple[int | No
     with load(folder, device="cpu", threads=threads) as loaded:
         settings = Settings(arena_bytes=2**22, prefill_chunk_tokens=chunk_tokens)
         with closing(build_engine(loaded, settings)) as engine:
-            engine.submit(TOKENS, SamplingParams(max_tokens=8, logprobs=1, ignore_eos=True))
+            engine.submit(EngineRequest(TOKENS, SamplingParams(max_tokens=8, logprobs=1, ignore_eos=True)))
             events = []
             while engine.has_work:
                 events += engine.step()

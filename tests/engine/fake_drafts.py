@@ -111,7 +111,7 @@ def draft_eagerly(engine: Engine, right: float, most_tokens: int) -> Engine:
     if planner is not None:
         engine._planner = engine._scheduler._drafts = EagerPlanner(most_tokens, planner.model)
         if planner.model is None:
-            engine._intake.open_drafter = lambda tokens, _: Guesser(tokens, right)
+            engine._admission.open_drafter = lambda tokens, _: Guesser(tokens, right)
     return engine
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
@@ -197,10 +199,10 @@ def finish_of(events: Sequence[TokenEvent], sequence_id: int) -> FinishReason | 
     return own[-1].finish_reason
 
 
-def generate(prompt: Sequence[int], params: SamplingParams, engine: Engine | None = None) -> list[int]:
+def generate(prompt: Sequence[int], params: SamplingParams, engine: Engine | None = None, **options: Any) -> list[int]:
     """The answer of one request that is alone in its engine."""
     engine = engine or make_engine()
-    sequence_id = engine.submit(prompt, params)
+    sequence_id = engine.submit(EngineRequest(prompt, params, **options))
     return answer_of(run_all(engine), sequence_id)
 
 

@@ -24,6 +24,7 @@ from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.drafts.guesser import Guesses
 from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleResult
 
@@ -235,7 +236,7 @@ def make_simulation(
 def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], params: SamplingParams) -> float:
     """The seconds of the steps of some answers at a time, after their prompts; all tokens are those of the texts."""
     prompts = [[texts.token(number, position) for position in range(PROMPT_TOKENS)] for number in numbers]
-    requests = [engine.submit(prompt, params) for prompt in prompts]
+    requests = [engine.submit(EngineRequest(prompt, params)) for prompt in prompts]
     events = engine.step()
     start_s = clock.now
     while engine.has_work:

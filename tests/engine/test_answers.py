@@ -10,6 +10,7 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_eng
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_ANSWERS, FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sampling import draw_uniform
 from mlxr.engine.sequence import TokenEvent
 
@@ -26,7 +27,7 @@ def answers_of(events: list[TokenEvent]) -> list[list[int]]:
 
 def run(params: SamplingParams, engine: Engine | None = None) -> list[TokenEvent]:
     engine = engine or make_engine()
-    engine.submit(PROMPT, params)
+    engine.submit(EngineRequest(PROMPT, params))
     return run_all(engine)
 
 
@@ -63,7 +64,7 @@ def test_each_answer_ends_once_with_its_own_counts() -> None:
 def test_eight_answers_hold_the_prompt_once() -> None:
     model = FakeModel(FakeConfig(context_length=1100))
     engine = make_engine(model, pages=80, page_size=32, max_batch_tokens=512, prefill_chunk_tokens=512, drafts=False)
-    engine.submit([index * index % 50 for index in range(1024)], replace(RANDOM, n=8))
+    engine.submit(EngineRequest([index * index % 50 for index in range(1024)], replace(RANDOM, n=8)))
     used = []
     while engine.has_work:
         engine.step()
@@ -92,7 +93,7 @@ def test_answers_survive_preemption_and_simple_runs() -> None:
 def test_one_answer_can_be_cancelled(steps: int, index: int) -> None:
     expected = answers_of(run(replace(RANDOM, n=3)))
     engine = make_engine(prefill_chunk_tokens=4)
-    request_id = engine.submit(PROMPT, replace(RANDOM, n=3))
+    request_id = engine.submit(EngineRequest(PROMPT, replace(RANDOM, n=3)))
     events = [event for _ in range(steps) for event in engine.step()]
     (last,) = engine.cancel(request_id, index)
     engine.check()
@@ -107,7 +108,7 @@ def test_one_answer_can_be_cancelled(steps: int, index: int) -> None:
 def test_cancel_ends_all_answers() -> None:
     for steps in range(5):
         engine = make_engine(prefill_chunk_tokens=4)
-        request_id = engine.submit(PROMPT, replace(RANDOM, n=3))
+        request_id = engine.submit(EngineRequest(PROMPT, replace(RANDOM, n=3)))
         for _ in range(steps):
             engine.step()
         assert [event.index for event in engine.cancel(request_id)] == [0, 1, 2]
@@ -119,7 +120,7 @@ def test_cancel_ends_all_answers() -> None:
 def test_failed_prompt_ends_all_answers() -> None:
     model = FakeModel(on_forward=lambda batch: (_ for _ in ()).throw(RuntimeError("broken")))
     engine = make_engine(model)
-    engine.submit(PROMPT, replace(RANDOM, n=3))
+    engine.submit(EngineRequest(PROMPT, replace(RANDOM, n=3)))
     events = run_all(engine)
     assert sorted(event.index for event in events) == [0, 1, 2]
     assert {event.finish_reason for event in events} == {FinishReason.ERROR}
@@ -142,7 +143,7 @@ def test_best_of_gives_the_likeliest_in_order() -> None:
 
 def test_best_of_gives_nothing_before_all_have_ended() -> None:
     engine = make_engine()
-    engine.submit(PROMPT, replace(RANDOM, n=1, best_of=3))
+    engine.submit(EngineRequest(PROMPT, replace(RANDOM, n=1, best_of=3)))
     given = [len(engine.step()) for _ in range(12)]
     assert given == [0] * 11 + [12]
     assert not engine.has_work
@@ -150,13 +151,13 @@ def test_best_of_gives_nothing_before_all_have_ended() -> None:
 
 def test_best_of_equal_to_n_does_not_wait() -> None:
     engine = make_engine()
-    engine.submit(PROMPT, replace(RANDOM, n=2, best_of=2))
+    engine.submit(EngineRequest(PROMPT, replace(RANDOM, n=2, best_of=2)))
     assert len(engine.step()) == 2
 
 
 def test_cancelled_best_of_gives_what_there_is() -> None:
     engine = make_engine()
-    request_id = engine.submit(PROMPT, replace(RANDOM, n=2, best_of=3))
+    request_id = engine.submit(EngineRequest(PROMPT, replace(RANDOM, n=2, best_of=3)))
     for _ in range(4):
         assert engine.step() == []
     events = engine.cancel(request_id)
@@ -173,6 +174,6 @@ def test_impossible_numbers_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="best_of: cannot rank answers that stop strings cut"):
         SamplingParams(best_of=2, stop=("x",))
     with pytest.raises(InvalidRequest, match=r"^n: 9 answers cannot grow together, the engine runs at most 8"):
-        make_engine().submit([1], SamplingParams(n=9))
+        make_engine().submit(EngineRequest([1], SamplingParams(n=9)))
     with pytest.raises(InvalidRequest, match=r"^best_of: 9 answers"):
-        make_engine().submit([1], SamplingParams(best_of=9))
+        make_engine().submit(EngineRequest([1], SamplingParams(best_of=9)))

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
+from token_stream import TokenStream
 
 from mlxr.core.errors import EngineStopped, InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.async_engine import AsyncEngine, TokenStream
+from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -28,6 +30,10 @@ def params(max_tokens: int = 6, **others: Any) -> SamplingParams:
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
+
+
+def ask(server: AsyncEngine, prompt: Sequence[int], asked: SamplingParams) -> TokenStream:
+    return TokenStream(server, EngineRequest(prompt, asked))
 
 
 async def collect(stream: TokenStream) -> list[TokenEvent]:
@@ -66,12 +72,12 @@ class Gate:
 
 def test_events_are_those_of_the_engine() -> None:
     engine = make_engine()
-    wanted = {engine.submit(PROMPT[:size], params(size + 2)): size for size in range(1, 6)}
+    wanted = {engine.submit(EngineRequest(PROMPT[:size], params(size + 2))): size for size in range(1, 6)}
     events = run_all(engine)
 
     async def test() -> None:
         async with AsyncEngine(make_engine()) as server:
-            answers = await asyncio.gather(*(collect(server.generate(PROMPT[:s], params(s + 2))) for s in range(1, 6)))
+            answers = await asyncio.gather(*(collect(ask(server, PROMPT[:s], params(s + 2))) for s in range(1, 6)))
         for sequence_id, size in wanted.items():
             assert tokens_of(answers[size - 1]) == answer_of(events, sequence_id)
             assert [event.finish_reason for event in answers[size - 1]][-1] is FinishReason.LENGTH
@@ -83,8 +89,8 @@ def test_events_are_those_of_the_engine() -> None:
 def test_several_answers_to_one_prompt() -> None:
     async def test() -> None:
         async with AsyncEngine(make_engine()) as server:
-            events = await collect(server.generate(PROMPT, params(n=3, temperature=1.0, seed=7)))
-            alone = await collect(server.generate(PROMPT, params(temperature=1.0, seed=7)))
+            events = await collect(ask(server, PROMPT, params(n=3, temperature=1.0, seed=7)))
+            alone = await collect(ask(server, PROMPT, params(temperature=1.0, seed=7)))
         assert sorted(event.index for event in events if event.finish_reason) == [0, 1, 2]
         assert tokens_of(events, 0) == tokens_of(alone)
         assert all(len(tokens_of(events, index)) == 6 for index in range(3))
@@ -97,7 +103,7 @@ def test_loops_in_several_threads_share_the_engine() -> None:
     answers: dict[int, list[TokenEvent]] = {}
 
     def client(number: int) -> None:
-        answers[number] = asyncio.run(collect(server.generate([number, number + 1], params(9))))
+        answers[number] = asyncio.run(collect(ask(server, [number, number + 1], params(9))))
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -120,8 +126,8 @@ def test_only_one_thread_touches_the_engine() -> None:
 
     async def test() -> None:
         async with AsyncEngine(engine) as server:
-            await collect(server.generate(PROMPT, params()))
-            async for _ in server.generate(PROMPT, params()):
+            await collect(ask(server, PROMPT, params()))
+            async for _ in ask(server, PROMPT, params()):
                 break
             await server.stats()
 
@@ -135,12 +141,12 @@ def test_the_loop_goes_on_while_a_step_runs() -> None:
 
     async def test() -> None:
         async with AsyncEngine(make_engine(FakeModel(on_forward=gate))) as server:
-            first = asyncio.create_task(collect(server.generate(PROMPT, params())))
+            first = asyncio.create_task(collect(ask(server, PROMPT, params())))
             await gate.wait_for_step()
             # The engine hangs in a step; each of these would hang with it if it waited for the engine in the loop.
-            second = asyncio.create_task(collect(server.generate(PROMPT[:2], params())))
+            second = asyncio.create_task(collect(ask(server, PROMPT[:2], params())))
             stats = asyncio.create_task(server.stats())
-            abandoned = server.generate(PROMPT, params())
+            abandoned = ask(server, PROMPT, params())
             starting = asyncio.create_task(abandoned.start())
             await asyncio.sleep(0)
             starting.cancel()
@@ -161,7 +167,7 @@ def test_events_come_as_they_happen() -> None:
 
     async def test() -> None:
         async with AsyncEngine(make_engine(FakeModel(on_forward=gate))) as server:
-            stream = server.generate(PROMPT, params())
+            stream = ask(server, PROMPT, params())
             for token_id in expect_greedy(PROMPT, 3):
                 event = asyncio.create_task(anext(stream))
                 await gate.wait_for_step()
@@ -178,7 +184,7 @@ def test_whoever_leaves_gives_the_pages_back_before_the_next_step(leave: str) ->
     model = FakeModel(on_forward=gate)
 
     async def read_one(server: AsyncEngine) -> None:
-        stream = server.generate(PROMPT, params(60))
+        stream = ask(server, PROMPT, params(60))
         if leave == "break":
             async for _ in stream:
                 await gate.wait_for_step()  # the next step is under way already
@@ -220,7 +226,7 @@ def test_a_cancelled_stream_gives_its_last_events() -> None:
 
     async def test() -> None:
         async with AsyncEngine(make_engine(FakeModel(on_forward=gate))) as server:
-            stream = server.generate(PROMPT, params(60, n=2))
+            stream = ask(server, PROMPT, params(60, n=2))
             reader = asyncio.create_task(collect(stream))
             await gate.wait_for_step()
             stream.cancel()
@@ -238,12 +244,12 @@ def test_a_cancelled_stream_gives_its_last_events() -> None:
 def test_refusals_come_from_the_start_and_from_the_first_event() -> None:
     async def test() -> None:
         async with AsyncEngine(make_engine()) as server:
-            stream = server.generate([], params())
+            stream = ask(server, [], params())
             with pytest.raises(InvalidRequest, match="prompt"):
                 await stream.start()
             assert await collect(stream) == []
             with pytest.raises(InvalidRequest, match="token 50"):
-                await anext(server.generate([50], params()))
+                await anext(ask(server, [50], params()))
             assert (await server.stats()).used_pages == 0
 
     run(test)
@@ -255,7 +261,7 @@ def test_a_full_queue_is_refused_with_a_hint() -> None:
     async def test() -> None:
         engine = make_engine(FakeModel(on_forward=gate), max_sequences=1, max_waiting=2)
         async with AsyncEngine(engine) as server:
-            streams = [server.generate(PROMPT, params()) for _ in range(4)]
+            streams = [ask(server, PROMPT, params()) for _ in range(4)]
             running = asyncio.create_task(collect(streams[0]))
             await gate.wait_for_step()
             gate.is_open = True
@@ -276,12 +282,12 @@ def test_stopping_ends_what_is_in_flight() -> None:
     async def test() -> None:
         engine = make_engine(FakeModel(on_forward=gate), max_sequences=2)
         server = AsyncEngine(engine)
-        readers = [asyncio.create_task(collect(server.generate(PROMPT, params(60)))) for _ in range(4)]
+        readers = [asyncio.create_task(collect(ask(server, PROMPT, params(60)))) for _ in range(4)]
         await gate.wait_for_step()
         stopping = [asyncio.create_task(server.stop()) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(EngineStopped):
-            await anext(server.generate(PROMPT, params()))
+            await anext(ask(server, PROMPT, params()))
         gate.open()
         await asyncio.gather(*stopping)
         results = await asyncio.gather(*readers, return_exceptions=True)
@@ -301,7 +307,7 @@ def test_stopping_ends_what_is_in_flight() -> None:
 def test_stopping_can_wait_for_answers() -> None:
     async def test() -> None:
         server = AsyncEngine(make_engine())
-        stream = server.generate(PROMPT, params(30))
+        stream = ask(server, PROMPT, params(30))
         await stream.start()
         await server.stop(drain_s=PATIENCE_S)
         assert tokens_of(await collect(stream)) == expect_greedy(PROMPT, 30)
@@ -324,8 +330,8 @@ def test_a_failing_step_fails_its_requests_only() -> None:
     async def test() -> None:
         engine = make_engine(model, max_sequences=1)
         async with AsyncEngine(engine) as server:
-            first = asyncio.create_task(collect(server.generate(PROMPT, params())))
-            second = asyncio.create_task(collect(server.generate(PROMPT[:3], params())))
+            first = asyncio.create_task(collect(ask(server, PROMPT, params())))
+            second = asyncio.create_task(collect(ask(server, PROMPT[:3], params())))
             await gate.wait_for_step()
             gate.open()
             failed, well = await asyncio.gather(first, second)
@@ -356,13 +362,13 @@ def test_a_failing_engine_fails_all_requests_and_goes_on(caplog: pytest.LogCaptu
         engine = make_engine()
         break_step(engine, ValueError("lost count"), at_step=3)
         async with AsyncEngine(engine) as server:
-            events = await collect(server.generate(PROMPT, params(20, n=2)))
+            events = await collect(ask(server, PROMPT, params(20, n=2)))
             ends = [event for event in events if event.finish_reason is not None]
             assert [(event.index, event.error) for event in ends] == [
                 (index, "the engine failed: ValueError: lost count") for index in (0, 1)
             ]
             assert all(event.usage.prompt_tokens == len(PROMPT) for event in ends)
-            assert tokens_of(await collect(server.generate(PROMPT, params()))) == expect_greedy(PROMPT, 6)
+            assert tokens_of(await collect(ask(server, PROMPT, params()))) == expect_greedy(PROMPT, 6)
             assert (await server.stats()).used_pages == 0
 
     run(test)
@@ -384,7 +390,7 @@ def test_an_engine_that_cannot_let_go_stops(caplog: pytest.LogCaptureFixture) ->
 
         engine.cancel = cancel  # type: ignore[method-assign, assignment]
         server = AsyncEngine(engine)
-        events = await collect(server.generate(PROMPT, params()))
+        events = await collect(ask(server, PROMPT, params()))
         assert events[-1].finish_reason is FinishReason.ERROR
         with pytest.raises(EngineStopped):
             await ask_until_refused(server)
@@ -405,7 +411,7 @@ def test_a_cancel_that_fails_ends_the_engine_and_every_stream(caplog: pytest.Log
 
         engine.cancel = cancel  # type: ignore[method-assign, assignment]
         server = AsyncEngine(engine)
-        streams = [server.generate(PROMPT, params(60)) for _ in range(3)]
+        streams = [ask(server, PROMPT, params(60)) for _ in range(3)]
         readers = [asyncio.create_task(collect(stream)) for stream in streams]
         await gate.wait_for_step()
         streams[0].cancel()
@@ -426,7 +432,7 @@ def test_a_request_of_a_closed_loop_is_cancelled() -> None:
     kept: list[TokenStream] = []
 
     async def begin() -> None:
-        kept.append(server.generate(PROMPT, params(60)))
+        kept.append(ask(server, PROMPT, params(60)))
         await kept[0].start()
 
     asyncio.run(begin())

@@ -12,6 +12,7 @@ from fake_model import FULL, STATE, FakeConfig, FakeModel, answer_of, expect_gre
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.memory import discard, read_unit_bytes
 from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 
 SHORT = SamplingParams(max_tokens=4, temperature=0)
 
@@ -68,7 +69,9 @@ def test_limits_that_change_under_load_lose_no_answer(seed: int, layers: tuple[L
     for _ in range(12):
         prompt = [chance.randrange(9) for _ in range(chance.randint(1, 20))]
         tokens = chance.randint(1, 12)
-        wanted[engine.submit(prompt, SamplingParams(max_tokens=tokens, temperature=0))] = expect_greedy(prompt, tokens)
+        wanted[engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens, temperature=0)))] = expect_greedy(
+            prompt, tokens
+        )
         engine.limit_cache(chance.randint(0, engine.measure_cache().max_bytes))
         engine.check()
         events += engine.step()

@@ -9,6 +9,7 @@ from fake_model import FakeModel, answer_of, expect_greedy, finish_of, make_engi
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -26,8 +27,11 @@ def tokens_of(events: list[TokenEvent], request_id: int, index: int = 0) -> list
 def test_answers_follow_their_constraints_in_one_batch() -> None:
     model = FakeModel()
     engine = make_engine(model)
-    free = engine.submit(PROMPT, GREEDY)
-    constraints = {engine.submit(PROMPT, GREEDY, constraint=FakeConstraint(divisor)): divisor for divisor in (2, 3, 7)}
+    free = engine.submit(EngineRequest(PROMPT, GREEDY))
+    constraints = {
+        engine.submit(EngineRequest(PROMPT, GREEDY, constraint=FakeConstraint(divisor))): divisor
+        for divisor in (2, 3, 7)
+    }
     events = run_all(engine)
     assert answer_of(events, free) == expect_greedy(PROMPT, 12)
     for request_id, divisor in constraints.items():
@@ -37,7 +41,7 @@ def test_answers_follow_their_constraints_in_one_batch() -> None:
 
 def test_the_constraint_given_stays_as_it_was_and_serves_again() -> None:
     engine, constraint = make_engine(), FakeConstraint()
-    first, second = (engine.submit(PROMPT, GREEDY, constraint=constraint) for _ in range(2))
+    first, second = (engine.submit(EngineRequest(PROMPT, GREEDY, constraint=constraint)) for _ in range(2))
     events = run_all(engine)
     assert answer_of(events, first) == answer_of(events, second)
     assert (constraint.accepted, constraint.fills) == ([], 0)
@@ -46,7 +50,9 @@ def test_the_constraint_given_stays_as_it_was_and_serves_again() -> None:
 def test_each_of_n_answers_has_its_own_state() -> None:
     engine = make_engine()
     params = {"temperature": 1.0, "seed": 5}
-    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=9, n=4, **params), constraint=FakeConstraint(4))
+    request_id = engine.submit(
+        EngineRequest(PROMPT, SamplingParams(max_tokens=9, n=4, **params), constraint=FakeConstraint(4))
+    )
     events = run_all(engine)
     answers = [tokens_of(events, request_id, index) for index in range(4)]
     assert answers == [expect(PROMPT, 9, FakeConstraint(4), index=index, **params) for index in range(4)]
@@ -56,7 +62,7 @@ def test_each_of_n_answers_has_its_own_state() -> None:
 def test_logprobs_are_those_among_the_tokens_allowed() -> None:
     engine = make_engine()
     params = SamplingParams(max_tokens=3, logprobs=2)
-    engine.submit(PROMPT, params, constraint=FakeConstraint(7))
+    engine.submit(EngineRequest(PROMPT, params, constraint=FakeConstraint(7)))
     for event, expected in zip(
         run_all(engine), expect_constrained(PROMPT, 3, FakeConstraint(7), logprobs=2), strict=True
     ):
@@ -66,7 +72,9 @@ def test_logprobs_are_those_among_the_tokens_allowed() -> None:
 def test_preempted_answers_resume_as_if_nothing_had_happened() -> None:
     engine = make_engine()
     params = {"temperature": 1.0, "seed": 8}
-    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=20, n=2, **params), constraint=FakeConstraint())
+    request_id = engine.submit(
+        EngineRequest(PROMPT, SamplingParams(max_tokens=20, n=2, **params), constraint=FakeConstraint())
+    )
     events = []
     while engine.has_work:
         events += engine.step()
@@ -89,7 +97,7 @@ def test_an_interrupted_step_can_be_repeated() -> None:
             raise KeyboardInterrupt
 
     model.on_forward = interrupt_every_other
-    request_id = engine.submit(PROMPT, GREEDY, constraint=FakeConstraint())
+    request_id = engine.submit(EngineRequest(PROMPT, GREEDY, constraint=FakeConstraint()))
     events: list[TokenEvent] = []
     while engine.has_work:
         try:
@@ -110,8 +118,11 @@ def test_an_interrupted_step_can_be_repeated() -> None:
 )
 def test_a_constraint_that_fails_ends_its_answer_alone(constraint: FakeConstraint, tokens: int, error: str) -> None:
     engine = make_engine()
-    failing = engine.submit(PROMPT, GREEDY, constraint=constraint)
-    others = [engine.submit(PROMPT, GREEDY, constraint=FakeConstraint()), engine.submit(PROMPT, GREEDY)]
+    failing = engine.submit(EngineRequest(PROMPT, GREEDY, constraint=constraint))
+    others = [
+        engine.submit(EngineRequest(PROMPT, GREEDY, constraint=FakeConstraint())),
+        engine.submit(EngineRequest(PROMPT, GREEDY)),
+    ]
     events = run_all(engine)
     answer = answer_of(events, failing)
     assert answer == expect(PROMPT, 12, FakeConstraint())[:tokens]
@@ -126,7 +137,7 @@ def test_a_constraint_that_fails_ends_its_answer_alone(constraint: FakeConstrain
 def test_an_impossible_bias_ends_its_answer_alone() -> None:
     engine = make_engine()
     nothing = SamplingParams(max_tokens=4, logit_bias=dict.fromkeys(range(50), float("-inf")))
-    failing, other = engine.submit(PROMPT, nothing), engine.submit(PROMPT, GREEDY)
+    failing, other = engine.submit(EngineRequest(PROMPT, nothing)), engine.submit(EngineRequest(PROMPT, GREEDY))
     events = run_all(engine)
     assert finish_of(events, failing) is FinishReason.ERROR
     assert answer_of(events, other) == expect_greedy(PROMPT, 12)
@@ -134,7 +145,7 @@ def test_an_impossible_bias_ends_its_answer_alone() -> None:
 
 def test_a_failed_step_ends_constrained_answers_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(FakeModel(on_forward=lambda batch: (_ for _ in ()).throw(RuntimeError("broken step"))))
-    request_id = engine.submit(PROMPT, GREEDY, constraint=FakeConstraint())
+    request_id = engine.submit(EngineRequest(PROMPT, GREEDY, constraint=FakeConstraint()))
     assert finish_of(run_all(engine), request_id) is FinishReason.ERROR
     assert "RuntimeError: broken step" in caplog.text
 
@@ -142,7 +153,7 @@ def test_a_failed_step_ends_constrained_answers_with_the_others(caplog: pytest.L
 def test_end_tokens_that_are_allowed_end_the_answer() -> None:
     (first, *_), tokens = expect_constrained(PROMPT, 1, FakeConstraint(7)), FakeConstraint(7)
     engine = make_engine(eos_ids=[first.token_id])
-    request_id = engine.submit(PROMPT, GREEDY, constraint=tokens)
+    request_id = engine.submit(EngineRequest(PROMPT, GREEDY, constraint=tokens))
     events = run_all(engine)
     assert answer_of(events, request_id) == [first.token_id]
     assert finish_of(events, request_id) is FinishReason.STOP
@@ -150,13 +161,13 @@ def test_end_tokens_that_are_allowed_end_the_answer() -> None:
 
 def test_a_grammar_cannot_ignore_its_end() -> None:
     with pytest.raises(InvalidRequest, match="ignore_eos: cannot be combined with a grammar"):
-        make_engine().submit(PROMPT, SamplingParams(ignore_eos=True), constraint=FakeConstraint())
+        make_engine().submit(EngineRequest(PROMPT, SamplingParams(ignore_eos=True), constraint=FakeConstraint()))
 
 
 def test_the_best_of_several_constrained_answers() -> None:
     engine = make_engine()
     params = SamplingParams(max_tokens=6, temperature=1.0, seed=3, best_of=4)
-    request_id = engine.submit(PROMPT, params, constraint=FakeConstraint(4))
+    request_id = engine.submit(EngineRequest(PROMPT, params, constraint=FakeConstraint(4)))
     answers = [expect_constrained(PROMPT, 6, FakeConstraint(4), index, temperature=1.0, seed=3) for index in range(4)]
     best = max(answers, key=lambda answer: sum(result.logprob for result in answer))
     assert answer_of(run_all(engine), request_id) == [result.token_id for result in best]
@@ -175,7 +186,7 @@ def test_an_answer_without_an_end_is_closed_in_its_last_tokens(way: tuple[int, .
     engine = make_engine()
     constraint = FakeConstraint(way=way, safe_every=safe_every)
     params = SamplingParams(max_tokens=12, logprobs=2, temperature=1.0, seed=2)
-    request_id = engine.submit(PROMPT, params, constraint=constraint)
+    request_id = engine.submit(EngineRequest(PROMPT, params, constraint=constraint))
     events, expected = run_all(engine), expect_closed(constraint, 12, temperature=1.0, seed=2)
     assert answer_of(events, request_id) == expected
     assert finish_of(events, request_id) is FinishReason.LENGTH
@@ -190,7 +201,7 @@ def test_an_answer_without_an_end_is_closed_in_its_last_tokens(way: tuple[int, .
 
 def test_nobody_is_shown_what_may_be_taken_back() -> None:
     engine, constraint = make_engine(), FakeConstraint(way=(7, 8, 9), safe_every=4)
-    engine.submit(PROMPT, GREEDY, constraint=constraint)
+    engine.submit(EngineRequest(PROMPT, GREEDY, constraint=constraint))
     told, steps = [], 0
     while engine.has_work:
         told.append(sum(event.token_id is not None for event in engine.step()))
@@ -200,7 +211,7 @@ def test_nobody_is_shown_what_may_be_taken_back() -> None:
 
 def test_what_is_shown_before_a_cancel_begins_the_answer() -> None:
     engine, constraint = make_engine(), FakeConstraint(way=(7, 8, 9), safe_every=4)
-    request_id = engine.submit(PROMPT, GREEDY, constraint=constraint)
+    request_id = engine.submit(EngineRequest(PROMPT, GREEDY, constraint=constraint))
     events = [event for _ in range(6) for event in engine.step()] + engine.cancel(request_id)
     assert answer_of(events, request_id) == expect_closed(constraint, 12)[:4]
     assert events[-1].usage.completion_tokens == 4
@@ -209,7 +220,9 @@ def test_what_is_shown_before_a_cancel_begins_the_answer() -> None:
 def test_closed_answers_are_ranked_by_what_they_have() -> None:
     engine, constraint = make_engine(), FakeConstraint(4, way=(7, 8), safe_every=3)
     params = {"temperature": 1.0, "seed": 3}
-    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=7, best_of=4, **params), constraint=constraint)
+    request_id = engine.submit(
+        EngineRequest(PROMPT, SamplingParams(max_tokens=7, best_of=4, **params), constraint=constraint)
+    )
     events = run_all(engine)
     drawn = [expect_constrained(PROMPT, 3, FakeConstraint(4), index, **params) for index in range(4)]
     best = max(range(4), key=lambda index: sum(result.logprob for result in drawn[index]) / 5)
@@ -219,7 +232,7 @@ def test_closed_answers_are_ranked_by_what_they_have() -> None:
 def test_the_prompt_comes_with_the_first_token_that_stays() -> None:
     engine = make_engine()
     params = SamplingParams(max_tokens=3, logprobs=0)
-    engine.submit(PROMPT, params, constraint=FakeConstraint(way=(7, 8, 9)), scores_prompt=True)
+    engine.submit(EngineRequest(PROMPT, params, constraint=FakeConstraint(way=(7, 8, 9)), scores_prompt=True))
     events = run_all(engine)
     assert [len(event.prompt) for event in events] == [len(PROMPT), 0, 0]
 
@@ -231,7 +244,9 @@ def test_an_answer_that_is_expected_is_compared_as_it_ends() -> None:
         engine = draft_eagerly(engine, 1.0, 3) if drafts else engine
         constraint = FakeConstraint(way=(7, 8, 9))
         expected = tuple(expect_closed(constraint, 12))
-        engine.submit(PROMPT, SamplingParams(max_tokens=12, prediction_ids=expected), constraint=constraint)
+        engine.submit(
+            EngineRequest(PROMPT, SamplingParams(max_tokens=12), prediction_ids=expected, constraint=constraint)
+        )
         timings = run_all(engine)[-1].timings
         assert timings is not None
         counts.append((timings.expected_tokens, timings.missed_tokens))

@@ -17,6 +17,7 @@ from mlxr.engine.drafts.choice import DraftSource, HeadSource
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.tail import MOST_ROWS, StateTail
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 
 PROMPT = [3, 1, 4, 1, 5]
 LAYERS = {"full": (FULL, FULL), "recurrent": (FULL, STATE)}
@@ -39,7 +40,7 @@ def make_eager(right: float = 1.0, most_tokens: int = 5, layers: str = "full", *
 @pytest.mark.parametrize("page_size", [2, 4, 32])
 def test_a_head_that_knows_is_always_right(most_tokens: int, page_size: int, layers: str) -> None:
     engine = make_eager(1.0, most_tokens, layers, page_size=page_size)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=60)))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 60)
     stats = engine.stats()
     assert stats.accepted_tokens == stats.drafted_tokens > 0
@@ -59,7 +60,7 @@ def test_its_pages_follow_forks_preemption_and_resumption(seed: int, layers: str
     for _ in range(6):
         prompt = [*shared[: chance.randrange(12)], *(chance.randrange(3) for _ in range(chance.randrange(1, 30)))]
         tokens, n = chance.randrange(1, 40), chance.choice([1, 3])
-        requests[engine.submit(prompt, SamplingParams(max_tokens=tokens, n=n))] = prompt, tokens
+        requests[engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens, n=n)))] = prompt, tokens
     events = []
     while engine.has_work:
         events += engine.step()
@@ -73,11 +74,11 @@ def test_its_pages_follow_forks_preemption_and_resumption(seed: int, layers: str
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
 def test_wrong_guesses_change_nothing_and_leave_nothing(right: float, layers: str) -> None:
     engine = make_eager(right, 5, layers)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=60)))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 60)
     engine._planner.model.cache.check([])  # type: ignore[union-attr]
     again = [*PROMPT, *expect_greedy(PROMPT, 30), 7, 7]
-    request = engine.submit(again, SamplingParams(max_tokens=20))
+    request = engine.submit(EngineRequest(again, SamplingParams(max_tokens=20)))
     assert answer_of(run_all(engine), request) == expect_greedy(again, 20)
 
 
@@ -95,7 +96,7 @@ def test_a_prompt_found_in_the_cache_has_its_head_there_too() -> None:
 
 
 def run_all_of(engine: Engine, prompt: list[int]) -> None:
-    request = engine.submit(prompt, SamplingParams(max_tokens=8))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8)))
     assert answer_of(run_all(engine), request) == expect_greedy(prompt, 8)
 
 
@@ -114,7 +115,7 @@ def test_states_of_a_long_prompt_are_kept_for_its_end_alone() -> None:
 
 def test_requests_that_want_no_drafts_keep_no_states() -> None:
     engine = make_eager()
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=9, draft_tokens=0))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=9, draft_tokens=0)))
     assert all(sequence.tail is None for sequence in engine._scheduler.waiting)
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 9)
     assert engine.stats().drafted_tokens == 0
@@ -122,7 +123,7 @@ def test_requests_that_want_no_drafts_keep_no_states() -> None:
 
 def test_a_head_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_eager(draft=HeadSource(FakeHead(fails=True)))
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=10))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=10)))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 10)
     assert "the draft model failed" in caplog.text
 
@@ -143,7 +144,7 @@ def test_a_prompt_whose_head_is_gone_begins_with_the_first_state() -> None:
     head = FakeHead()
     engine = make_eager(draft=HeadSource(head, b"head"), prefill_chunk_tokens=64, max_batch_tokens=64)
     prompt = [n % 7 for n in range(40)]
-    request = engine.submit(prompt, SamplingParams(max_tokens=8, draft_tokens=0))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8, draft_tokens=0)))
     answer = answer_of(run_all(engine), request)
     run_all_of(engine, [*prompt, *answer, 5])
     assert head.rows[0] < 16

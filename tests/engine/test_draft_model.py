@@ -12,6 +12,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -30,7 +31,7 @@ def make_eager(right: float = 1.0, most_tokens: int = 5, **options: int) -> Engi
 @pytest.mark.parametrize("page_size", [1, 4, 32])
 def test_a_draft_of_the_same_model_is_always_right(most_tokens: int, page_size: int) -> None:
     engine = make_eager(1.0, most_tokens, page_size=page_size)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=60)))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 60)
     stats = engine.stats()
     assert stats.accepted_tokens == stats.drafted_tokens > 0
@@ -46,7 +47,7 @@ def test_its_pages_follow_forks_preemption_and_resumption(seed: int) -> None:
     for _ in range(6):
         prompt = [chance.randrange(3) for _ in range(chance.randrange(1, 30))]
         tokens, n = chance.randrange(1, 40), chance.choice([1, 3])
-        requests[engine.submit(prompt, SamplingParams(max_tokens=tokens, n=n))] = prompt, tokens
+        requests[engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens, n=n)))] = prompt, tokens
     events = run_all(engine)
     expect_right_guesses(engine, requests, events)
 
@@ -54,11 +55,11 @@ def test_its_pages_follow_forks_preemption_and_resumption(seed: int) -> None:
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
 def test_wrong_guesses_change_nothing_and_leave_nothing(right: float) -> None:
     engine = make_eager(right)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=60)))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 60)
     engine._planner.model.cache.check([])  # type: ignore[union-attr]
     again = [*PROMPT, *expect_greedy(PROMPT, 30), 7, 7]
-    request = engine.submit(again, SamplingParams(max_tokens=20))
+    request = engine.submit(EngineRequest(again, SamplingParams(max_tokens=20)))
     assert answer_of(run_all(engine), request) == expect_greedy(again, 20)
 
 
@@ -68,7 +69,7 @@ def test_many_answers_get_their_drafts_in_one_step_for_each_place() -> None:
     assert isinstance(model, FakeModel)
     engine = draft_eagerly(make_engine(draft=source, max_batch_tokens=64), 0.0, 3)
     for start in range(4):
-        engine.submit([start, *PROMPT], SamplingParams(max_tokens=9))
+        engine.submit(EngineRequest([start, *PROMPT], SamplingParams(max_tokens=9)))
     run_all(engine)
     widths = [batch.sequences for batch in model.batches]
     assert widths == [4, 4, 4] * 2  # 1 + (1 + 3) + (1 + 3): of each place one step for all
@@ -79,7 +80,7 @@ def test_texts_beyond_the_draft_models_context_and_vocabulary_go_on_without_it()
     narrow = DraftSource(FakeModel(FakeConfig(vocab_size=10)))
     for draft in (short, narrow):
         engine = draft_eagerly(make_engine(draft=draft), 0.0, 5)
-        request = engine.submit(PROMPT, SamplingParams(max_tokens=40))
+        request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=40)))
         assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 40)
 
 
@@ -88,7 +89,7 @@ def test_a_draft_model_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> N
         raise RuntimeError("out of luck")
 
     engine = draft_eagerly(make_engine(draft=DraftSource(FakeModel(on_forward=fail))), 0.0, 5)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=10))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=10)))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 10)
     assert "the draft model failed" in caplog.text
     assert engine._planner is not None

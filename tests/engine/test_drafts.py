@@ -9,7 +9,7 @@ import pytest
 from fake_constraint import FakeConstraint
 from fake_drafts import draft_eagerly
 from fake_model import FULL, STATE, FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
-from test_load_invariance import draw_request, run_alone, sort_events
+from test_load_invariance import BREAKERS, draw_request, run_alone, sort_events
 
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ModelSettings
@@ -20,6 +20,7 @@ from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.drawing import Drawing
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -51,8 +52,8 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
         def release(self, *, has_ended: bool) -> None:
             """Nothing is held."""
 
-    engine._intake.open_drafter = Wrong
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=24))
+    engine._admission.open_drafter = Wrong
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=24)))
     events = run_all(engine)
     assert answer_of(events, request) == expected
     timings = events[-1].timings
@@ -70,7 +71,7 @@ def test_drafts_end_with_the_answer() -> None:
     stop = expected[7]
     length = expected.index(stop) + 1
     engine = draft_eagerly(make_engine(eos_ids=[stop]), 1.0, 15)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=40))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=40)))
     events = run_all(engine)
     assert answer_of(events, request) == expected[:length]
     assert events[-1].finish_reason is FinishReason.STOP
@@ -84,7 +85,9 @@ def test_a_grammar_follows_what_is_drawn(constraint: FakeConstraint) -> None:
         engine = make_engine()
         if right is not None:
             draft_eagerly(engine, right, 6)
-        engine.submit(PROMPT, SamplingParams(max_tokens=20, temperature=1, seed=3), constraint=constraint)
+        engine.submit(
+            EngineRequest(PROMPT, SamplingParams(max_tokens=20, temperature=1, seed=3), constraint=constraint)
+        )
         found.append([(event.token_id, event.finish_reason, event.error) for event in run_all(engine)])
     assert found[0] == found[1]
 
@@ -95,7 +98,9 @@ def test_random_requests_with_eager_drafts(seed: int) -> None:
     chance = random.Random(seed)
     request = draw_request(chance)
     engine = draft_eagerly(make_engine(page_size=chance.choice([1, 4, 7])), chance.random(), chance.randrange(1, 9))
-    engine.submit(request.prompt, request.params, constraint=request.constraint)
+    engine.submit(
+        EngineRequest(request.prompt, request.params, constraint=request.constraint, dry_breaker_ids=BREAKERS)
+    )
     found, alone = sort_events(run_all(engine)), run_alone(request)
     assert {index: [event.token_id for event in events] for index, events in found.items()} == {
         index: [event.token_id for event in events] for index, events in alone.items()
@@ -105,10 +110,10 @@ def test_random_requests_with_eager_drafts(seed: int) -> None:
 def test_rejected_tokens_are_never_found_in_the_cache() -> None:
     """A prompt that has the drafted tokens instead of the drawn ones finds only what is true."""
     engine = draft_eagerly(make_engine(page_size=2), 0.5, 8)
-    answer = answer_of(run_all(engine), engine.submit(PROMPT, SamplingParams(max_tokens=30)))
+    answer = answer_of(run_all(engine), engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=30))))
     for cut in range(1, len(answer)):
         wrong = [*PROMPT, *answer[:cut], (answer[cut] + 1) % 50, 9, 9]
-        request = engine.submit(wrong, SamplingParams(max_tokens=3))
+        request = engine.submit(EngineRequest(wrong, SamplingParams(max_tokens=3)))
         events = run_all(engine)
         assert answer_of(events, request) == expect_greedy(wrong, 3)
         assert events[-1].usage.cached_tokens <= len(PROMPT) + cut
@@ -120,7 +125,7 @@ def test_text_that_repeats_itself_takes_fewer_steps() -> None:
     prompt = [7, 8, 9, 10] * 4
     bias = dict.fromkeys((7,), 1000.0)  # the answer is 7 again and again
     engine = make_engine(clock=lambda: float(next(now)))
-    request = engine.submit(prompt, SamplingParams(max_tokens=60, logit_bias=bias))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=60, logit_bias=bias)))
     assert answer_of(run_all(engine), request) == [7] * 60
     assert engine.stats().steps < 20
 
@@ -235,7 +240,7 @@ def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: py
 
     original = Drawing._sample
     monkeypatch.setattr(Drawing, "_sample", fail)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=20))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=20)))
     events = run_all(engine)
     assert answer_of(events, request) == expect_greedy(PROMPT, 3)
     assert events[-1].finish_reason is FinishReason.ERROR
@@ -248,14 +253,14 @@ def test_states_begin_anew_where_a_draft_was_wrong(right: float, page_size: int)
     expected = expect_greedy(PROMPT, 60)
     model = FakeModel(FakeConfig(cache_layers=(STATE, FULL)))
     engine = draft_eagerly(make_engine(model, page_size=page_size), right, 6)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=60)))
     events = run_all(engine)
     assert answer_of(events, request) == expected
     stats = engine.stats()
     assert stats.steps < 60 or right == 0.0
     assert (stats.accepted_tokens == stats.drafted_tokens) == (right == 1.0)
     assert 40 < stats.decode_tokens <= 59  # the end of an answer that ends within a draft is never written
-    again = engine.submit([*PROMPT, *expected[:40], 9], SamplingParams(max_tokens=9))
+    again = engine.submit(EngineRequest([*PROMPT, *expected[:40], 9], SamplingParams(max_tokens=9)))
     events = run_all(engine)
     assert answer_of(events, again) == expect_greedy([*PROMPT, *expected[:40], 9], 9)
     if page_size == 4:

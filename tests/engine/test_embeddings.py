@@ -14,6 +14,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.engine import Engine
 from mlxr.engine.pooling import Pooling
+from mlxr.engine.request import EngineRequest
 
 TEXT = list(range(30))
 
@@ -46,9 +47,9 @@ def embedding_of(engine: Engine, request_id: int, preempt_every: int = 0) -> NDA
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 7, 64])
 def test_chunks_and_neighbours_change_no_bit(pooling: Pooling, chunk_tokens: int) -> None:
     engine = make_engine(prefill_chunk_tokens=chunk_tokens, max_batch_tokens=max(8, chunk_tokens))
-    before = engine.submit([5, 6, 7], SamplingParams(max_tokens=9))
-    request_id = engine.submit_embedding(TEXT, pooling)
-    shorter = engine.submit_embedding(TEXT[:3], "mean")
+    before = engine.submit(EngineRequest([5, 6, 7], SamplingParams(max_tokens=9)))
+    request_id = engine.submit(EngineRequest(TEXT, pooling=pooling))
+    shorter = engine.submit(EngineRequest(TEXT[:3], pooling="mean"))
     events = run_all(engine)
     by_id = {event.sequence_id: event.embedding for event in events if event.embedding is not None}
     np.testing.assert_array_equal(by_id[request_id], expect(TEXT, pooling))
@@ -61,7 +62,7 @@ def test_chunks_and_neighbours_change_no_bit(pooling: Pooling, chunk_tokens: int
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_preempted_text_begins_again(pooling: Pooling) -> None:
     engine = make_engine(prefill_chunk_tokens=4, max_batch_tokens=4)
-    request_id = engine.submit_embedding(TEXT, pooling)
+    request_id = engine.submit(EngineRequest(TEXT, pooling=pooling))
     for _ in range(3):
         engine.step()
     engine._scheduler.preempt(engine._scheduler.running[0])
@@ -71,34 +72,38 @@ def test_a_preempted_text_begins_again(pooling: Pooling) -> None:
 
 def test_texts_leave_the_cache_alone() -> None:
     engine = make_engine()
-    engine.submit(TEXT, SamplingParams(max_tokens=1))
+    engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=1)))
     run_all(engine)
     cached_pages = engine.stats().cached_pages
-    np.testing.assert_array_equal(embedding_of(engine, engine.submit_embedding(TEXT, "mean")), expect(TEXT, "mean"))
-    embedding_of(engine, engine.submit_embedding(TEXT[::-1], "last"))
+    np.testing.assert_array_equal(
+        embedding_of(engine, engine.submit(EngineRequest(TEXT, pooling="mean"))), expect(TEXT, "mean")
+    )
+    embedding_of(engine, engine.submit(EngineRequest(TEXT[::-1], pooling="last")))
     assert engine.stats().cached_pages == cached_pages
 
 
 def test_a_text_may_fill_context_and_arena() -> None:
     engine = make_engine(pages=5, context_tokens=20)
     text = list(range(20))
-    np.testing.assert_array_equal(embedding_of(engine, engine.submit_embedding(text, "last")), expect(text, "last"))
+    np.testing.assert_array_equal(
+        embedding_of(engine, engine.submit(EngineRequest(text, pooling="last"))), expect(text, "last")
+    )
     with pytest.raises(
         InvalidRequest, match=r"input: is too large: .*maximum context length is 20 tokens, the input has 21"
     ):
-        engine.submit_embedding(list(range(21)), "mean")
+        engine.submit(EngineRequest(list(range(21)), pooling="mean"))
     with pytest.raises(InvalidRequest, match=r"input: needs 5 cache pages of 4 tokens, the arena has 4.* arena_bytes"):
-        make_engine(pages=4).submit_embedding(text, "mean")
+        make_engine(pages=4).submit(EngineRequest(text, pooling="mean"))
     with pytest.raises(InvalidRequest, match="input: has no tokens"):
-        engine.submit_embedding([], "mean")
+        engine.submit(EngineRequest([], pooling="mean"))
     with pytest.raises(InvalidRequest, match="input: token 50"):
-        engine.submit_embedding([50], "mean")
+        engine.submit(EngineRequest([50], pooling="mean"))
 
 
 def test_a_text_can_be_cancelled_and_can_be_late() -> None:
     now = 0.0
     engine = make_engine(prefill_chunk_tokens=4, clock=lambda: now)
-    first, second = (engine.submit_embedding(TEXT, "mean", deadline_s=10) for _ in range(2))
+    first, second = (engine.submit(EngineRequest(TEXT, pooling="mean", deadline_s=10)) for _ in range(2))
     engine.step()
     (event,) = engine.cancel(first)
     assert (event.finish_reason, event.embedding) == (FinishReason.CANCELLED, None)
@@ -112,14 +117,14 @@ def test_embeddings_of_an_engine_on_its_thread(caplog: pytest.LogCaptureFixture)
     async def test() -> None:
         async with AsyncEngine(make_engine(model)) as server:
             texts = [TEXT[:length] for length in (1, 5, 30)]
-            vectors = await asyncio.gather(*(server.embed(text, "mean") for text in texts))
+            vectors = await asyncio.gather(*(server.embed(EngineRequest(text, pooling="mean")) for text in texts))
             for text, vector in zip(texts, vectors, strict=True):
                 np.testing.assert_array_equal(vector, expect(text, "mean"))
             with pytest.raises(InvalidRequest, match="input: token 99"):
-                await server.embed([99], "last")
+                await server.embed(EngineRequest([99], pooling="last"))
             model.on_forward = lambda batch: (_ for _ in ()).throw(RuntimeError("broken step"))
             with pytest.raises(RequestFailed, match="the step failed: RuntimeError: broken step") as caught:
-                await server.embed(TEXT, "last")
+                await server.embed(EngineRequest(TEXT, pooling="last"))
             assert caught.value.reason == "error"
             assert (await server.stats()).used_pages == 0
 

@@ -35,6 +35,7 @@ from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.pooling import Floats, Pooling
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
 PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6
@@ -169,17 +170,19 @@ class EngineMachine(RuleBasedStateMachine):
         params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=len(prompt), n=n, logprobs=0)
         if self.engine.stats().waiting_sequences >= MAX_WAITING:
             with pytest.raises(QueueFull):
-                self.engine.submit(prompt, params)
+                self.engine.submit(EngineRequest(prompt, params))
             return
         request_id = self.engine.submit(
-            prompt,
-            params,
-            priority=priority,
-            deadline_s=deadline_s,
-            uses_cache=uses_cache,
-            client=client,
-            boundary_tokens=boundaries,
-            constraint=None if divisor is None else FakeConstraint(divisor),
+            EngineRequest(
+                prompt,
+                params,
+                priority=priority,
+                deadline_s=deadline_s,
+                uses_cache=uses_cache,
+                client=client,
+                boundary_tokens=boundaries,
+                constraint=None if divisor is None else FakeConstraint(divisor),
+            )
         )
         self.requests[request_id] = prompt, params, divisor
         for index in range(n):
@@ -189,7 +192,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(text=PROMPTS, pooling=st.sampled_from(["mean", "last"]), client=st.sampled_from([None, "a", "b"]))
     def embed(self, text: tuple[int, ...], pooling: Pooling, client: str | None) -> None:
         if self.engine.stats().waiting_sequences < MAX_WAITING:
-            request_id = self.engine.submit_embedding(text, pooling, client=client)
+            request_id = self.engine.submit(EngineRequest(text, pooling=pooling, client=client))
             self.texts[request_id] = text, pooling
             self.given[request_id, 0] = []
             self.growing.add((request_id, 0))

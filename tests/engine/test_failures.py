@@ -24,6 +24,7 @@ from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingErr
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -41,7 +42,7 @@ def test_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
         with pytest.raises(
             ContextFull, match=f"maximum context length is 20 tokens.* prompt of {length} tok"
         ) as caught:
-            engine.submit(range(length), SamplingParams())
+            engine.submit(EngineRequest(range(length), SamplingParams()))
         assert (caught.value.field, caught.value.prompt_tokens, caught.value.context_tokens) == ("prompt", length, 20)
     assert generate(range(19), SamplingParams(), engine) == expect_greedy(range(19), 1)
 
@@ -49,7 +50,7 @@ def test_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
 def test_request_beyond_the_arena_is_refused_with_the_remedy() -> None:
     engine = make_engine(pages=5)
     with pytest.raises(OutOfPages, match=r"need 6 cache pages of 4 tokens.* has 5.* arena_bytes") as caught:
-        engine.submit(range(11), SamplingParams(max_tokens=11))
+        engine.submit(EngineRequest(range(11), SamplingParams(max_tokens=11)))
     assert (caught.value.needed_pages, caught.value.available_pages) == (6, 5)
     assert len(generate(range(11), SamplingParams(max_tokens=10), engine)) == 10
 
@@ -57,38 +58,38 @@ def test_request_beyond_the_arena_is_refused_with_the_remedy() -> None:
 def test_prompt_beyond_the_arena_is_refused_without_max_tokens() -> None:
     engine = make_engine(pages=5)
     with pytest.raises(OutOfPages, match="need 6 cache pages"):
-        engine.submit(range(21), SamplingParams(max_tokens=None))
+        engine.submit(EngineRequest(range(21), SamplingParams(max_tokens=None)))
     assert len(generate(range(20), SamplingParams(max_tokens=None), engine)) == 1
 
 
 @pytest.mark.parametrize("prompt", [[VOCABULARY], [3, -1]])
 def test_foreign_tokens_are_refused(prompt: list[int]) -> None:
     with pytest.raises(InvalidRequest, match=f"prompt: token {prompt[-1]} is not from 0 to {VOCABULARY - 1}"):
-        make_engine().submit(prompt, SamplingParams())
+        make_engine().submit(EngineRequest(prompt, SamplingParams()))
 
 
 def test_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="prompt: has no tokens"):
-        make_engine().submit([], SamplingParams())
+        make_engine().submit(EngineRequest([], SamplingParams()))
 
 
 def test_foreign_tokens_in_parameters_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="logit_bias: token 50"):
-        make_engine().submit([1], SamplingParams(logit_bias={50: 1.0}))
+        make_engine().submit(EngineRequest([1], SamplingParams(logit_bias={50: 1.0})))
     with pytest.raises(InvalidRequest, match="dry_breaker_ids: token 50"):
-        make_engine().submit([1], SamplingParams(dry_breaker_ids=frozenset([(3,), (5, 50)])))
+        make_engine().submit(EngineRequest([1], dry_breaker_ids=[(3,), (5, 50)]))
     with pytest.raises(InvalidRequest, match="dry_breaker_ids: has a breaker without tokens"):
-        make_engine().submit([1], SamplingParams(dry_multiplier=1.0, dry_breaker_ids=frozenset([(3,), ()])))
+        make_engine().submit(EngineRequest([1], SamplingParams(dry_multiplier=1.0), dry_breaker_ids=[(3,), ()]))
     with pytest.raises(InvalidRequest, match="prediction_ids: token 50"):
-        make_engine().submit([1], SamplingParams(prediction_ids=(1, 50)))
+        make_engine().submit(EngineRequest([1], prediction_ids=(1, 50)))
     with pytest.raises(InvalidRequest, match="stop_token_ids: token -1"):
-        make_engine().submit([1], SamplingParams(stop_token_ids=frozenset({-1})))
+        make_engine().submit(EngineRequest([1], SamplingParams(stop_token_ids=frozenset({-1}))))
 
 
 def test_refused_request_leaves_nothing_behind() -> None:
     engine = make_engine(pages=2)
     with pytest.raises(OutOfPages):
-        engine.submit(range(30), SamplingParams())
+        engine.submit(EngineRequest(range(30), SamplingParams()))
     assert not engine.has_work
     assert engine.stats().waiting_sequences == 0
 
@@ -110,9 +111,9 @@ def test_context_beyond_the_model_is_refused() -> None:
 def test_cancel_at_every_stage(steps: int) -> None:
     # After 0 steps it waits, after 1 and 2 it prefills, after 3 and 6 it decodes.
     engine = make_engine(prefill_chunk_tokens=8)
-    other = engine.submit([1, 2], SamplingParams(max_tokens=20))
+    other = engine.submit(EngineRequest([1, 2], SamplingParams(max_tokens=20)))
     engine.step()
-    cancelled = engine.submit(range(20), SamplingParams(max_tokens=20))
+    cancelled = engine.submit(EngineRequest(range(20), SamplingParams(max_tokens=20)))
     events = [event for _ in range(steps) for event in engine.step()]
     (last,) = engine.cancel(cancelled)
     engine.check()
@@ -124,8 +125,8 @@ def test_cancel_at_every_stage(steps: int) -> None:
 
 def test_cancel_frees_the_way_for_those_who_wait() -> None:
     engine = make_engine(max_sequences=1)
-    first = engine.submit([1], SamplingParams(max_tokens=16))
-    second = engine.submit([2], SamplingParams(max_tokens=16))
+    first = engine.submit(EngineRequest([1], SamplingParams(max_tokens=16)))
+    second = engine.submit(EngineRequest([2], SamplingParams(max_tokens=16)))
     engine.step()
     assert engine.stats().waiting_sequences == 1
     engine.cancel(first)
@@ -134,7 +135,7 @@ def test_cancel_frees_the_way_for_those_who_wait() -> None:
 
 def test_cancel_of_what_has_ended_does_nothing() -> None:
     engine = make_engine()
-    sequence_id = engine.submit([1], SamplingParams(max_tokens=1))
+    sequence_id = engine.submit(EngineRequest([1], SamplingParams(max_tokens=1)))
     run_all(engine)
     assert engine.cancel(sequence_id) == []
     assert engine.cancel(999) == []
@@ -142,7 +143,10 @@ def test_cancel_of_what_has_ended_does_nothing() -> None:
 
 def test_failed_step_ends_its_requests_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(FakeModel(on_forward=fail_on_poison), max_sequences=2)
-    ids = [engine.submit([number], SamplingParams(max_tokens=4, logit_bias={POISON: -99})) for number in (1, POISON, 2)]
+    ids = [
+        engine.submit(EngineRequest([number], SamplingParams(max_tokens=4, logit_bias={POISON: -99})))
+        for number in (1, POISON, 2)
+    ]
     with caplog.at_level(logging.ERROR):
         events = run_all(engine)
     for poisoned in ids[:2]:
@@ -159,7 +163,7 @@ def test_failed_step_ends_its_requests_and_no_others(caplog: pytest.LogCaptureFi
 def test_failure_in_the_middle_of_an_answer_returns_the_pages() -> None:
     model = FakeModel()
     engine = make_engine(model)
-    sequence_id = engine.submit(range(10), SamplingParams(max_tokens=20))
+    sequence_id = engine.submit(EngineRequest(range(10), SamplingParams(max_tokens=20)))
     events = engine.step() + engine.step()
     assert engine.stats().used_pages == 3
     model.on_forward = lambda batch: (_ for _ in ()).throw(MemoryError("no room"))
@@ -193,7 +197,7 @@ def test_broken_logits_fail_the_step(logits: Floats, error: str) -> None:
     model = BrokenModel()
     model.broken = logits
     engine = make_engine(model)
-    engine.submit([1], SamplingParams())
+    engine.submit(EngineRequest([1], SamplingParams()))
     (event,) = run_all(engine)
     assert event.finish_reason is FinishReason.ERROR
     assert event.error is not None
@@ -205,7 +209,7 @@ def test_interrupted_step_can_be_repeated() -> None:
     model = FakeModel()
     engine = make_engine(model, prefill_chunk_tokens=4)
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
-    sequence_id = engine.submit(range(10), params)
+    sequence_id = engine.submit(EngineRequest(range(10), params))
     calls = 0
 
     def interrupt_every_other(batch: RaggedBatch) -> None:

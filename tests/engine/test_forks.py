@@ -14,6 +14,7 @@ from mlxr.cache.shapes import CacheShape, form_groups
 from mlxr.core.types import SamplingParams
 from mlxr.engine.batch import BatchPart, build_batch
 from mlxr.engine.memory_plan import ArenaPlan
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Runner
 from mlxr.kernels.context import Context
 
@@ -55,7 +56,7 @@ def test_forks_continue_apart(prompt_tokens: int, copied_pages: int, layers: tup
 
 def test_interrupted_copy_leaves_no_page_that_was_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
-    engine.submit([1, 2, 3, 4, 5], SamplingParams(max_tokens=6, n=2))
+    engine.submit(EngineRequest([1, 2, 3, 4, 5], SamplingParams(max_tokens=6, n=2)))
     events = engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(ModelArena, "copy_pages", lambda self, copies: (_ for _ in ()).throw(KeyboardInterrupt))

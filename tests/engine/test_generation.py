@@ -10,6 +10,7 @@ from fake_model import VOCABULARY, answer_of, expect_greedy, fake_logits, finish
 
 from mlxr.core.types import FinishReason, SamplingParams, Usage
 from mlxr.engine.history import TokenHistory
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sampling import Sampler, draw_uniform
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -19,7 +20,7 @@ RANDOM = SamplingParams(max_tokens=20, temperature=1.0, seed=7)
 
 def test_greedy_tokens_and_counts() -> None:
     engine = make_engine()
-    sequence_id = engine.submit(PROMPT, GREEDY)
+    sequence_id = engine.submit(EngineRequest(PROMPT, GREEDY))
     events = run_all(engine)
     assert answer_of(events, sequence_id) == expect_greedy(PROMPT, 20)
     assert [event.usage for event in events] == [Usage(len(PROMPT), count) for count in range(1, 21)]
@@ -32,7 +33,7 @@ def test_end_token_ends_the_answer() -> None:
     tokens = expect_greedy(PROMPT, 20)
     end = next(index for index in range(5, 20) if tokens[index] not in tokens[:index])
     engine = make_engine(eos_ids=[tokens[end]])
-    sequence_id = engine.submit(PROMPT, GREEDY)
+    sequence_id = engine.submit(EngineRequest(PROMPT, GREEDY))
     events = run_all(engine)
     assert answer_of(events, sequence_id) == tokens[: end + 1]
     assert finish_of(events, sequence_id) is FinishReason.STOP
@@ -43,7 +44,7 @@ def test_stop_token_ends_the_answer_even_without_eos() -> None:
     tokens = expect_greedy(PROMPT, 20)
     params = replace(GREEDY, stop_token_ids=frozenset({tokens[3]}), ignore_eos=True)
     engine = make_engine(eos_ids=[tokens[0]])
-    sequence_id = engine.submit(PROMPT, params)
+    sequence_id = engine.submit(EngineRequest(PROMPT, params))
     events = run_all(engine)
     assert answer_of(events, sequence_id) == tokens[: tokens.index(tokens[3]) + 1]
     assert finish_of(events, sequence_id) is FinishReason.STOP
@@ -57,7 +58,7 @@ def test_stop_token_in_the_prompt_does_not_end_anything() -> None:
 @pytest.mark.parametrize("max_tokens", [None, 1000])
 def test_context_ends_the_answer(max_tokens: int | None) -> None:
     engine = make_engine(context_tokens=32)
-    sequence_id = engine.submit(PROMPT, SamplingParams(max_tokens=max_tokens))
+    sequence_id = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=max_tokens)))
     events = run_all(engine)
     assert answer_of(events, sequence_id) == expect_greedy(PROMPT, 32 - len(PROMPT))
     assert finish_of(events, sequence_id) is FinishReason.LENGTH
@@ -78,7 +79,7 @@ def test_last_page_is_used_to_the_end() -> None:
 
 def test_logprobs() -> None:
     engine = make_engine()
-    engine.submit(PROMPT, SamplingParams(max_tokens=5, logprobs=3))
+    engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=5, logprobs=3)))
     history = list(PROMPT)
     for event in run_all(engine):
         logits = fake_logits(history).astype(np.float64)
@@ -94,7 +95,7 @@ def test_logprobs() -> None:
 
 def test_logprobs_without_alternatives() -> None:
     engine = make_engine()
-    engine.submit(PROMPT, SamplingParams(max_tokens=2, logprobs=0))
+    engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=2, logprobs=0)))
     events = run_all(engine)
     assert all(event.logprob is not None and event.top == () for event in events)
 

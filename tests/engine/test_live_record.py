@@ -14,6 +14,7 @@ from mlxr.core.live import MAX_LOG, LiveChange, TablePart
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import MAX_STEP_SUMS, _cut, _StepSums
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.step_work import AttentionWork, StepWork
 
@@ -40,8 +41,8 @@ def entries(change: LiveChange) -> list[tuple[str, str, int | None]]:
 def test_answers_begin_and_end() -> None:
     engine = make_engine(max_sequences=1)
     watch(engine)
-    first = engine.submit([1, 2, 3], ANSWER)
-    second = engine.submit([4], ANSWER)
+    first = engine.submit(EngineRequest([1, 2, 3], ANSWER))
+    second = engine.submit(EngineRequest([4], ANSWER))
     engine.step()
     assert entries(read(engine)) == [("started", "new", first)]
     engine.cancel(first)
@@ -54,8 +55,8 @@ def test_answers_begin_and_end() -> None:
 def test_an_answer_that_is_preempted_for_pages_resumes() -> None:
     engine = make_engine(pages=6)
     watch(engine)
-    first = engine.submit([1] * 9, SamplingParams(max_tokens=12))
-    second = engine.submit([2] * 7, SamplingParams(max_tokens=12))
+    first = engine.submit(EngineRequest([1] * 9, SamplingParams(max_tokens=12)))
+    second = engine.submit(EngineRequest([2] * 7, SamplingParams(max_tokens=12)))
     run_all(engine)
     log = entries(read(engine))
     assert ("preempted", "pages", second) in log
@@ -66,10 +67,10 @@ def test_an_answer_that_is_preempted_for_pages_resumes() -> None:
 
 def test_an_answer_that_makes_place_is_known_as_such_to_who_comes_later() -> None:
     engine = make_engine(max_sequences=1)
-    low = engine.submit([1, 2, 3], ANSWER)
+    low = engine.submit(EngineRequest([1, 2, 3], ANSWER))
     engine.step()
     watch(engine)
-    high = engine.submit([4], ANSWER, priority=10)
+    high = engine.submit(EngineRequest([4], ANSWER, priority=10))
     engine.step()
     assert entries(read(engine)) == [("preempted", "place", low), ("started", "new", high)]
     engine.live.stop()
@@ -86,7 +87,7 @@ def test_a_step_that_fails_and_a_deadline(caplog: pytest.LogCaptureFixture) -> N
     fails, now = True, 0.0
     engine = make_engine(FakeModel(on_forward=fail), clock=lambda: now)
     watch(engine)
-    lost = engine.submit([1], ANSWER)
+    lost = engine.submit(EngineRequest([1], ANSWER))
     with caplog.at_level(logging.CRITICAL):
         engine.step()
     change = read(engine)
@@ -96,7 +97,7 @@ def test_a_step_that_fails_and_a_deadline(caplog: pytest.LogCaptureFixture) -> N
     assert change.counters["failed_steps"] == 1
     assert change.steps == []
     fails = False
-    late = engine.submit([1], ANSWER, deadline_s=5)
+    late = engine.submit(EngineRequest([1], ANSWER, deadline_s=5))
     engine.step()
     now = 6.0
     engine.step()
@@ -107,7 +108,7 @@ def test_pages_that_are_given_up_and_damaged(tmp_path: Path) -> None:
     with_pages = make_engine(pages=10, store_folder=tmp_path)
     watch(with_pages)
     for start in range(3):
-        with_pages.submit([start] * 21, ANSWER)
+        with_pages.submit(EngineRequest([start] * 21, ANSWER))
         run_all(with_pages)
     with_pages._cache.flush()
     change = read(with_pages)
@@ -116,7 +117,7 @@ def test_pages_that_are_given_up_and_damaged(tmp_path: Path) -> None:
     assert int(evicted.text) == change.counters["evicted_pages"] == len(change.groups[0].evicted)
     for file in tmp_path.rglob("*.page"):
         file.write_bytes(bytes(file.stat().st_size))
-    with_pages.submit([0] * 21, ANSWER)
+    with_pages.submit(EngineRequest([0] * 21, ANSWER))
     run_all(with_pages)
     dropped = [entry for entry in read(with_pages).log if entry.kind == "dropped"]
     assert [(entry.reason, int(entry.text) > 0) for entry in dropped] == [("damaged", True)]
@@ -126,8 +127,8 @@ def test_the_log_is_bounded() -> None:
     engine = make_engine()
     watch(engine)
     for _ in range(200):
-        engine.cancel(engine.submit([1], ANSWER))
-        engine.submit([1], SamplingParams(max_tokens=1))
+        engine.cancel(engine.submit(EngineRequest([1], ANSWER)))
+        engine.submit(EngineRequest([1], SamplingParams(max_tokens=1)))
         run_all(engine)
     change = read(engine)
     assert len(change.log) == MAX_LOG
@@ -138,7 +139,7 @@ def test_the_log_is_bounded() -> None:
 def test_what_steps_read_and_compute() -> None:
     engine = make_engine(max_batch_tokens=16, prefix_sharing=False)
     watch(engine)
-    engine.submit([1, 2, 3, 4, 5], SamplingParams(max_tokens=2))
+    engine.submit(EngineRequest([1, 2, 3, 4, 5], SamplingParams(max_tokens=2)))
     run_all(engine)
     prompt, token = read(engine).steps
     position_bytes = engine.stats().page_bytes // engine.stats().page_size

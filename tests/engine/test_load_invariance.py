@@ -20,6 +20,7 @@ from fake_model import FULL, STATE, VOCABULARY, FakeConfig, FakeModel, make_engi
 
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
 
@@ -35,6 +36,7 @@ class Request:
     constraint: FakeConstraint | None
 
 
+BREAKERS = ((3,), (5, 1))
 Answers = dict[int, list[TokenEvent]]  # by index
 
 
@@ -55,7 +57,6 @@ def draw_rules(chance: random.Random) -> dict[str, Any]:
         "dry_multiplier": chance.choice([0.0, 0.8]),
         "dry_allowed_length": chance.choice([1, 2]),
         "dry_penalty_last_n": chance.choice([-1, 9]),
-        "dry_breaker_ids": frozenset([(3,), (5, 1)]),
     }
 
 
@@ -106,7 +107,9 @@ def draw_constraint(chance: random.Random) -> FakeConstraint | None:
 
 def run_alone(request: Request) -> Answers:
     engine = make_engine(kv_cache="simple", pages=4, max_batch_tokens=128, prefill_chunk_tokens=128)
-    engine.submit(request.prompt, request.params, constraint=request.constraint)
+    engine.submit(
+        EngineRequest(request.prompt, request.params, constraint=request.constraint, dry_breaker_ids=BREAKERS)
+    )
     return sort_events(run_all(engine))
 
 
@@ -126,7 +129,13 @@ def run_together(engine: Engine, requests: list[Request]) -> list[Answers]:
         for index, request in enumerate(requests):
             if request.arrival_step == step:
                 ids[index] = engine.submit(
-                    request.prompt, request.params, priority=request.priority, constraint=request.constraint
+                    EngineRequest(
+                        request.prompt,
+                        request.params,
+                        priority=request.priority,
+                        constraint=request.constraint,
+                        dry_breaker_ids=BREAKERS,
+                    )
                 )
                 events[ids[index]] = []
             if request.cancel_after is not None and request.arrival_step + request.cancel_after == step:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 from fake_model import FULL, STATE, FakeConfig, FakeModel, expect_greedy, make_engine
+from token_stream import TokenStream
 
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.cache.store_file import prove_entry
 from mlxr.core.types import SamplingParams
 from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.page_exchange import PageExchange
+from mlxr.engine.request import EngineRequest
 
 KINDS: dict[str, tuple[LayerCache, ...]] = {
     "full": (FULL, FULL),
@@ -30,7 +32,7 @@ def open_async(kind: str) -> AsyncEngine:
 
 async def answer(engine: AsyncEngine, prompt: Sequence[int]) -> tuple[list[int], int]:
     """The tokens of an answer, and how many of the prompt were cached."""
-    events = [event async for event in engine.generate(prompt, SamplingParams(max_tokens=5))]
+    events = [event async for event in TokenStream(engine, EngineRequest(prompt, SamplingParams(max_tokens=5)))]
     await engine.check()
     tokens = [event.token_id for event in events if event.token_id is not None]
     return tokens, events[-1].usage.cached_tokens

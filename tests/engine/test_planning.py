@@ -8,6 +8,7 @@ from fake_model import make_engine, run_all
 from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.costs import StepCosts
 from mlxr.engine.drafts.planner import Planner
+from mlxr.engine.request import EngineRequest
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -36,14 +37,14 @@ def test_who_never_guesses_is_seldom_asked_but_told_all_tokens() -> None:
         return opened[-1]
 
     engine = make_engine()
-    engine._intake.open_drafter = open_silent
-    engine.submit(PROMPT, SamplingParams(max_tokens=200))
+    engine._admission.open_drafter = open_silent
+    engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=200)))
     answer = [event.token_id for event in run_all(engine)]
     drafter = opened[0]
     assert 10 < drafter.asked < len(answer) // 3
     assert drafter.told == [*PROMPT, *answer][: len(drafter.told)]
     assert len(drafter.told) > len(PROMPT) + len(answer) - 12  # all that were there when it was asked last
-    engine.submit([9, *PROMPT], SamplingParams(max_tokens=3))
+    engine.submit(EngineRequest([9, *PROMPT], SamplingParams(max_tokens=3)))
     run_all(engine)
     assert opened[1].asked > 0  # who begins is asked at once, whatever was found before
 

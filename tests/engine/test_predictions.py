@@ -12,6 +12,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.prediction import PredictedLookup, Prediction, expect
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 
 PROMPT = [3, 1, 4, 1, 5]
 TEXT = [7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
@@ -73,7 +74,7 @@ def test_an_answer_that_was_expected_takes_fewer_steps(changes: int, *, has_mode
     for change in range(changes):
         text[20 * (change + 1)] = (text[20 * (change + 1)] + 1) % 50
     engine = make_eager(has_model=has_model)
-    request = engine.submit(PROMPT, SamplingParams(max_tokens=60, prediction_ids=tuple(text)))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=60), prediction_ids=text))
     events = run_all(engine)
     assert answer_of(events, request) == expected
     assert engine.stats().steps < 20 + 4 * changes
@@ -88,10 +89,10 @@ def test_the_counts_depend_on_the_answer_alone(seed: int) -> None:
     """The same without drafts, and for each of several answers."""
     chance = random.Random(seed)
     text = tuple(token for token in expect_greedy(PROMPT, 40) if chance.random() < 0.9)
-    params = SamplingParams(max_tokens=40, temperature=chance.choice([0.0, 0.5]), seed=1, n=2, prediction_ids=text)
+    params = SamplingParams(max_tokens=40, temperature=chance.choice([0.0, 0.5]), seed=1, n=2)
     found = []
     for engine in (make_eager(has_model=False), make_eager(has_model=True), make_engine(drafts=False)):
-        engine.submit(PROMPT, params)
+        engine.submit(EngineRequest(PROMPT, params, prediction_ids=text))
         last = [event for event in run_all(engine) if event.timings is not None]
         found.append([(event.index, event.timings.expected_tokens, event.timings.missed_tokens) for event in last])
     assert [sorted(rows) for rows in found] == [sorted(found[0])] * 3

@@ -8,6 +8,7 @@ import pytest
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 
 
 def params(max_tokens: int, seed: int | None = None) -> SamplingParams:
@@ -17,7 +18,7 @@ def params(max_tokens: int, seed: int | None = None) -> SamplingParams:
 def test_newest_gives_its_pages_back_and_resumes() -> None:
     model = FakeModel()
     engine = make_engine(model, pages=8)
-    ids = [engine.submit([number] * 3, params(29)) for number in range(3)]
+    ids = [engine.submit(EngineRequest([number] * 3, params(29))) for number in range(3)]
     events = []
     while not engine.stats().preemptions:
         events += engine.step()
@@ -34,21 +35,21 @@ def test_newest_gives_its_pages_back_and_resumes() -> None:
 @pytest.mark.parametrize("pages", [8, 9, 11, 16, 24])
 def test_all_finish_with_their_own_answers(pages: int, sharing: bool) -> None:
     engine = make_engine(pages=pages, max_sequences=8, prefix_sharing=sharing)
-    ids = [engine.submit([number, 5, number], params(29, seed=number)) for number in range(10)]
+    ids = [engine.submit(EngineRequest([number, 5, number], params(29, seed=number))) for number in range(10)]
     events = run_all(engine)
     assert engine.stats().preemptions > 0
     for number, sequence_id in enumerate(ids):
         alone = make_engine(kv_cache="simple", pages=1)
-        own = alone.submit([number, 5, number], params(29, seed=number))
+        own = alone.submit(EngineRequest([number, 5, number], params(29, seed=number)))
         assert answer_of(events, sequence_id) == answer_of(run_all(alone), own)
 
 
 def test_oldest_is_never_preempted() -> None:
     model = FakeModel()
     engine = make_engine(model, pages=8)
-    oldest = engine.submit([1], params(32))
+    oldest = engine.submit(EngineRequest([1], params(32)))
     for number in range(2, 8):
-        engine.submit([number], params(20))
+        engine.submit(EngineRequest([number], params(20)))
     steps = 0
     while True:
         events = engine.step()
@@ -62,8 +63,8 @@ def test_oldest_is_never_preempted() -> None:
 
 def test_pages_still_in_the_cache_are_not_computed_again() -> None:
     engine = make_engine(pages=24, max_sequences=2)
-    first = engine.submit([1], params(24))
-    second = engine.submit(range(20), params(24))
+    first = engine.submit(EngineRequest([1], params(24)))
+    second = engine.submit(EngineRequest(range(20), params(24)))
     events = engine.step() + engine.step()
     engine._scheduler.preempt(engine._scheduler.running[-1])
     engine.check()
@@ -76,8 +77,8 @@ def test_pages_still_in_the_cache_are_not_computed_again() -> None:
 
 def test_pages_come_back_from_the_store(tmp_path: Path) -> None:
     engine = make_engine(pages=8, max_sequences=2, store_folder=tmp_path)
-    first = engine.submit([1], params(32))
-    second = engine.submit(range(20), params(12))
+    first = engine.submit(EngineRequest([1], params(32)))
+    second = engine.submit(EngineRequest(range(20), params(12)))
     events = engine.step() + engine.step()
     while not engine.stats().preemptions:
         events += engine.step()
@@ -94,6 +95,6 @@ def test_waiting_requests_do_not_push_out_those_that_run() -> None:
     """Room is promised for what running answers will soon need, so a lack of pages does not come right at once."""
     engine = make_engine(pages=16, max_sequences=8)
     for number in range(8):
-        engine.submit([number] * 9, params(4))
+        engine.submit(EngineRequest([number] * 9, params(4)))
     run_all(engine)
     assert engine.stats().preemptions == 0

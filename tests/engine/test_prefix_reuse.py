@@ -11,6 +11,7 @@ from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.errors import SettingError
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.request import EngineRequest
 
 STEM = [index * 7 % 50 for index in range(30)]
 THREE = SamplingParams(max_tokens=3)
@@ -23,10 +24,10 @@ def computed_tokens(model: FakeModel) -> int:
 def test_second_request_computes_only_what_is_new() -> None:
     model = FakeModel()
     engine = make_engine(model)
-    engine.submit([*STEM, 1], THREE)
+    engine.submit(EngineRequest([*STEM, 1], THREE))
     run_all(engine)
     model.batches.clear()
-    sequence_id = engine.submit([*STEM, 2], THREE)
+    sequence_id = engine.submit(EngineRequest([*STEM, 2], THREE))
     events = run_all(engine)
     assert answer_of(events, sequence_id) == expect_greedy([*STEM, 2], 3)
     assert {event.usage.cached_tokens for event in events} == {28}
@@ -36,17 +37,17 @@ def test_second_request_computes_only_what_is_new() -> None:
 def test_one_token_is_always_computed() -> None:
     engine = make_engine()
     for cached_tokens in (0, 28):
-        engine.submit(STEM[:29], THREE)
+        engine.submit(EngineRequest(STEM[:29], THREE))
         assert run_all(engine)[0].usage.cached_tokens == cached_tokens
-    engine.submit(STEM[:28], THREE)
+    engine.submit(EngineRequest(STEM[:28], THREE))
     assert run_all(engine)[0].usage.cached_tokens == 24
 
 
 def test_answers_are_found_as_prompts() -> None:
     engine = make_engine()
-    engine.submit(STEM, SamplingParams(max_tokens=12))
+    engine.submit(EngineRequest(STEM, SamplingParams(max_tokens=12)))
     answer = answer_of(run_all(engine), 1)
-    engine.submit([*STEM, *answer, 1], THREE)
+    engine.submit(EngineRequest([*STEM, *answer, 1], THREE))
     assert run_all(engine)[0].usage.cached_tokens == 40
 
 
@@ -55,7 +56,7 @@ def test_answers_are_found_as_prompts() -> None:
 def test_prompts_in_flight_are_computed_once(chunk_tokens: int, requests: int) -> None:
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=64, prefill_chunk_tokens=chunk_tokens)
-    ids = [engine.submit([*STEM, number], THREE) for number in range(requests)]
+    ids = [engine.submit(EngineRequest([*STEM, number], THREE)) for number in range(requests)]
     events = run_all(engine)
     for number, sequence_id in enumerate(ids):
         assert answer_of(events, sequence_id) == expect_greedy([*STEM, number], 3)
@@ -66,7 +67,7 @@ def test_prompts_in_flight_are_computed_once(chunk_tokens: int, requests: int) -
 def test_equal_prompts_fit_where_different_ones_would_not() -> None:
     engine = make_engine(pages=16, max_sequences=4)
     for number in range(4):
-        engine.submit([*STEM, number], SamplingParams(max_tokens=5))
+        engine.submit(EngineRequest([*STEM, number], SamplingParams(max_tokens=5)))
     running = 0
     while engine.has_work:
         engine.step()
@@ -79,20 +80,20 @@ def test_equal_prompts_fit_where_different_ones_would_not() -> None:
 def test_unlike_prompts_do_not_wait_for_each_other() -> None:
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=64)
-    engine.submit([1, 2, 3, 4, 5, 6], THREE)
-    engine.submit([1, 2, 3, 9, 5, 6], THREE)  # differs within the first page
+    engine.submit(EngineRequest([1, 2, 3, 4, 5, 6], THREE))
+    engine.submit(EngineRequest([1, 2, 3, 9, 5, 6], THREE))  # differs within the first page
     run_all(engine)
     assert len(model.batches) == 3
 
 
 def test_after_a_restart_pages_come_from_disk(tmp_path: Path) -> None:
     first = make_engine(store_folder=tmp_path)
-    first.submit([*STEM, 1], THREE)
+    first.submit(EngineRequest([*STEM, 1], THREE))
     run_all(first)
     first.close()
     model = FakeModel()
     engine = make_engine(model, store_folder=tmp_path)
-    engine.submit([*STEM, 2], THREE)
+    engine.submit(EngineRequest([*STEM, 2], THREE))
     events = run_all(engine)
     engine.close()
     assert answer_of(events, 1) == expect_greedy([*STEM, 2], 3)
@@ -106,7 +107,7 @@ def test_pages_of_a_prompt_that_was_given_up_halfway_stay(end: str, tmp_path: Pa
     """In memory, and on disk for a process that comes later; also when nothing had a chance to end in order."""
     now = 0.0
     engine = make_engine(store_folder=tmp_path, prefill_chunk_tokens=10, clock=lambda: now)
-    request_id = engine.submit([*STEM, 1], THREE, deadline_s=5)
+    request_id = engine.submit(EngineRequest([*STEM, 1], THREE, deadline_s=5))
     for _ in range(2):
         assert engine.step() == []
     if end == "cancelled":
@@ -118,7 +119,7 @@ def test_pages_of_a_prompt_that_was_given_up_halfway_stay(end: str, tmp_path: Pa
     assert engine._cache.flush()
     after = make_engine(store_folder=tmp_path)
     for found_by in (engine, after) if end != "killed" else (after,):
-        found_by.submit([*STEM, 1], THREE)
+        found_by.submit(EngineRequest([*STEM, 1], THREE))
         assert run_all(found_by)[0].usage.cached_tokens == 20
     engine.close()
     after.close()
@@ -128,7 +129,7 @@ def test_pages_of_a_prompt_that_was_given_up_halfway_stay(end: str, tmp_path: Pa
 def test_nothing_is_shared_when_told_so(settings: dict[str, object]) -> None:
     engine = make_engine(**settings)  # type: ignore[arg-type]
     for _ in range(2):
-        engine.submit(STEM, THREE)
+        engine.submit(EngineRequest(STEM, THREE))
         assert run_all(engine)[0].usage.cached_tokens == 0
     assert engine.stats().cached_pages == 0
 
@@ -136,7 +137,7 @@ def test_nothing_is_shared_when_told_so(settings: dict[str, object]) -> None:
 def test_simple_gives_each_request_one_run() -> None:
     engine = make_engine(kv_cache="simple", pages=3, context_tokens=100)
     for number in range(3):
-        engine.submit([number], SamplingParams(max_tokens=60))
+        engine.submit(EngineRequest([number], SamplingParams(max_tokens=60)))
     events = engine.step()
     stats = engine.stats()
     assert (stats.kv_cache, stats.page_size, stats.used_pages) == ("simple", 100, 3)
@@ -173,8 +174,8 @@ def test_keys_of_a_waiting_prompt_are_computed_once(monkeypatch: pytest.MonkeyPa
             return hashlib.blake2b(*args, **options)
 
     engine = make_engine(max_sequences=2, pages=12)
-    engine.submit([7] * 9, SamplingParams(max_tokens=20))
-    waiting = [engine.submit([index, *range(40)], SamplingParams(max_tokens=2)) for index in range(3)]
+    engine.submit(EngineRequest([7] * 9, SamplingParams(max_tokens=20)))
+    waiting = [engine.submit(EngineRequest([index, *range(40)], SamplingParams(max_tokens=2))) for index in range(3)]
     monkeypatch.setattr("mlxr.cache.prefix.hashlib", Hashes)
     engine.step()
     first = len(hashed)

@@ -53,8 +53,8 @@ def test_dry_ends_a_loop() -> None:
     assert generate(prompt, SamplingParams(max_tokens=1, logit_bias=bias)) == [8]
     hard: dict[str, Any] = {"dry_multiplier": 100.0, "dry_base": 3.0}
     assert generate(prompt, SamplingParams(max_tokens=1, logit_bias=bias, **hard)) != [8]
-    unbroken = {**hard, "dry_breaker_ids": frozenset([(6,)])}  # one token after it: less than 2
-    assert generate(prompt, SamplingParams(max_tokens=1, logit_bias=bias, **unbroken)) == [8]
+    unbroken = frozenset([(6,)])  # one token after it: less than 2
+    assert generate(prompt, SamplingParams(max_tokens=1, logit_bias=bias, **hard), dry_breaker_ids=unbroken) == [8]
 
 
 def test_no_end_before_min_tokens() -> None:

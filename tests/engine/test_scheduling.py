@@ -7,6 +7,7 @@ import pytest
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.ragged import RaggedBatch
 
 
@@ -22,7 +23,7 @@ def query_tokens(batch: RaggedBatch) -> list[int]:
 def test_long_prompt_is_cut_in_chunks() -> None:
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=16, prefill_chunk_tokens=6)
-    sequence_id = engine.submit(range(20), params(3))
+    sequence_id = engine.submit(EngineRequest(range(20), params(3)))
     assert answer_of(run_all(engine), sequence_id) == expect_greedy(range(20), 3)
     assert [query_tokens(batch) for batch in model.batches] == [[6], [6], [6], [2], [1], [1]]
     assert [len(batch.output_rows) for batch in model.batches] == [0, 0, 0, 1, 1, 1]
@@ -32,7 +33,7 @@ def test_prompts_share_the_budget_in_order_of_arrival() -> None:
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=10, prefill_chunk_tokens=8)
     for start in range(3):
-        engine.submit(range(start, start + 12), params(1))
+        engine.submit(EngineRequest(range(start, start + 12), params(1)))
     run_all(engine)
     # The oldest gets its whole chunk, the next what is left, and so on.
     assert [query_tokens(batch) for batch in model.batches] == [[8, 2], [4, 6], [4, 6], [6]]
@@ -41,9 +42,9 @@ def test_prompts_share_the_budget_in_order_of_arrival() -> None:
 def test_decoding_goes_on_while_a_long_prompt_arrives() -> None:
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=8, prefill_chunk_tokens=8)
-    talking = [engine.submit([index], params(30)) for index in range(3)]
+    talking = [engine.submit(EngineRequest([index], params(30))) for index in range(3)]
     engine.step()
-    late = engine.submit(range(40), params(2))
+    late = engine.submit(EngineRequest(range(40), params(2)))
     for _ in range(8):
         events = engine.step()
         assert [event.sequence_id for event in events][:3] == talking
@@ -58,7 +59,7 @@ def test_no_step_is_larger_than_its_budget(max_batch_tokens: int, prefill_chunk_
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=max_batch_tokens, prefill_chunk_tokens=prefill_chunk_tokens, pages=99)
     for length in (1, 9, 30, 2, 17):
-        engine.submit([length, *range(length - 1)], params(length))
+        engine.submit(EngineRequest([length, *range(length - 1)], params(length)))
     run_all(engine)
     assert max(batch.tokens for batch in model.batches) <= max_batch_tokens
     assert max(max(query_tokens(batch)) for batch in model.batches) <= prefill_chunk_tokens
@@ -72,7 +73,7 @@ def test_max_sequences_run_at_a_time() -> None:
     model = FakeModel()
     engine = make_engine(model, max_sequences=3)
     for _ in range(10):
-        engine.submit([1, 2], params(4))
+        engine.submit(EngineRequest([1, 2], params(4)))
     assert (engine.stats().waiting_sequences, engine.stats().running_sequences) == (10, 0)
     engine.step()
     assert (engine.stats().waiting_sequences, engine.stats().running_sequences) == (7, 3)
@@ -84,7 +85,7 @@ def test_every_running_sequence_fits_in_a_step() -> None:
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=2, max_sequences=8)
     for _ in range(5):
-        engine.submit([1, 2, 3], params(4))
+        engine.submit(EngineRequest([1, 2, 3], params(4)))
     engine.step()
     assert (engine.stats().waiting_sequences, engine.stats().running_sequences) == (3, 2)
     run_all(engine)
@@ -93,7 +94,7 @@ def test_every_running_sequence_fits_in_a_step() -> None:
 
 def test_first_come_first_served() -> None:
     engine = make_engine(max_sequences=2)
-    ids = [engine.submit([index], params(3)) for index in range(7)]
+    ids = [engine.submit(EngineRequest([index], params(3))) for index in range(7)]
     finished = [event.sequence_id for event in run_all(engine) if event.finish_reason]
     assert finished == ids
 
@@ -101,7 +102,7 @@ def test_first_come_first_served() -> None:
 def test_requests_wait_for_pages() -> None:
     # 8 pages of 4: every request needs one at once and soon a second, so four run and the others wait.
     engine = make_engine(pages=8)
-    ids = [engine.submit([index, index, index], params(10)) for index in range(6)]
+    ids = [engine.submit(EngineRequest([index, index, index], params(10))) for index in range(6)]
     events = engine.step()
     assert engine.stats().running_sequences == 4
     events += run_all(engine)
@@ -112,9 +113,9 @@ def test_requests_wait_for_pages() -> None:
 
 def test_large_request_is_not_overtaken() -> None:
     engine = make_engine(pages=8)
-    first = engine.submit([1], params(13))  # 4 pages
-    large = engine.submit(range(2, 31), params(4))  # 8 pages: waits for the first
-    small = engine.submit([3], params(2))  # would fit at once, but came later
+    first = engine.submit(EngineRequest([1], params(13)))  # 4 pages
+    large = engine.submit(EngineRequest(range(2, 31), params(4)))  # 8 pages: waits for the first
+    small = engine.submit(EngineRequest([3], params(2)))  # would fit at once, but came later
     finished = [event.sequence_id for event in run_all(engine) if event.finish_reason]
     assert finished == [first, large, small]
 
@@ -122,7 +123,7 @@ def test_large_request_is_not_overtaken() -> None:
 def test_lack_of_pages_never_fails_a_step() -> None:
     engine = make_engine(pages=10, max_sequences=8)
     for index in range(12):
-        engine.submit(range(index % 7 + 1), params(index % 5 * 4 + 1))
+        engine.submit(EngineRequest(range(index % 7 + 1), params(index % 5 * 4 + 1)))
     events = run_all(engine)
     assert {event.error for event in events} == {None}
     assert engine.stats().failed_steps == 0
@@ -130,7 +131,7 @@ def test_lack_of_pages_never_fails_a_step() -> None:
 
 def test_pages_grow_with_the_answer() -> None:
     engine = make_engine(page_size=4)
-    engine.submit([1, 2, 3], params(10))
+    engine.submit(EngineRequest([1, 2, 3], params(10)))
     used = []
     while engine.has_work:
         engine.step()

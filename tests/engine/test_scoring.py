@@ -8,6 +8,7 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, fake_log
 
 from mlxr.core.errors import InvalidRequest, OutOfPages
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.scoring import MAX_LOGITS_BYTES, choose_chunk_tokens
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -46,7 +47,7 @@ def test_logits_of_a_chunk_are_bounded() -> None:
 
 def test_scores_beside_running_requests() -> None:
     engine = make_engine(pages=16)
-    sequence_id = engine.submit([1, 2], SamplingParams(max_tokens=18))
+    sequence_id = engine.submit(EngineRequest([1, 2], SamplingParams(max_tokens=18)))
     events = engine.step() + engine.step()  # one page is in use
     assert engine.score(TEXT).tolist() == pytest.approx(expect_scores(TEXT), abs=1e-12)
     with pytest.raises(OutOfPages, match=r"need 16 cache pages of 4 tokens.* has 15"):
@@ -92,9 +93,9 @@ def test_failure_is_raised_and_returns_the_pages() -> None:
 def test_a_prompt_is_scored_on_its_way_through_the_batches(chunk_tokens: int, preempt_every: int) -> None:
     """Beside other requests, in chunks and after preemption, what its first event has is what `score` gives."""
     engine = make_engine(prefill_chunk_tokens=chunk_tokens)
-    engine.submit(TEXT, SamplingParams(max_tokens=30))  # leaves pages of the same tokens
-    scored = engine.submit(TEXT, SamplingParams(max_tokens=4, logprobs=2, n=2), scores_prompt=True)
-    none = engine.submit(TEXT[:9], SamplingParams(max_tokens=0, logprobs=0), scores_prompt=True)
+    engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=30)))  # leaves pages of the same tokens
+    scored = engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=4, logprobs=2, n=2), scores_prompt=True))
+    none = engine.submit(EngineRequest(TEXT[:9], SamplingParams(max_tokens=0, logprobs=0), scores_prompt=True))
     events = []
     while engine.has_work:
         events += engine.step()
@@ -120,10 +121,10 @@ def test_a_prompt_is_scored_on_its_way_through_the_batches(chunk_tokens: int, pr
 
 def test_an_answer_of_no_tokens_leaves_its_prompt_in_the_cache() -> None:
     engine = make_engine()
-    engine.submit(TEXT, SamplingParams(max_tokens=0, n=3))
+    engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=0, n=3)))
     events = run_all(engine)
     assert [(event.index, event.token_id, event.finish_reason) for event in events] == [
         (index, None, FinishReason.LENGTH) for index in range(3)
     ]
-    engine.submit(TEXT, SamplingParams(max_tokens=1))
+    engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=1)))
     assert run_all(engine)[0].usage.cached_tokens == 56

@@ -13,6 +13,7 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_eng
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import MAX_OVERTAKING_S
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
@@ -39,7 +40,9 @@ class World:
 
     def submit(self, client: str | None, stem: int, tokens: int, answer: int = 4, priority: int = 0) -> int:
         prompt = [(stem + index * (stem + 3)) % 50 for index in range(tokens)]
-        return self.engine.submit(prompt, SamplingParams(max_tokens=answer), client=client, priority=priority)
+        return self.engine.submit(
+            EngineRequest(prompt, SamplingParams(max_tokens=answer), client=client, priority=priority)
+        )
 
     def step(self) -> None:
         events = self.engine.step()
@@ -160,7 +163,9 @@ def test_a_request_that_cannot_be_made_leaves_no_account() -> None:
     world = World(max_sequences=1)
     for _ in range(10):
         with pytest.raises(RuntimeError, match="no fork"):
-            world.engine.submit([1] * 500, SamplingParams(), client="a", constraint=cast(TokenConstraint, Broken()))
+            world.engine.submit(
+                EngineRequest([1] * 500, SamplingParams(), client="a", constraint=cast(TokenConstraint, Broken()))
+            )
     late, other = world.submit("a", 1, 10), world.submit("b", 2, 10)
     world.run()
     assert world.order([other, late]) == [late, other]
@@ -186,7 +191,9 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
         answers = chance.choice([1, 1, 1, 2, 4])
         params = SamplingParams(max_tokens=chance.choice([1, 4, 20]), n=answers, seed=client)
         prompt = [chance.randrange(50) for _ in range(chance.choice([2, 9, 30, 120]))]
-        request = world.engine.submit(prompt, params, client=name, priority=chance.choice([0, 0, 0, -1, 1]))
+        request = world.engine.submit(
+            EngineRequest(prompt, params, client=name, priority=chance.choice([0, 0, 0, -1, 1]))
+        )
         came_s[request], asking[request], open_answers[request] = world.now, client, answers
 
     for client in range(24):
@@ -194,12 +201,12 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
     seen = 0
     while world.now < 110:
         ranks = {sequence: sequence.rank[0] for sequence in scheduler.waiting}
-        served = {sequence.client for sequence in scheduler.running}
+        served = {sequence.request.client for sequence in scheduler.running}
         world.step()
         admitted = [ranks[sequence] for sequence in scheduler.running if sequence in ranks]
-        served |= {sequence.client for sequence in scheduler.running}
+        served |= {sequence.request.client for sequence in scheduler.running}
         for waiting in scheduler.waiting:
-            if waiting.client not in served and waiting in ranks:
+            if waiting.request.client not in served and waiting in ranks:
                 assert all(rank <= ranks[waiting] + MAX_OVERTAKING_S for rank in admitted)
         for event in world.events[seen:]:
             if event.finish_reason is not None:

@@ -25,6 +25,7 @@ from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.boundaries import MAX_ASKED, Boundaries, Snapshot
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.step_work import AttentionWork, StepWork
 
@@ -53,12 +54,12 @@ def count_files(folder: Path) -> int:
 def list_snapshots(engine: Engine) -> list[int]:
     """Where there are snapshots, in tokens, apart from those that come once in so many."""
     places = sorted((entry.depth + 1) * PAGE for entry in engine._cache.groups[-1].index)
-    return [place for place in places if place % engine._intake.spacing_tokens]
+    return [place for place in places if place % engine._admission.spacing_tokens]
 
 
 def serve(engine: Engine, prompt: list[int], boundaries: Sequence[int] = (), tokens: int = 3) -> int:
     """One request, whose answer must be right; the tokens that came from the cache."""
-    request = engine.submit(prompt, SamplingParams(max_tokens=tokens), boundary_tokens=boundaries)
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens), boundary_tokens=boundaries))
     events = run_all(engine)
     assert answer_of(events, request) == expect_greedy(prompt, tokens)
     return events[-1].usage.cached_tokens
@@ -107,7 +108,7 @@ def test_where_texts_part_there_is_a_state_for_the_third() -> None:
 def test_who_waits_for_a_prompt_that_begins_alike_goes_on_where_it_parts(shared: int) -> None:
     engine, stem = open_engine(prefill_chunk_tokens=16), make_text(2, shared)
     prompts = [[*stem, *make_text(7, 12)], [*stem, *make_text(12, 12)]]
-    requests = [engine.submit(prompt, SamplingParams(max_tokens=4)) for prompt in prompts]
+    requests = [engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=4))) for prompt in prompts]
     events = run_all(engine)
     for prompt, request in zip(prompts, requests, strict=True):
         assert answer_of(events, request) == expect_greedy(prompt, 4)
@@ -117,7 +118,7 @@ def test_who_waits_for_a_prompt_that_begins_alike_goes_on_where_it_parts(shared:
 
 def test_a_long_text_has_a_state_once_in_so_many_tokens() -> None:
     engine, text = open_engine(pages=128, prefill_chunk_tokens=8, max_batch_tokens=8), make_text(4, 100)
-    spacing = engine._intake.spacing_tokens
+    spacing = engine._admission.spacing_tokens
     assert spacing == 36
     serve(engine, text)
     for shared in (35, 36, 70, 72, 95):
@@ -139,10 +140,10 @@ def test_snapshots_in_the_middle_of_a_text_go_first() -> None:
 @pytest.mark.parametrize("tokens", [7, 8, 9])
 def test_answers_to_one_prompt_go_on_from_one_state(n: int, tokens: int) -> None:
     engine, prompt = open_engine(), make_text(6, tokens)
-    request = engine.submit(prompt, SamplingParams(max_tokens=9, temperature=1.0, seed=4, n=n))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=9, temperature=1.0, seed=4, n=n)))
     events = run_all(engine)
     alone = open_engine(kv_cache="simple", pages=8, max_batch_tokens=64)
-    again = alone.submit(prompt, SamplingParams(max_tokens=9, temperature=1.0, seed=4, n=n))
+    again = alone.submit(EngineRequest(prompt, SamplingParams(max_tokens=9, temperature=1.0, seed=4, n=n)))
     expected = run_all(alone)
     for index in range(n):
         one = [event.token_id for event in events if event.index == index]
@@ -154,7 +155,7 @@ def test_answers_to_one_prompt_go_on_from_one_state(n: int, tokens: int) -> None
 @pytest.mark.parametrize("step", range(1, 9))
 def test_a_preempted_answer_goes_on_from_its_last_state(step: int) -> None:
     engine, prompt = open_engine(prefill_chunk_tokens=8), make_text(6, 21)
-    request = engine.submit(prompt, SamplingParams(max_tokens=8))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8)))
     events = [event for _ in range(step) for event in engine.step()]
     (sequence,) = engine._scheduler.running
     written = sequence.table.length_tokens
@@ -172,7 +173,7 @@ def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp
     engine, prompt = open_engine(KINDS[kind], store_folder=tmp_path), make_text(6, 21)
     serve(engine, prompt, tokens=tokens)
     last, written = (21 + tokens - 1) // PAGE * PAGE, [*prompt, *expect_greedy(prompt, tokens)[:-1]]
-    assert list_snapshots(engine) == sorted({20, *([last] if last % engine._intake.spacing_tokens else [])})
+    assert list_snapshots(engine) == sorted({20, *([last] if last % engine._admission.spacing_tokens else [])})
     for _ in range(2):
         assert engine._cache.lookup(written, engine._cache.start_keys(), limit_tokens=len(written)) == last
         engine.close()
@@ -182,7 +183,7 @@ def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp
 
 def test_a_growing_answer_has_one_snapshot_behind_it_that_the_disk_does_not_see(tmp_path: Path) -> None:
     engine, prompt = open_engine(store_folder=tmp_path), make_text(6, 21)
-    request = engine.submit(prompt, SamplingParams(max_tokens=40))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=40)))
     for _ in range(31):
         engine.step()
         engine.check()
@@ -200,10 +201,12 @@ def test_a_growing_answer_has_one_snapshot_behind_it_that_the_disk_does_not_see(
 
 def test_a_snapshot_that_another_found_stays_when_its_answer_goes_on() -> None:
     engine, prompt = open_engine(), make_text(6, 21)
-    engine.submit(prompt, SamplingParams(max_tokens=30))
+    engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=30)))
     while list_snapshots(engine) != [20, 28]:
         engine.step()
-    other = engine.submit([*prompt, *expect_greedy(prompt, 7), 49, 48, 47, 46, 45], SamplingParams(max_tokens=1))
+    other = engine.submit(
+        EngineRequest([*prompt, *expect_greedy(prompt, 7), 49, 48, 47, 46, 45], SamplingParams(max_tokens=1))
+    )
     events = run_all(engine)
     assert next(event for event in events if event.sequence_id == other).usage.cached_tokens == 28
     assert list_snapshots(engine) == [20, 28, 32, 48]
@@ -212,7 +215,7 @@ def test_a_snapshot_that_another_found_stays_when_its_answer_goes_on() -> None:
 @pytest.mark.parametrize("ends", [9, 12, 14])
 def test_answers_alike_leave_one_snapshot_and_each_may_end_first(ends: int) -> None:
     engine, prompt = open_engine(), make_text(6, 21)
-    requests = [engine.submit(prompt, SamplingParams(max_tokens=tokens)) for tokens in (ends, 20)]
+    requests = [engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens))) for tokens in (ends, 20)]
     while engine.has_work:
         engine.step()
         engine.check()
@@ -249,7 +252,7 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(failing: int, moment: str)
     hooks = {"on_forward" if moment == "early" else "on_written": fail}
     engine = make_engine(FakeModel(FakeConfig(HYBRID), **hooks), prefill_chunk_tokens=8)  # type: ignore[arg-type]
     prompt = make_text(8, 21)
-    request = engine.submit(prompt, SamplingParams(max_tokens=8))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8)))
     logging.disable(logging.CRITICAL)
     events = run_all(engine)
     logging.disable(logging.NOTSET)
@@ -272,7 +275,7 @@ def test_a_watcher_learns_why_a_hit_was_short() -> None:
 
 def test_a_cancelled_prompt_leaves_what_it_computed() -> None:
     engine, prompt = open_engine(prefill_chunk_tokens=10), make_text(8, 40)
-    request = engine.submit(prompt, SamplingParams(max_tokens=8))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8)))
     engine.step()
     engine.step()
     engine.cancel(request)
@@ -283,7 +286,7 @@ def test_a_cancelled_prompt_leaves_what_it_computed() -> None:
 def test_prompts_without_the_cache_leave_no_state() -> None:
     engine, prompt = open_engine(), make_text(8, 40)
     for options in ({"uses_cache": False}, {"scores_prompt": True}):
-        engine.submit(prompt, SamplingParams(max_tokens=1), **options)  # type: ignore[arg-type]
+        engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=1), **options))  # type: ignore[arg-type]
         run_all(engine)
     assert len(engine.score(prompt)) == 39
     assert engine.stats().cached_pages == 0
@@ -353,7 +356,7 @@ def test_no_schedule_changes_a_state(seed: int, tmp_path: Path) -> None:
             prompt = draw_prompt(chance)
             params = SamplingParams(max_tokens=chance.choice([1, 5, 12]), n=chance.choice([1, 1, 2]))
             boundaries = [chance.randrange(40) for _ in range(chance.randrange(3))]
-            prompts[engine.submit(prompt, params, boundary_tokens=boundaries)] = prompt
+            prompts[engine.submit(EngineRequest(prompt, params, boundary_tokens=boundaries))] = prompt
         elif move < 0.36 and prompts:
             engine.cancel(chance.choice(list(prompts)))
         elif move < 0.46 and engine._scheduler.running:

@@ -6,6 +6,7 @@ from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.events import PromptProgress
 from mlxr.core.types import SamplingParams, Timings
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
 PROMPT = list(range(10))
@@ -34,9 +35,9 @@ def timings_of(events: list[TokenEvent], request_id: int) -> list[Timings]:
 def test_queue_prompt_and_answer_are_told_apart() -> None:
     clock = Clock()
     engine = make_engine(clock.model, clock=clock, max_sequences=1, prefill_chunk_tokens=4)
-    first = engine.submit(PROMPT, SamplingParams(max_tokens=4))
+    first = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=4)))
     clock.now += 5
-    second = engine.submit(PROMPT[:3], SamplingParams(max_tokens=1))
+    second = engine.submit(EngineRequest(PROMPT[:3], SamplingParams(max_tokens=1)))
     events = run_all(engine)
     assert timings_of(events, first) == [Timings(queue_s=5, prompt_s=3 * 2, generate_s=3 * 2)]
     assert timings_of(events, second) == [Timings(queue_s=6 * 2, prompt_s=2, generate_s=0)]
@@ -45,18 +46,18 @@ def test_queue_prompt_and_answer_are_told_apart() -> None:
 def test_each_of_several_answers_has_timings() -> None:
     clock = Clock()
     engine = make_engine(clock.model, clock=clock)
-    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=3, n=2))
+    request_id = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=3, n=2)))
     assert timings_of(run_all(engine), request_id) == [Timings(0, 2, 4)] * 2
 
 
 def test_progress_through_the_prompt_is_told_to_those_who_ask() -> None:
     clock = Clock()
     engine = make_engine(clock.model, clock=clock, prefill_chunk_tokens=4, page_size=2)
-    plain = engine.submit(PROMPT, SamplingParams(max_tokens=2))
+    plain = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=2)))
     assert all(event.progress is None for event in run_all(engine) if event.sequence_id == plain)
 
     def ask(prompt: list[int]) -> list[PromptProgress]:
-        request_id = engine.submit(prompt, SamplingParams(max_tokens=2, reports_progress=True))
+        request_id = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=2, reports_progress=True)))
         events = run_all(engine)
         assert answer_of(events, request_id) == expect_greedy(prompt, 2)
         told = [event.progress for event in events if event.progress is not None]
@@ -72,7 +73,7 @@ def test_progress_through_the_prompt_is_told_to_those_who_ask() -> None:
 def test_what_never_began_took_no_time() -> None:
     clock = Clock()
     engine = make_engine(clock.model, clock=clock)
-    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=3))
+    request_id = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=3)))
     clock.now += 7
     assert timings_of(engine.cancel(request_id), request_id) == [Timings(7, 0, 0)]
 
@@ -80,33 +81,36 @@ def test_what_never_began_took_no_time() -> None:
 def test_a_late_answer_has_timings() -> None:
     clock = Clock()
     engine = make_engine(clock.model, clock=clock)
-    request_id = engine.submit(PROMPT, SamplingParams(max_tokens=30), deadline_s=7)
+    request_id = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=30), deadline_s=7))
     assert timings_of(run_all(engine), request_id) == [Timings(0, 2, 6)]
 
 
 def test_without_the_cache_nothing_is_found_and_nothing_left() -> None:
     engine = make_engine()
     params = SamplingParams(max_tokens=6)
-    engine.submit(PROMPT, params)
+    engine.submit(EngineRequest(PROMPT, params))
     run_all(engine)
     cached_pages = engine.stats().cached_pages
     assert cached_pages > 0
-    private = engine.submit(PROMPT, params, uses_cache=False)
+    private = engine.submit(EngineRequest(PROMPT, params, uses_cache=False))
     events = run_all(engine)
     assert answer_of(events, private) == expect_greedy(PROMPT, 6)
     assert events[-1].usage.cached_tokens == 0
-    private = engine.submit(PROMPT[::-1], SamplingParams(max_tokens=6, n=2), uses_cache=False)
+    private = engine.submit(EngineRequest(PROMPT[::-1], SamplingParams(max_tokens=6, n=2), uses_cache=False))
     events = run_all(engine)
     assert answer_of([event for event in events if event.index], private) == expect_greedy(PROMPT[::-1], 6)
     assert engine.stats().cached_pages == cached_pages
-    engine.submit(PROMPT, params)
+    engine.submit(EngineRequest(PROMPT, params))
     assert run_all(engine)[-1].usage.cached_tokens == 8
 
 
 def test_prompts_beside_the_cache_are_not_waited_for() -> None:
     model = FakeModel()
     engine = make_engine(model)
-    ids = [engine.submit(PROMPT, SamplingParams(max_tokens=3), uses_cache=uses) for uses in (False, False, True)]
+    ids = [
+        engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=3), uses_cache=uses))
+        for uses in (False, False, True)
+    ]
     events = run_all(engine)
     assert [answer_of(events, request_id) for request_id in ids] == [expect_greedy(PROMPT, 3)] * 3
     assert model.batches[0].sequences == 2  # of 16 tokens in a step the first prompt takes 10, the second begins

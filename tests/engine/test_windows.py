@@ -11,6 +11,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
 
 FULL, WINDOW = CacheShape(1, 4), CacheShape(1, 4, window=512)
@@ -25,7 +26,7 @@ def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
         model = FakeModel(FakeConfig(layers, context_length=8192))
         engine = Engine(model, Context("reference"), ModelSettings(max_sequences=8, draft="off"), eos_ids=())
         for stem in range(8):
-            engine.submit([(stem + index) % 50 for index in range(8040)], SamplingParams(max_tokens=152))
+            engine.submit(EngineRequest([(stem + index) % 50 for index in range(8040)], SamplingParams(max_tokens=152)))
         while engine.has_work:
             engine.step()
         engine.check()
@@ -48,7 +49,7 @@ def test_a_sequence_may_be_longer_than_the_arena_of_its_window() -> None:
     engine = make_engine(model, pages=7, page_size=4, prefill_chunk_tokens=8)
     assert engine.room_tokens == 128
     prompt = [index * 7 % 50 for index in range(100)]
-    request = engine.submit(prompt, SamplingParams(max_tokens=20))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=20)))
     answer = answer_of(run_all(engine), request)
     history = list(prompt)
     for token_id in answer:
@@ -62,7 +63,7 @@ def test_a_window_that_does_not_fit_bounds_the_text() -> None:
     engine = make_engine(model, pages=8, page_size=4)
     assert engine.room_tokens == 32
     with pytest.raises(OutOfPages):
-        engine.submit([1] * 30, SamplingParams(max_tokens=10))
+        engine.submit(EngineRequest([1] * 30, SamplingParams(max_tokens=10)))
 
 
 def test_many_sequences_share_a_small_window() -> None:
@@ -70,7 +71,7 @@ def test_many_sequences_share_a_small_window() -> None:
     model = FakeModel(FakeConfig((CacheShape(2, 4, window=9), CacheShape(2, 4))))
     engine = make_engine(model, pages=16, max_sequences=8, prefill_chunk_tokens=5)
     prompts = [[(stem * 11 + index) % 50 for index in range(20)] for stem in range(8)]
-    ids = [engine.submit(prompt, SamplingParams(max_tokens=12)) for prompt in prompts]
+    ids = [engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=12))) for prompt in prompts]
     events = run_all(engine)
     for request, prompt in zip(ids, prompts, strict=True):
         assert answer_of(events, request) == expect_greedy(prompt, 12)
@@ -80,7 +81,7 @@ def test_a_preempted_sequence_goes_on_from_its_last_boundary() -> None:
     model = FakeModel(FakeConfig((CacheShape(2, 4, window=5), CacheShape(2, 4))))
     engine = make_engine(model, pages=24)
     prompt = [index % 50 for index in range(33)]
-    request = engine.submit(prompt, SamplingParams(max_tokens=10))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=10)))
     events = [event for _ in range(8) for event in engine.step()]
     (sequence,) = engine._scheduler.running
     tokens = len(sequence.tokens)

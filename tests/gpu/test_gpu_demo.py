@@ -24,6 +24,7 @@ from mlxr.cache.store_file import allocate_payload
 from mlxr.cli.main import main
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.gpu.library import find_gpu
 from mlxr.loading import LoadedModel, load
@@ -104,7 +105,7 @@ def encode(question: str) -> list[int]:
 @cache
 def answer_on_cpu(prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     with closing(open_engine(load_demo("cpu"), pages=8, max_sequences=1)) as engine:
-        engine.submit(prompt, SamplingParams(max_tokens=tokens))
+        engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens)))
         return tuple(event.token_id for event in finish(engine) if event.token_id is not None)
 
 
@@ -184,7 +185,7 @@ def test_decoding_copies_no_keys_and_values(demo: Demo) -> None:
     if demo.loaded.ctx.gpu.launcher is None:
         pytest.skip("MLX's own attention wants its keys in one place")
     engine = demo.open_engine()
-    engine.submit(demo.prompts[0], demo.params)
+    engine.submit(EngineRequest(demo.prompts[0], demo.params))
     engine.step()
     copied = demo.loaded.ctx.ledger.snapshot().copied_bytes
     finish(engine)
@@ -196,8 +197,8 @@ def test_requests_come_and_go_in_one_batch(demo: Demo) -> None:
     engine = demo.open_engine(max_batch_tokens=24, prefill_chunk_tokens=10)
     ids, events = [], []
     for number, prompt in enumerate(demo.prompts):
-        ids.append(engine.submit(prompt, demo.params))
-        other = engine.submit(prompt[:7], demo.params)
+        ids.append(engine.submit(EngineRequest(prompt, demo.params)))
+        other = engine.submit(EngineRequest(prompt[:7], demo.params))
         events += engine.step() + engine.step()
         if number % 3 != 1:
             engine.cancel(other)
@@ -209,10 +210,10 @@ def test_requests_come_and_go_in_one_batch(demo: Demo) -> None:
 
 def test_prompts_that_begin_alike_share_pages(demo: Demo) -> None:
     engine, begun = demo.open_engine(context_tokens=160), demo.prompts[0] + demo.prompts[1]
-    engine.submit(begun, demo.params)
+    engine.submit(EngineRequest(begun, demo.params))
     finish(engine)
     alike = [begun + prompt for prompt in demo.prompts]
-    ids = [engine.submit(prompt, demo.params) for prompt in alike]
+    ids = [engine.submit(EngineRequest(prompt, demo.params)) for prompt in alike]
     events = finish(engine)
     assert min(event.usage.cached_tokens for event in events) >= len(begun) // PAGE_SIZE * PAGE_SIZE
     assert collect(events, ids) == demo.expect(alike)
@@ -220,7 +221,7 @@ def test_prompts_that_begin_alike_share_pages(demo: Demo) -> None:
 
 def test_answers_to_one_prompt_part_from_shared_pages(demo: Demo) -> None:
     engine = demo.open_engine()
-    engine.submit(demo.prompts[0], SamplingParams(max_tokens=demo.amount.tokens, n=3))
+    engine.submit(EngineRequest(demo.prompts[0], SamplingParams(max_tokens=demo.amount.tokens, n=3)))
     shared = 0
     events = []
     while engine.has_work:
@@ -235,7 +236,7 @@ def test_answers_to_one_prompt_part_from_shared_pages(demo: Demo) -> None:
 def test_answers_that_lost_their_pages_go_on_as_they_were(demo: Demo) -> None:
     needed_pages = -(-(max(map(len, demo.prompts)) + demo.amount.tokens) // PAGE_SIZE)
     engine = demo.open_engine(pages=needed_pages + 1, context_tokens=needed_pages * PAGE_SIZE, prefix_sharing=False)
-    ids = [engine.submit(prompt, demo.params) for prompt in demo.prompts]
+    ids = [engine.submit(EngineRequest(prompt, demo.params)) for prompt in demo.prompts]
     events = []
     while engine.has_work:
         events += engine.step()
@@ -250,7 +251,7 @@ def test_answers_that_lost_their_pages_go_on_as_they_were(demo: Demo) -> None:
 def test_pages_come_back_from_disk(demo: Demo, tmp_path: Path) -> None:
     for starts in range(2):
         engine = demo.open_engine(store_folder=tmp_path, store_bytes=2**24)
-        ids = [engine.submit(prompt, demo.params) for prompt in demo.prompts]
+        ids = [engine.submit(EngineRequest(prompt, demo.params)) for prompt in demo.prompts]
         answers = collect(finish(engine), ids)
         engine.close()
         assert answers == demo.expect(demo.prompts)
@@ -264,7 +265,7 @@ def test_pages_come_from_another_engine(demo: Demo) -> None:
     assert here is not None
     prompts = demo.prompts[: max(1, demo.amount.requests // 3)]
     for prompt in prompts:
-        giver.submit(prompt, SamplingParams(max_tokens=1))
+        giver.submit(EngineRequest(prompt, SamplingParams(max_tokens=1)))
     finish(giver)
     for prompt in prompts:
         names = taker.start_keys().cover(prompt, len(prompt) // PAGE_SIZE)
@@ -275,7 +276,7 @@ def test_pages_come_from_another_engine(demo: Demo) -> None:
             assert delivery.put(lent.name, payload)
         delivery.settle()
         there.give_back(loan)
-    ids = [taker.submit(prompt, demo.params) for prompt in prompts]
+    ids = [taker.submit(EngineRequest(prompt, demo.params)) for prompt in prompts]
     assert collect(finish(taker), ids) == demo.expect(prompts)
     assert taker.stats().cache.peer_hit_tokens > 0
 
@@ -286,7 +287,7 @@ def test_probabilities_are_those_of_the_cpu(demo: Demo) -> None:
     for loaded in (demo.loaded, load_demo("cpu")):
         engine = open_engine(loaded, pages=64, max_sequences=8)
         for prompt in demo.prompts:
-            engine.submit(prompt, params)
+            engine.submit(EngineRequest(prompt, params))
         events = finish(engine)
         found[loaded.ctx.device] = {(event.sequence_id, event.usage.completion_tokens): event for event in events}
     ours, expected = found[demo.loaded.ctx.device], found["cpu"]
@@ -311,7 +312,7 @@ def test_rows_that_the_host_draws_stand_beside_others(demo: Demo) -> None:
         ids = []
         for number in range(max(3, demo.amount.requests)):
             params = replace(demo.params, **rules[number % len(rules)])  # type: ignore[arg-type]
-            ids.append(engine.submit(demo.prompts[number % demo.amount.requests], params))
+            ids.append(engine.submit(EngineRequest(demo.prompts[number % demo.amount.requests], params)))
         found[loaded.ctx.device] = collect(finish(engine), ids)
     assert found[demo.loaded.ctx.device] == found["cpu"]
 
@@ -334,7 +335,7 @@ def schedule(demo: Demo, seed: int, folder: Path) -> Engine:
     cancelled = set()
     while len(ids) < len(prompts) or engine.has_work:
         if len(ids) < len(prompts) and chance.random() < 0.4:
-            ids.append(engine.submit(prompts[len(ids)], demo.params, priority=chance.choice([0, 0, 2])))
+            ids.append(engine.submit(EngineRequest(prompts[len(ids)], demo.params, priority=chance.choice([0, 0, 2]))))
         if ids and chance.random() < 0.03:
             cancelled.add(len(ids) - 1)
             engine.cancel(ids[-1])

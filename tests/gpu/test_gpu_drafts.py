@@ -16,6 +16,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.recorded_step import RecordedStep
 from mlxr.kernels.gpu.steps import Steps
@@ -55,7 +56,7 @@ def make_engine(
 def ask(engine: Engine, requests: tuple[SamplingParams, ...]) -> list[list[int]]:
     _, _, tokens, _ = read_golden(CASE)
     text = tokens.reshape(-1).tolist()
-    ids = [engine.submit(text[: 5 + 2 * index], one) for index, one in enumerate(requests)]
+    ids = [engine.submit(EngineRequest(text[: 5 + 2 * index], one)) for index, one in enumerate(requests)]
     events = finish(engine)
     return [
         [event.token_id for event in events if (event.sequence_id, event.index) == (one, index)]
@@ -85,7 +86,7 @@ def test_answers_are_those_without_drafts(
     engine = make_engine(gpu, windows=windows, draft="ngram")
     engine._planner = engine._scheduler._drafts = EagerPlanner(6)
     engine._planner.runs_ahead = runs_ahead
-    engine._intake.open_drafter = lambda tokens, _: Oracle(tokens, texts)
+    engine._admission.open_drafter = lambda tokens, _: Oracle(tokens, texts)
     assert ask(engine, requests) == expected
     assert list_ways(engine) == {"RecordedStep"}
     stats = engine.stats()

@@ -14,6 +14,7 @@ from mlxr.cache.arena import Arena
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sampling import draw_uniform, draw_uniforms
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
@@ -107,7 +108,7 @@ def answer(
     settings = ModelSettings(page_size=8, kv_type="f32")
     engine = Engine(build_hf(ctx, config, seed, type_name), ctx, settings, eos_ids=(), pages=40)
     text = tokens.reshape(-1).tolist()[:5]
-    ids = [engine.submit(text[: 2 + index], one) for index, one in enumerate(params)]
+    ids = [engine.submit(EngineRequest(text[: 2 + index], one)) for index, one in enumerate(params)]
     events = finish(engine)
     drawn = [(event.sequence_id, event.token_id) for event in events if event.token_id is not None]
     return [[token_id for answer_id, token_id in drawn if answer_id == one] for one in ids], list_ways(engine)
@@ -223,14 +224,14 @@ def test_states_survive_steps_that_ran_ahead_for_nothing(gpu: Context, monkeypat
         answers = []
         for text, one in zip(texts, params, strict=True):
             engine = open_engine()
-            request = engine.submit(text, one)
+            request = engine.submit(EngineRequest(text, one))
             answers.append(list_tokens(finish(engine), request))
         return answers
 
     def answer_together() -> tuple[list[list[tuple[int, int | None]]], set[str]]:
         engine, events, ids = open_engine(), [], []
         for text, one in zip(texts, params, strict=True):
-            ids.append(engine.submit(text, one))
+            ids.append(engine.submit(EngineRequest(text, one)))
             for _ in range(5):
                 events += engine.step()
                 engine.check()

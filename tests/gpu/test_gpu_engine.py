@@ -14,6 +14,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.pool import Pool
@@ -33,10 +34,13 @@ def serve(ctx: Context) -> tuple[list[int], list[Floats]]:
     model = build_hf(ctx, config, seed, "f32")
     settings = ModelSettings(page_size=8, kv_type="f32", prefill_chunk_tokens=CHUNK_TOKENS)
     engine = Engine(model, ctx, settings, eos_ids=(), pages=16)
-    answer = engine.submit(text[:2], SamplingParams(max_tokens=3, temperature=0))
-    texts = [engine.submit_embedding(text, "mean"), engine.submit_embedding(text[::-1], "last")]
+    answer = engine.submit(EngineRequest(text[:2], SamplingParams(max_tokens=3, temperature=0)))
+    texts = [
+        engine.submit(EngineRequest(text, pooling="mean")),
+        engine.submit(EngineRequest(text[::-1], pooling="last")),
+    ]
     events = finish(engine)
-    texts.append(engine.submit_embedding(text, "last"))  # no state of its first chunk is wanted
+    texts.append(engine.submit(EngineRequest(text, pooling="last")))  # no state of its first chunk is wanted
     events += finish(engine)
     embeddings = {event.sequence_id: event.embedding for event in events if event.embedding is not None}
     drawn = [event.token_id for event in events if event.sequence_id == answer and event.token_id is not None]
@@ -79,7 +83,10 @@ def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
         settings = ModelSettings(page_size=4, kv_type="f32", prefill_chunk_tokens=7)
         engine = Engine(model, ctx, settings, eos_ids=(), pages=24)
         text = tokens.reshape(-1).tolist()
-        ids = [engine.submit(text[start : start + 20], SamplingParams(max_tokens=9, temperature=0)) for start in (0, 3)]
+        ids = [
+            engine.submit(EngineRequest(text[start : start + 20], SamplingParams(max_tokens=9, temperature=0)))
+            for start in (0, 3)
+        ]
         events = finish(engine)
         pool = engine._arena.k_pools[0]
         if isinstance(pool, Pool):

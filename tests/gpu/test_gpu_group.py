@@ -18,6 +18,7 @@ from mlxr.core.errors import MlxrError, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import ASSETS
 from mlxr.service import opening, ranks
@@ -60,13 +61,13 @@ def run(engine: Engine, tokenizer: Any) -> Work:
     """Greedy and drawn answers in one batch, two that share a prompt, one whose rows the host draws, and a text."""
     first, second = (tokenizer.encode(prompt) for prompt in PROMPTS)
     ids = [
-        engine.submit(first, SamplingParams(max_tokens=5, temperature=0)),
-        engine.submit(second, SamplingParams(max_tokens=4, temperature=0.8, seed=3)),
-        engine.submit(second * 2, SamplingParams(max_tokens=3, temperature=0.8, seed=4, n=2)),
+        engine.submit(EngineRequest(first, SamplingParams(max_tokens=5, temperature=0))),
+        engine.submit(EngineRequest(second, SamplingParams(max_tokens=4, temperature=0.8, seed=3))),
+        engine.submit(EngineRequest(second * 2, SamplingParams(max_tokens=3, temperature=0.8, seed=4, n=2))),
     ]
     events = finish(engine)
-    ids.append(engine.submit(first, SamplingParams(max_tokens=3, temperature=0, repetition_penalty=1.2)))
-    text = engine.submit_embedding(second, "mean")
+    ids.append(engine.submit(EngineRequest(first, SamplingParams(max_tokens=3, temperature=0, repetition_penalty=1.2))))
+    text = engine.submit(EngineRequest(second, pooling="mean"))
     events += finish(engine)
     tokens: dict[tuple[int, int], list[int]] = {}
     for event in events:
@@ -133,7 +134,7 @@ def test_a_rank_that_dies_ends_the_group_with_one_line(device: str) -> None:
     settings = make_settings(device)
     with open_model("demo", settings) as loaded:
         engine = build_engine(loaded, settings)
-        engine.submit(loaded.tokenizer.encode(PROMPTS[0]), SamplingParams(max_tokens=50, temperature=0))
+        engine.submit(EngineRequest(loaded.tokenizer.encode(PROMPTS[0]), SamplingParams(max_tokens=50, temperature=0)))
         engine.step()
         end_other(loaded)
         errors: list[str | None] = []

@@ -14,6 +14,7 @@ from ran import list_ran
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu import steps
@@ -57,7 +58,7 @@ def test_recorded_steps_count_each_launch_each_time(emulated: Context, monkeypat
     engine = Engine(model, emulated, ModelSettings(page_size=16, kv_type="f32"), eos_ids=(), pages=32)
     ran = spy(emulated, monkeypatch)
     emulated.ledger.reset()
-    engine.submit(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=12, temperature=0))
+    engine.submit(EngineRequest(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=12, temperature=0)))
     while engine.has_work:
         engine.step()
     assert ran["attend_decode"] >= 11 * model.config.layers
@@ -81,7 +82,7 @@ def test_a_model_counts_where_its_tokens_go(emulated: Context, monkeypatch: pyte
         ctx.ledger.reset()
         for number in range(3):
             prompt = tokens.reshape(-1)[: 5 + number].tolist()
-            engine.submit(prompt, SamplingParams(max_tokens=9 - 3 * number, temperature=0))
+            engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=9 - 3 * number, temperature=0)))
         while engine.has_work:
             engine.step()
         rows = sum(row.rows for row in ctx.ledger.snapshot().expert_rows if row.implementation != "reference")
@@ -111,7 +112,7 @@ def test_mlx_operations_on_a_cpu_are_not_called_gpu() -> None:
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     model = build_hf(ctx, config, seed, "f32")
     engine = Engine(model, ctx, ModelSettings(page_size=16, kv_type="f32"), eos_ids=(), pages=32)
-    engine.submit(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=3, temperature=0))
+    engine.submit(EngineRequest(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=3, temperature=0)))
     while engine.has_work:
         engine.step()
     rows = ctx.ledger.snapshot().dispatches

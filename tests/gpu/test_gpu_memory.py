@@ -17,6 +17,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
 from mlxr.kernels.layers import NormWeight, prepare_layers
@@ -46,7 +47,9 @@ def watch_decode(ctx: Context) -> tuple[int, int, int]:
     mx, model = ctx.gpu.mx, build_hf(ctx, config, seed, "f32")
     engine = Engine(model, ctx, ModelSettings(page_size=PAGE_SIZE, max_sequences=4), eos_ids=(), pages=PAGES)
     for start in range(3):
-        engine.submit(tokens.reshape(-1).tolist()[start : start + 3], SamplingParams(max_tokens=6, temperature=0))
+        engine.submit(
+            EngineRequest(tokens.reshape(-1).tolist()[start : start + 3], SamplingParams(max_tokens=6, temperature=0))
+        )
     engine.step()
     pools = [*engine._arena.k_pools, *engine._arena.v_pools]
     before = [locate(ctx, pool) for pool in pools]
@@ -232,6 +235,6 @@ def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:
     context = Context(gpu.device)  # its workspace has seen no step
     engine = Engine(build_hf(context, config, seed, "f32"), context, ModelSettings(page_size=8), eos_ids=(), pages=16)
     before = context.gpu.workspace.nbytes
-    engine.submit(tokens.reshape(-1).tolist()[:12], SamplingParams(max_tokens=1))
+    engine.submit(EngineRequest(tokens.reshape(-1).tolist()[:12], SamplingParams(max_tokens=1)))
     engine.step()
     assert context.gpu.workspace.nbytes > before

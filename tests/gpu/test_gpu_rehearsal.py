@@ -14,6 +14,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.emulated.emulator import Emulator
 from mlxr.models.decoder import Decoder
@@ -39,7 +40,7 @@ def answer(engine: Engine) -> list[tuple[int, int | None]]:
     events = []
     for number, (length, temperature) in enumerate([(2, 0.0), (3, 1.0), (9, 0.0)]):
         params = SamplingParams(max_tokens=4 + 3 * number, temperature=temperature, seed=number)
-        engine.submit([1 + number + place for place in range(length)], params)
+        engine.submit(EngineRequest([1 + number + place for place in range(length)], params))
     while engine.has_work:
         events += [(event.sequence_id, event.token_id) for event in engine.step()]
     return events

@@ -14,6 +14,7 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.add import add
 from mlxr.kernels.add.gpu import defer_sum
 from mlxr.kernels.add.summands import Summands
@@ -242,7 +243,9 @@ def test_recorded_steps_add_nothing_up_by_itself(gpu: Context, name: str, monkey
     counted = []
     for answer_tokens in (1, 9):
         gpu.ledger.reset()
-        engine.submit(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=answer_tokens, temperature=0))
+        engine.submit(
+            EngineRequest(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=answer_tokens, temperature=0))
+        )
         while engine.has_work:
             engine.step()
         rows = [row for row in gpu.ledger.snapshot().dispatches if row.operator == "add"]

@@ -25,6 +25,7 @@ from mlxr import LLM, SamplingParams
 from mlxr.core.errors import DeviceError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context, _explain_cpu, choose_device
 from mlxr.kernels.gpu.compiled_step import CompiledStep
 from mlxr.kernels.gpu.deferred import settle
@@ -286,14 +287,14 @@ def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, mo
     ctx = Context("metal")
     settings = ModelSettings(page_size=16, kv_type="f32", draft="off", max_sequences=2)
     engine = Engine(build_hf(ctx, config, seed), ctx, settings, eos_ids=(), pages=12)
-    engine.submit(tokens[:4].tolist(), SamplingParams(max_tokens=9, ignore_eos=True))
+    engine.submit(EngineRequest(tokens[:4].tolist(), SamplingParams(max_tokens=9, ignore_eos=True)))
     for _ in range(4):
         engine.step()
     for name, owner in (("finish", CompiledStep), ("start", CompiledStep), ("submit", Gpu)):
         note(name, owner)
     engine.step()
     assert events == ["start", "submit"]  # ahead, on what was drawn
-    engine.submit(tokens[4:8].tolist(), SamplingParams(max_tokens=3, ignore_eos=True))
+    engine.submit(EngineRequest(tokens[4:8].tolist(), SamplingParams(max_tokens=3, ignore_eos=True)))
     engine.step()
     assert events[2:4] == ["finish", "submit"]
     del events[:]

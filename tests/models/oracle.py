@@ -54,7 +54,7 @@ class EagerPlanner(Planner):
 def draft_by_oracle(engine: Engine, texts: list[list[int]]) -> None:
     """All answers of the engine have drafts from now on; `texts` are prompts with their answers, and may grow."""
     engine._planner = engine._scheduler._drafts = EagerPlanner(MOST_TOKENS)
-    engine._intake.open_drafter = lambda tokens, _: Oracle(tokens, texts)
+    engine._admission.open_drafter = lambda tokens, _: Oracle(tokens, texts)
 
 
 def draft_eagerly(engine: Engine, most_tokens: int) -> Engine:

@@ -22,6 +22,7 @@ from mlxr import LLM
 from mlxr.core.errors import FormatError, InvalidRequest, MlxrError
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import AdapterFile, TensorToWrite, open_gguf, read_adapter, write_gguf
 from mlxr.formats.adapter_file import MAX_PATTERNS
 from mlxr.kernels.context import Context, load_native
@@ -70,7 +71,7 @@ def score(model: Decoder, prompt: list[int], adapter: Adapter | None = None) -> 
     """Log-probabilities of the prompt's tokens, by the engine."""
     with closing(open_tiny(model, kv_type="f32")) as engine:
         params = SamplingParams(max_tokens=1, logprobs=0)
-        engine.submit(prompt, params, scores_prompt=True, adapter=adapter)
+        engine.submit(EngineRequest(prompt, params, scores_prompt=True, adapter=adapter))
         events = [event for _ in range(9) if engine.has_work for event in engine.step()]
     return np.array([info.chosen.logprob for info in events[-1].prompt[1:]])
 
@@ -139,9 +140,11 @@ def test_an_answer_has_the_same_bits_whatever_runs_beside_it(schedule: int, case
         for _ in range(8):
             number = chance.choice([None, 0, 1, 2])
             prompt = (*shared[: chance.choice([9, 33, 40])], chance.randrange(3))
-            request = engine.submit(prompt, params, adapter=None if number is None else mixed[number])
+            request = engine.submit(EngineRequest(prompt, params, adapter=None if number is None else mixed[number]))
             given[request] = []
-            alone = base.submit(prompt, params, adapter=None if number is None else adapters[number], uses_cache=False)
+            alone = base.submit(
+                EngineRequest(prompt, params, adapter=None if number is None else adapters[number], uses_cache=False)
+            )
             events = []
             while base.has_work:
                 events += base.step()

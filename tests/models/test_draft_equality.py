@@ -118,9 +118,9 @@ def predict(chance: random.Random, request: Request, answer: Answer) -> Request:
     """Half of the requests say what the answer will be, with changes in some places."""
     if chance.random() < 0.5:
         return request
-    expected = [token_id for token_id in answer[0][1] if chance.random() < 0.9]
-    expected.insert(chance.randrange(len(expected) + 1), chance.randrange(300))
-    return replace(request, params=replace(request.params, prediction_ids=tuple(expected)))
+    expected = [character for character in answer[0][0] if chance.random() < 0.95]
+    expected.insert(chance.randrange(len(expected) + 1), chance.choice(TEXT))
+    return replace(request, params=replace(request.params, prediction="".join(expected)))
 
 
 def describe(completion: Completion) -> Answer:

@@ -23,6 +23,7 @@ from mlxr.engine.drafts.choice import HeadSource
 from mlxr.engine.drafts.guesser import HeadModel
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_hf
@@ -74,7 +75,7 @@ def answer_alone(case: str, prompt: tuple[int, ...], params: SamplingParams) -> 
     """Without drafts, by an engine that keeps all positions in one page for each sequence."""
     model, _ = build(case)
     with closing(open_engine(model, model.ctx, kv_cache="simple", kv_type="f32", pages=5, draft="off")) as engine:
-        engine.submit(prompt, params)
+        engine.submit(EngineRequest(prompt, params))
         events = []
         while engine.has_work:
             events += engine.step()
@@ -125,7 +126,7 @@ def run_schedule(chance: random.Random, case: str, head: HeadModel | None = None
             if step < 24 and chance.random() < 0.25:
                 prompt = (*text[: chance.choice([5, 40, 80])], *(chance.randrange(131) for _ in range(2)))
                 params = choose_params(chance)
-                asked[engine.submit(prompt, params)] = prompt, params
+                asked[engine.submit(EngineRequest(prompt, params))] = prompt, params
             for event in engine.step():
                 events.setdefault(event.sequence_id, []).append(event)
             running = engine._scheduler.running
@@ -183,7 +184,7 @@ def turn_output(weights: Weights) -> None:
 def test_a_head_that_predicts_well_is_accepted(case: str) -> None:
     pair = make_cyclic(case)
     with closing(make_engine(pair, 5, pages=40)) as engine:
-        request = engine.submit([3, 9, 4, 7], SamplingParams(max_tokens=60))
+        request = engine.submit(EngineRequest([3, 9, 4, 7], SamplingParams(max_tokens=60)))
         events = []
         while engine.has_work:
             events += engine.step()
@@ -206,7 +207,7 @@ def test_a_head_that_predicts_badly_is_seldom_accepted() -> None:
     layer = take_draft_layer(model.config, tensors | make_hf_tensors({"mtp.fc.weight": swapped}, config))
     assert layer is not None
     with closing(make_engine((model, DraftHead(model, layer)), 5, pages=40)) as engine:
-        engine.submit([3, 9, 4, 7], SamplingParams(max_tokens=60))
+        engine.submit(EngineRequest([3, 9, 4, 7], SamplingParams(max_tokens=60)))
         while engine.has_work:
             engine.step()
         stats = engine.stats()

@@ -23,6 +23,7 @@ from tiny_models import TinyRun, build_hf, make_hf_tensors, read_golden
 from mlxr import LLM, SamplingParams
 from mlxr.core.errors import ModelError, SettingError
 from mlxr.core.settings import Settings
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_hf
@@ -147,7 +148,7 @@ def test_a_head_that_knows_is_accepted() -> None:
     weights["lm_head.weight"] = np.roll(table, 2, axis=0)
     head = EagleHead(model, config, make_sources(weights))
     with closing(make_engine((model, head), 1, pages=40)) as engine:
-        request = engine.submit([3, 9, 4, 7], SamplingParams(max_tokens=60))
+        request = engine.submit(EngineRequest([3, 9, 4, 7], SamplingParams(max_tokens=60)))
         events = []
         while engine.has_work:
             events += engine.step()

@@ -26,6 +26,7 @@ from mlxr.cache.arena import Arena
 from mlxr.cache.shapes import form_groups
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.models import Decoder, config_from_hf
@@ -90,7 +91,7 @@ def collect(events: list[TokenEvent]) -> dict[int, Answer]:
 def answer_alone(kind: Kind, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
     """By an engine that keeps all positions, in one page for each sequence."""
     with closing(make_engine(build(kind), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
-        engine.submit(prompt, make_params(tokens, n))
+        engine.submit(EngineRequest(prompt, make_params(tokens, n)))
         events = []
         while engine.has_work:
             events += engine.step()
@@ -139,7 +140,7 @@ def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build
                 tokens, n = chance.choice([1, 9, 30]), chance.choice([1, 1, 2])
                 alone = answer_alone(kind, kv_type, prompt, tokens, n).values()
                 texts += [[*prompt, *(token for token, _ in answer if token is not None)] for answer in alone]
-                asked[engine.submit(prompt, make_params(tokens, n))] = prompt, tokens, n
+                asked[engine.submit(EngineRequest(prompt, make_params(tokens, n)))] = prompt, tokens, n
             for event in engine.step():
                 events.setdefault(event.sequence_id, []).append(event)
             running = engine._scheduler.running
@@ -196,7 +197,7 @@ def test_the_schedules_give_pages_back() -> None:
     model = build((20, 20, 20))
     with closing(make_engine(model, page_size=4, pages=64, kv_type="bf16", draft="off")) as engine:  # which takes pages
         for cached in (0, 120):
-            request = engine.submit([index % 90 for index in range(121)], make_params(30, 1))
+            request = engine.submit(EngineRequest([index % 90 for index in range(121)], make_params(30, 1)))
             events = [event for _ in range(10) for event in engine.step()]
             assert engine.stats().used_pages == 6  # ceil(19 / 4) + 1
             while engine.has_work:
@@ -210,7 +211,7 @@ def test_the_reference_agrees_where_pages_were_given_back() -> None:
     answers = []
     for device in ("cpu", "reference"):
         with closing(make_engine(build((20, None, 20), device), page_size=4, pages=64, kv_type="f32")) as engine:
-            engine.submit(prompt, SamplingParams(max_tokens=20, temperature=0.0))
+            engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=20, temperature=0.0)))
             events = []
             while engine.has_work:
                 events += engine.step()

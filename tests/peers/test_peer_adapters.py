@@ -14,6 +14,7 @@ from test_families import BOUNDS, FAMILIES, TEXT, THEIR_OPTIONS, make_folder, ru
 
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorToWrite, open_gguf, write_gguf
 from mlxr.loading import ASSETS, load
 from mlxr.service.opening import build_engine
@@ -64,7 +65,9 @@ def compute_our_losses(model: Path, adapter: Path | None) -> tuple[list[int], ND
         engine = build_engine(loaded, Settings(max_sequences=1, kv_type="f32"))
         tokens = loaded.tokenizer.encode(TEXT)
         chosen = None if adapter is None else loaded.load_adapter(adapter)
-        engine.submit(tokens, SamplingParams(max_tokens=1, logprobs=0), scores_prompt=True, adapter=chosen)
+        engine.submit(
+            EngineRequest(tokens, SamplingParams(max_tokens=1, logprobs=0), scores_prompt=True, adapter=chosen)
+        )
         events = [event for _ in range(99) if engine.has_work for event in engine.step()]
         engine.close()
     return tokens, -np.array([info.chosen.logprob for info in events[-1].prompt[1:]])

@@ -12,6 +12,8 @@ from mlxr import LLM, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import resolve
 from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.request import EngineRequest
+from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, load
 from mlxr.service.opening import build_engine, find_store_folder
 from mlxr.service.validation import check_cache
@@ -106,7 +108,12 @@ def test_an_event_loop_gets_the_same_answers(demo: LoadedModel) -> None:
         async with AsyncEngine(build_engine(demo, resolve(SMALL, {}))) as server:
 
             async def answer(size: int) -> list[int | None]:
-                return [event.token_id async for event in server.generate(token_ids[:size], PARAMS)]
+                events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+                await server.submit(EngineRequest(token_ids[:size], PARAMS), events.put_nowait)
+                told = [await events.get()]
+                while told[-1].finish_reason is None:
+                    told.append(await events.get())
+                return [event.token_id for event in told]
 
             return await asyncio.gather(*(answer(size) for size in (20, 70, 120, 121, 122)))
 

@@ -11,6 +11,7 @@ import pytest
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.pooling import Floats, Pooling
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine, open_model
 
@@ -21,8 +22,8 @@ def embed(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling, chunk_tok
     settings = resolve({"context_tokens": 512, "prefill_chunk_tokens": chunk_tokens, "max_batch_tokens": 128})
     with closing(build_engine(loaded, settings)) as engine:
         for number in range(answers):
-            engine.submit([5 + number] * 9, SamplingParams(max_tokens=20, ignore_eos=True))
-        ids = [engine.submit_embedding(loaded.tokenizer.encode(text), pooling) for text in texts]
+            engine.submit(EngineRequest([5 + number] * 9, SamplingParams(max_tokens=20, ignore_eos=True)))
+        ids = [engine.submit(EngineRequest(loaded.tokenizer.encode(text), pooling=pooling)) for text in texts]
         found = {}
         while engine.has_work:
             found |= {event.sequence_id: event.embedding for event in engine.step() if event.embedding is not None}

@@ -12,6 +12,7 @@ from schema_maker import make_schema
 
 from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.opening import build_engine, open_model
@@ -27,7 +28,7 @@ def answer_all(loaded: LoadedModel, settings: Settings, compiler: GrammarCompile
         for index in range(SCHEMAS):
             constraint = compiler.compile(Grammar("json_schema", json.dumps(make_schema(index))))
             params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=index)
-            ids[engine.submit(tokenizer.encode("As JSON:\n"), params, constraint=constraint)] = index
+            ids[engine.submit(EngineRequest(tokenizer.encode("As JSON:\n"), params, constraint=constraint))] = index
         while engine.has_work:
             for event in engine.step():
                 assert event.error is None, (ids[event.sequence_id], event.error)

@@ -19,6 +19,7 @@ from amounts import choose_amount
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, load
 from mlxr.service.grammar import GrammarCompiler, GrammarConstraint
@@ -68,7 +69,7 @@ class Demo:
             engine = self.open_engine(
                 1, kv_cache="simple", pages=request.params.n, max_batch_tokens=CONTEXT_TOKENS, max_sequences=4
             )
-            engine.submit(request.prompt, request.params, constraint=self.constrain(request, 0))
+            engine.submit(EngineRequest(request.prompt, request.params, constraint=self.constrain(request, 0)))
             events: list[TokenEvent] = []
             while engine.has_work:
                 events += engine.step()
@@ -183,7 +184,9 @@ def run_schedule(seed: int, demo: Demo) -> Engine:
             number = arrivals.pop(0)[1]
             request = demo.requests[number]
             priority, constraint = chance.choice([0, 0, 2]), demo.constrain(request, threads)
-            request_id = engine.submit(request.prompt, request.params, priority=priority, constraint=constraint)
+            request_id = engine.submit(
+                EngineRequest(request.prompt, request.params, priority=priority, constraint=constraint)
+            )
             numbers[request_id] = number
         if numbers and chance.random() < 0.05:
             events += engine.cancel(chance.choice(list(numbers)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.session import Session
 
@@ -90,8 +91,7 @@ class FakeEngine:
         self.on_step = on_step or (lambda number: None)
         self.running: dict[tuple[int, int], _Running] = {}
         self.cancelled: list[int] = []
-        self.submitted: list[tuple[list[int], SamplingParams]] = []
-        self.boundaries: tuple[int, ...] = ()  # of the last request
+        self.submitted: list[EngineRequest] = []
         self.steps = 0
         self.closed = False
         self.max_running, self.context_tokens = 1000, 4096
@@ -100,25 +100,13 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    def submit(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        deadline_s: float | None = None,
-        uses_cache: bool = True,
-        boundary_tokens: Sequence[int] = (),
-        constraint: object = None,
-        scores_prompt: bool = False,
-        adapter: object = None,
-    ) -> int:
+    def submit(self, request: EngineRequest) -> int:
+        token_ids, params = request.token_ids, request.params
         if len(token_ids) > 1000:
             raise InvalidRequest("prompt", "is too long")
         if len(self.running) >= self.max_running:
             raise QueueFull(len(self.running), self.max_running, 1.0)
-        self.submitted.append((list(token_ids), params))
-        self.boundaries = tuple(boundary_tokens)
+        self.submitted.append(request)
         sequence_id = len(self.submitted)
         script = list(self.script(list(token_ids)))
         for index in range(params.n):  # answer i leaves out the first i tokens

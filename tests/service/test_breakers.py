@@ -33,7 +33,7 @@ def test_the_engine_gets_sequences_where_dry_is_on() -> None:
         engine = FakeEngine(lambda prompt: [EOS])
         params = SamplingParams(dry_multiplier=multiplier, dry_sequence_breakers=(":", "*"))
         list(make_session(engine).stream([byte("a")], params))
-        assert engine.submitted[0][1].dry_breaker_ids == expected
+        assert engine.submitted[0].dry_breaker_ids == expected
 
 
 def test_no_stop_string_before_min_tokens() -> None:

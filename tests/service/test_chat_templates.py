@@ -147,8 +147,8 @@ def test_a_request_may_bring_a_template() -> None:
     assert preparation.render_chat(brought) == "Own.|Hi"
     named = ChatRequest(USER, SamplingParams(), chat_template="zephyr", think="high")
     assert preparation.render_chat(named).endswith("<|user|>\nHi<|im_end|>\n<|assistant|>\n")
-    assert len(preparation.prepare(named).token_ids) != len(
-        preparation.prepare(ChatRequest(USER, SamplingParams())).token_ids
+    assert len(preparation.prepare(named).request.token_ids) != len(
+        preparation.prepare(ChatRequest(USER, SamplingParams())).request.token_ids
     )
     for number in range(2 * MAX_BROUGHT_TEMPLATES):
         preparation.encode_chat(ChatRequest(USER, SamplingParams(), chat_template=f"{{{{ {number} }}}}"))

@@ -247,7 +247,7 @@ def test_levels_are_those_of_the_model() -> None:
 def say(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> Completion | None:
     """What the answer `text` becomes; None where the constraint does not let its tokens through, or no end."""
     tokenizer = open_tokenizer()
-    constraint, (answer,) = prepared.constraint, prepared.answers
+    constraint, (answer,) = prepared.request.constraint, prepared.answers
     events = []
     token_ids = tokenizer.encode(text, add_special=False, parse_special=True)
     for count, token_id in enumerate(token_ids, 1):
@@ -343,7 +343,7 @@ def test_a_text_that_is_continued_goes_on_as_text() -> None:
     prepared = open_preparation().prepare(ask(USER, begun, ending="continued", tools=[WEATHER]))
     assert (
         open_tokenizer()
-        .decode(prepared.token_ids, skip_special=False)
+        .decode(prepared.request.token_ids, skip_special=False)
         .endswith(f"{THOUGHT}{FINAL}Four".replace("hm", "2 + 2"))
     )
     completion = say(prepared, " or so.<|return|>")
@@ -354,7 +354,7 @@ def test_a_text_that_is_continued_goes_on_as_text() -> None:
 
 
 def test_a_fork_of_the_gate_has_a_tag_of_its_own() -> None:
-    constraint = open_preparation().prepare(ask(tools=[NOW], tool_choice="required")).constraint
+    constraint = open_preparation().prepare(ask(tools=[NOW], tool_choice="required")).request.constraint
     assert constraint is not None
     tokenizer = open_tokenizer()
     for token_id in tokenizer.encode("<|channel|>analysis", add_special=False, parse_special=True):

@@ -86,7 +86,7 @@ def test_a_stop_string_in_the_flushed_rest_counts() -> None:
 
 def test_a_stop_string_that_is_a_special_token_stops_the_engine() -> None:
     completion, _, engine = answer([b"a", STOP_MARK, b"b", EOS], SamplingParams(stop=("<|stop|>",)))
-    assert engine.submitted[0][1].stop_token_ids == {STOP_MARK}
+    assert engine.submitted[0].params.stop_token_ids == {STOP_MARK}
     assert (completion.text, completion.finish_reason, completion.stop) == ("a", FinishReason.STOP, "<|stop|>")
 
 
@@ -352,7 +352,7 @@ def test_the_engine_hears_where_messages_end() -> None:
         ([65, 66], ()),
     ):
         list(session.stream(prompt, UNLIMITED))
-        assert engine.boundaries == ends
+        assert engine.submitted[-1].boundary_tokens == ends
 
 
 def test_messages_end_where_a_shorter_conversation_does() -> None:

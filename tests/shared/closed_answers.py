@@ -145,7 +145,7 @@ def read_bytes(given: Completion) -> tuple[object, ...]:
 
 def is_whole(llm: LLM, case: Case, given: Completion) -> bool:
     """Whether the answer may end where it does, by its grammar."""
-    constraint = llm._session._preparation.prepare(case.request).constraint
+    constraint = llm._session._preparation.prepare(case.request).request.constraint
     assert constraint is not None
     tokenizer = llm._loaded.tokenizer
     mask = np.zeros(-(-llm._loaded.config.vocab_size // 32), np.uint32)

@@ -36,11 +36,9 @@ class SamplingParams:
     reach. `n` answers are given to the prompt, each from its own random stream; the first is the one that `n` = 1
     gives. With `best_of` above `n`, that many are computed and the `n` with the highest mean log-probability given, the
     best first. They are ranked as whole answers of the engine, which knows no text, so stop strings are refused then.
-    For the same reason `dry_breaker_ids` are sequences of tokens that no repetition reaches over, besides the texts of
-    `dry_sequence_breakers`, which the service translates. With `reports_progress` events tell how much of the prompt is
-    computed. At most `draft_tokens` are guessed at a time, or as many as pay where it is None; they change no token.
-    Neither does `prediction`, a text that the answer is likely to repeat in long parts; guesses are taken from it. The
-    service reads it as the tokens `prediction_ids`.
+    With `reports_progress` events tell how much of the prompt is computed. At most `draft_tokens` are guessed at a
+    time, or as many as pay where it is None; they change no token. Neither does `prediction`, a text that the answer is
+    likely to repeat in long parts; guesses are taken from it.
     """
 
     max_tokens: int | None = parameter(
@@ -187,7 +185,6 @@ class SamplingParams:
     )
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    dry_breaker_ids: frozenset[tuple[int, ...]] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     logprobs: int | None = None
     n: int = 1
@@ -195,7 +192,6 @@ class SamplingParams:
     reports_progress: bool = False
     draft_tokens: int | None = None
     prediction: str = ""
-    prediction_ids: tuple[int, ...] = ()
 
     @property
     def streams(self) -> int:

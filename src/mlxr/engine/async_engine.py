@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from mlxr.core.errors import RequestFailed
 from mlxr.core.live import PageRecord
-from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import LiveReading
 from mlxr.engine.page_exchange import PageExchange
-from mlxr.engine.pooling import Floats, Pooling
+from mlxr.engine.pooling import Floats
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport, EngineStats
 from mlxr.engine.worker import Job, Receiver, Worker
-from mlxr.models.adapter import Adapter
 from mlxr.models.step_work import StepWork
 
 T = TypeVar("T")
@@ -33,8 +31,7 @@ class AsyncEngine:
     """The asynchronous face of `engine`, which nobody else may touch from now on.
 
         async with AsyncEngine(engine) as server:
-            async for event in server.generate(token_ids, SamplingParams(max_tokens=20)):
-                ...
+            ticket = await server.submit(EngineRequest(token_ids, SamplingParams(max_tokens=20)), print)
 
     The thread starts here and ends with `stop`, at the latest when the object or the program goes. `pages` exchanges
     pages with other processes; it is None where the engine has no `exchange`.
@@ -46,97 +43,32 @@ class AsyncEngine:
         self.pages = None if exchange is None else PageExchange(self._worker, exchange)
         self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
 
-    def generate(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-        deadline_s: float | None = None,
-        uses_cache: bool = True,
-        boundary_tokens: Collection[int] = (),
-        constraint: TokenConstraint | None = None,
-    ) -> TokenStream:
-        """Events of one request until all its answers have ended; nothing happens before the first is asked for.
-
-        Arguments and refusals are those of `Engine.submit`. After `stop`, EngineStopped is raised.
-        """
-        prompt = list(token_ids)
-        submit = _submitter(prompt, params, priority, client, deadline_s, uses_cache, boundary_tokens, constraint)
-        return TokenStream(self._worker, submit, prompt_tokens=len(prompt), answers=params.n)
-
-    async def embed(
-        self,
-        token_ids: Sequence[int],
-        pooling: Pooling,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-        deadline_s: float | None = None,
-        adapter: Adapter | None = None,
-    ) -> Floats:
-        """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit_embedding`.
-
-        Arguments and refusals are the same. Raises RequestFailed when the text was accepted and could not be computed.
-        Cancelling the call ends the request.
-        """
-        text = list(token_ids)
-
-        def submit(engine: Engine) -> int:
-            return engine.submit_embedding(
-                text, pooling, priority=priority, client=client, deadline_s=deadline_s, adapter=adapter
-            )
-
-        async with TokenStream(self._worker, submit, prompt_tokens=len(text), answers=1) as events:
-            last = await anext(events)
-        if last.embedding is None:
-            raise RequestFailed(str(last.finish_reason), last.error or "the request was cancelled")
-        return last.embedding
-
-    async def submit(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        receiver: Receiver,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-        deadline_s: float | None = None,
-        uses_cache: bool = True,
-        boundary_tokens: Collection[int] = (),
-        constraint: TokenConstraint | None = None,
-        scores_prompt: bool = False,
-        adapter: Adapter | None = None,
-    ) -> Ticket:
+    async def submit(self, request: EngineRequest, receiver: Receiver) -> Ticket:
         """Start a request whose events go to `receiver`, called on the running loop, whoever reads them and when.
 
-        Arguments and refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
+        Refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
         """
-        job = Job(
-            _submitter(
-                token_ids,
-                params,
-                priority,
-                client,
-                deadline_s,
-                uses_cache,
-                boundary_tokens,
-                constraint,
-                scores_prompt=scores_prompt,
-                adapter=adapter,
-            ),
-            prompt_tokens=len(token_ids),
-            answers=params.n,
-            loop=asyncio.get_running_loop(),
-            receiver=receiver,
-        )
+        job = Job(request, asyncio.get_running_loop(), receiver)
         try:
             await asyncio.wrap_future(self._worker.submit(job))
         except BaseException:
             self._worker.cancel(job)  # whoever gave up waiting may have been accepted a moment later
             raise
         return Ticket(self._worker, job)
+
+    async def embed(self, request: EngineRequest) -> Floats:
+        """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit`.
+
+        Raises RequestFailed when the text was accepted and could not be computed. Cancelling the call ends the request.
+        """
+        ended: asyncio.Future[TokenEvent] = asyncio.get_running_loop().create_future()
+        ticket = await self.submit(request, lambda event: None if ended.done() else ended.set_result(event))
+        try:
+            last = await ended
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        return read_embedding(last)
 
     async def stats(self) -> EngineStats:
         """The engine's numbers between two steps."""
@@ -208,98 +140,8 @@ class Ticket:
         self._worker.cancel(self._job, index)
 
 
-class TokenStream:
-    """Events of one request, as an asynchronous iterator that ends with the last of its answers.
-
-    Closing it, or letting go of it, cancels what still grows. Belongs to the loop it was started on.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        submit: Callable[[Engine], int],
-        *,
-        prompt_tokens: int,
-        answers: int,
-    ) -> None:
-        self._worker = worker
-        self._submit = submit
-        self._prompt_tokens = prompt_tokens
-        self._job: Job | None = None
-        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        self._growing = answers
-
-    async def start(self) -> None:
-        """Submit the request now, so that a refusal comes here and not with the first event. Once is enough."""
-        if self._job is not None or not self._growing:
-            return
-        self._job = Job(
-            self._submit,
-            prompt_tokens=self._prompt_tokens,
-            answers=self._growing,
-            loop=asyncio.get_running_loop(),
-            receiver=self._events.put_nowait,
-        )
-        try:
-            await asyncio.wrap_future(self._worker.submit(self._job))
-        except BaseException:
-            self.close()  # whoever gave up waiting may have been accepted a moment later
-            raise
-
-    def cancel(self) -> None:
-        """Stop the request before the next step; the last events of its answers can still be fetched."""
-        if self._job is not None and self._growing:
-            self._worker.cancel(self._job)
-
-    def close(self) -> None:
-        """Stop the request, if it still grows; there are no more events."""
-        self.cancel()
-        self._growing = 0
-
-    def __aiter__(self) -> TokenStream:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        await self.start()
-        if not self._growing:
-            raise StopAsyncIteration
-        event = await self._events.get()
-        self._growing -= event.finish_reason is not None
-        return event
-
-    async def __aenter__(self) -> TokenStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.cancel()
-
-
-def _submitter(
-    token_ids: Sequence[int],
-    params: SamplingParams,
-    priority: int,
-    client: str | None,
-    deadline_s: float | None,
-    uses_cache: bool,
-    boundary_tokens: Collection[int],
-    constraint: TokenConstraint | None,
-    *,
-    scores_prompt: bool = False,
-    adapter: Adapter | None = None,
-) -> Callable[[Engine], int]:
-    """What gives a request to the engine."""
-    return lambda engine: engine.submit(
-        token_ids,
-        params,
-        priority=priority,
-        client=client,
-        deadline_s=deadline_s,
-        uses_cache=uses_cache,
-        boundary_tokens=boundary_tokens,
-        constraint=constraint,
-        scores_prompt=scores_prompt,
-        adapter=adapter,
-    )
+def read_embedding(event: TokenEvent) -> Floats:
+    """Return the embedding that the last event of a text has; raise RequestFailed where there is none."""
+    if event.embedding is None:
+        raise RequestFailed(str(event.finish_reason), event.error or "the request was cancelled")
+    return event.embedding

@@ -66,6 +66,6 @@ class Chunk:
             [*token_ids, *self.draft],
             self.output_rows,
             self.hidden_tokens,
-            self.sequence.adapter,
+            self.sequence.request.adapter,
             self.kept_tokens,
         )

@@ -1,7 +1,7 @@
 """The engine: requests of token ids go in, events with token ids come out, one step at a time.
 
-Knows no text. `submit` checks a request and queues it (`intake`), every `step` computes one batch of all that can
-advance and takes in what came of it (`outcomes`), and `cancel` ends a request at any stage. Not for several threads at
+Knows no text. `submit` checks a request and queues it (`requests`), every `step` computes one batch of all that can
+advance and takes in what came of it (`step`), and `cancel` ends a request at any stage. Not for several threads at
 once: one thread owns an engine.
 """
 
@@ -17,30 +17,27 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
-from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.answers import Answers
+from mlxr.core.types import FinishReason
 from mlxr.engine.chunk import Chunk
-from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.drafts import DrafterMaker
 from mlxr.engine.drafts.choice import DraftSource, HeadSource, can_draft
 from mlxr.engine.drafts.opening import open_drafts
 from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.drawing import Drawing
-from mlxr.engine.intake import Intake
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
-from mlxr.engine.outcomes import Outcomes
-from mlxr.engine.pooling import Pooling
 from mlxr.engine.rehearsal import Rehearsal
+from mlxr.engine.request import EngineRequest
+from mlxr.engine.requests import Admission, RequestTable
 from mlxr.engine.runner import Model, Runner
 from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
 from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Work, read_counters, read_queue
+from mlxr.engine.step import Postprocess
 from mlxr.kernels.context import Context
-from mlxr.models.adapter import Adapter
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +139,7 @@ class Engine:
         spacing_pages = 0 if arena.snapshot_pages is None else max(arena.snapshot_pages, chunk_pages)
         self._work = Work()
         self.live = Live(self._arena, self._cache, self._scheduler, self._work, ctx.ledger, clock)
-        self._answers = Answers(
+        self._requests = RequestTable(
             self._scheduler,
             self._cache,
             shares,
@@ -152,8 +149,8 @@ class Engine:
             clock=clock,
         )
         self._score_tokens = choose_chunk_tokens(self._config.vocab_size, sizes.max_batch_tokens)
-        self._intake = Intake(
-            self._answers,
+        self._admission = Admission(
+            self._requests,
             self._cache,
             self._runner,
             self._limits,
@@ -164,7 +161,7 @@ class Engine:
             score_tokens=self._score_tokens,
             clock=clock,
         )
-        self._outcomes = Outcomes(self._answers, self._cache, self._scheduler, self._work, self.live, clock)
+        self._postprocess = Postprocess(self._requests, self._cache, self._scheduler, self._work, self.live, clock)
 
     @property
     def room_tokens(self) -> int:
@@ -181,68 +178,20 @@ class Engine:
         """Whether a step would do anything."""
         return self._scheduler.has_work
 
-    def submit(
-        self,
-        token_ids: Collection[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-        deadline_s: float | None = None,
-        uses_cache: bool = True,
-        boundary_tokens: Collection[int] = (),
-        constraint: TokenConstraint | None = None,
-        scores_prompt: bool = False,
-        adapter: Adapter | None = None,
-    ) -> int:
-        """Queue a request; returns its id, which all its events carry.
+    def submit(self, request: EngineRequest) -> int:
+        """Queue a request; return its id, which all its events carry.
 
-        A higher `priority` (-100 to 100) is served first, see `Scheduler`; a `client` that sends many requests shares
-        the engine evenly with the others, see `Shares`. After `deadline_s` seconds from now the answers that still grow
-        end with DEADLINE. With `uses_cache` off the prompt is computed without what is cached, and leaves nothing in
-        the cache. `boundary_tokens` are positions in the prompt where other prompts are likely to part from it, such as
-        the ends of messages: recurrent layers keep their state there. Each answer follows a fork of the `constraint`;
-        when that fails, or leaves no token possible, the answer ends with ERROR. With `scores_prompt` the first event
-        of each answer has the prompt's tokens with their log-probabilities and the `params.logprobs` best ones in their
-        places; then all of the prompt is computed, without the cache. An `adapter` of this model updates its
-        weights for the request alone, whose pages only requests with the same one find.
+        The answers of a prompt end one by one, each with an event that has a finish reason. Pages that a request with
+        an adapter fills are found only by requests with the same one, and a prompt that is scored is computed without
+        the cache. A constraint that fails, or leaves no token possible, ends its answer with ERROR. A text to embed
+        goes through the same batches as all prompts, and never through the cache; its one event has the embedding,
+        (hidden size,) and not normalised.
 
-        Raises InvalidRequest for a prompt that is empty, foreign to the vocabulary or too long for the context, and for
-        a constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and
-        QueueFull when too many wait.
+        Raises InvalidRequest for tokens that are none, foreign to the vocabulary or too many for the context, and for a
+        constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and QueueFull
+        when too many wait.
         """
-        return self._intake.take_prompt(
-            token_ids,
-            params,
-            priority=priority,
-            client=client,
-            deadline_s=deadline_s,
-            uses_cache=uses_cache,
-            boundary_tokens=boundary_tokens,
-            constraint=constraint,
-            scores_prompt=scores_prompt,
-            adapter=adapter,
-        )
-
-    def submit_embedding(
-        self,
-        token_ids: Collection[int],
-        pooling: Pooling,
-        *,
-        priority: int = 0,
-        client: str | None = None,
-        deadline_s: float | None = None,
-        adapter: Adapter | None = None,
-    ) -> int:
-        """Queue a text to embed; returns its id. Its one event has the embedding, or an error as that of an answer.
-
-        The embedding, (hidden size,), is the mean of the tokens' states after the final norm, or the last token's; it
-        is not normalised. The text goes through the same batches as all prompts, and never through the cache. Raises
-        InvalidRequest for a text that the context or the empty arena cannot hold, and QueueFull.
-        """
-        return self._intake.take_text(
-            token_ids, pooling, priority=priority, client=client, deadline_s=deadline_s, adapter=adapter
-        )
+        return self._admission.submit(request)
 
     def step(self) -> list[TokenEvent]:
         """Advance every request that can: one batch through the model, and what came of it.
@@ -250,7 +199,7 @@ class Engine:
         When the computation fails, its answers end with an ERROR event and their pages return; others go on.
         """
         start = self._clock()
-        events = self._answers.end_late(start)
+        events = self._requests.end_late(start)
         accepted_tokens = self._work.accepted_tokens
         chunks = self._scheduler.schedule()
         if not chunks:
@@ -263,7 +212,7 @@ class Engine:
             results = drawing.draw_first()
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
-            return events + self._outcomes.fail(chunks, error)
+            return events + self._postprocess.fail(chunks, error)
         kept = [
             (answer, chunk.sequence.table.length_tokens + chunk.rows - len(rows), rows)
             for chunk, rows in zip(chunks, outputs.kept, strict=True)
@@ -271,12 +220,12 @@ class Engine:
             for answer in (chunk.sequence, *chunk.sequence.followers)
         ]
         is_decoding = all(chunk.sequence.is_decoding for chunk in chunks)
-        events += self._outcomes.take_first(chunks, results, outputs.hidden, start)
-        events += self._outcomes.verify_drafts(drawing)
+        events += self._postprocess.take_first(chunks, results, outputs.hidden, start)
+        events += self._postprocess.verify_drafts(drawing)
         for answer, start_token, states in kept:
             answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
-        self._answers.count_step(seconds, computed_rows)
+        self._requests.count_step(seconds, computed_rows)
         if self._planner is not None and not self._planner.rests:
             answers = len(drawing.chunks)
             tokens = answers + self._work.accepted_tokens - accepted_tokens
@@ -292,9 +241,9 @@ class Engine:
         The last events of what was cancelled; none if it had ended already. Of a request that withholds its answers
         until the best are known, `index` is the place before they are ranked.
         """
-        growing = self._answers.list_growing(request_id)
+        growing = self._requests.list_growing(request_id)
         chosen = [sequence for sequence in growing if index in (None, sequence.index)]
-        return self._answers.end(chosen, FinishReason.CANCELLED)
+        return self._requests.end(chosen, FinishReason.CANCELLED)
 
     def score(self, token_ids: Collection[int]) -> Doubles:
         """Natural log-probability of token_ids[1:], each given all tokens before it; shape (len(token_ids) - 1,).
@@ -366,7 +315,7 @@ class Engine:
 
     def check(self) -> None:
         """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""
-        growing = self._answers.list_growing()
+        growing = self._requests.list_growing()
         self._scheduler.check(growing)
         self._cache.check(sequence.table for sequence in growing)
         if self._planner is not None:

@@ -11,7 +11,7 @@ from itertools import chain
 
 from mlxr.cache.group import CacheGroup
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingError
-from mlxr.core.types import SamplingParams
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY
 
 
@@ -34,23 +34,28 @@ class Limits:
             raise InvalidRequest(field, "has no tokens")
         self._check_vocabulary(field, token_ids)
 
-    def check_params(self, params: SamplingParams) -> None:
-        """Tokens named in the parameters are in the vocabulary, and all answers to a prompt can grow together."""
+    def check_prompt(self, request: EngineRequest) -> None:
+        """All tokens that the request names are in the vocabulary, and all answers to it can grow together."""
+        params = request.params
+        self.check_tokens("prompt", request.token_ids)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("prediction_ids", params.prediction_ids)
-        if () in params.dry_breaker_ids:
+        self._check_vocabulary("prediction_ids", request.prediction_ids)
+        if () in request.dry_breaker_ids:
             raise InvalidRequest("dry_breaker_ids", "has a breaker without tokens")
-        self._check_vocabulary("dry_breaker_ids", [*chain.from_iterable(params.dry_breaker_ids)])
+        self._check_vocabulary("dry_breaker_ids", [*chain.from_iterable(request.dry_breaker_ids)])
         if params.streams > self.max_running:
             raise InvalidRequest(
                 "n" if params.best_of is None else "best_of",
                 f"{params.streams} answers cannot grow together, the engine runs at most {self.max_running}; ask for "
                 "fewer or raise the settings max_sequences and max_batch_tokens",
             )
+        if request.constraint is not None and request.constraint.needs_end and params.ignore_eos:
+            raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
 
-    def check_urgency(self, priority: int, deadline_s: float | None) -> None:
+    def check_urgency(self, request: EngineRequest) -> None:
         """The priority is in its range and the deadline a time to come."""
+        priority, deadline_s = request.priority, request.deadline_s
         if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
             raise InvalidRequest("priority", f"must be from {MIN_PRIORITY} to {MAX_PRIORITY}, got {priority}")
         if deadline_s is not None and not deadline_s > 0:
@@ -70,8 +75,10 @@ class Limits:
             raise OutOfPages(self._pages_for(end_tokens - 1), self.pages, self.page_size)
         return end_tokens
 
-    def check_embed(self, tokens: int) -> None:
-        """The empty arena can hold a text of `tokens` tokens, and so can the context."""
+    def check_text(self, request: EngineRequest) -> None:
+        """The tokens of a text to embed are in the vocabulary, and the empty arena and the context can hold them."""
+        self.check_tokens("input", request.token_ids)
+        tokens = len(request.token_ids)
         if tokens > self.context_tokens:
             reason = (
                 f"is too large: this model's maximum context length is {self.context_tokens} tokens, the input has "

@@ -310,8 +310,8 @@ def _describe(sequence: Sequence) -> SequenceRow:
     return SequenceRow(
         request=sequence.id,
         index=sequence.index,
-        client=sequence.client,
-        priority=sequence.priority,
+        client=sequence.request.client,
+        priority=sequence.request.priority,
         phase="decode" if len(sequence.tokens) > sequence.prompt_tokens else "prefill",
         prompt_tokens=sequence.prompt_tokens,
         cached_tokens=sequence.cached_tokens,

@@ -1,55 +1,40 @@
-"""One request while any of its answers grows: which they are, when it must be over, and which answers are given out.
+"""One request as the engine takes it: made where text becomes tokens, and never changed on its way to the answers.
 
-Knows no pages and no model. With `best_of` above `n` nothing is given out before the last answer has ended; then the
-`n` with the highest mean log-probability are, all of their events at once, the best first.
+Whatever a request may ask of the engine is a field here. `EngineRequest` travels whole from the service, through the
+thread that owns the engine, to each `Sequence` that answers it; who needs a field reads it from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listed
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.sequence import Sequence, TokenEvent
+from mlxr.engine.constraint import TokenConstraint
+from mlxr.engine.pooling import Pooling
+from mlxr.models.adapter import Adapter
 
 
-class Request:
-    """The answers to one prompt; `growing` holds those that have not ended.
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """Asks for the answers to a prompt, or with a `pooling` for the embedding of a text."""
 
-    The request came at `arrival` and may take `deadline_s` seconds, or as long as it needs.
-    """
+    token_ids: Sequence[int]  # the prompt, or the text to embed
+    params: SamplingParams = field(default_factory=SamplingParams)  # how tokens are chosen, and how many
+    _: KW_ONLY
+    priority: int = 0  # -100 to 100; a higher one is served first, see `Scheduler`
+    client: str | None = None  # who asks: clients share the engine evenly; None is nobody's
+    deadline_s: float | None = None  # after so many seconds the answers that still grow end with DEADLINE
+    uses_cache: bool = True  # off: the prompt is computed without cached pages, and leaves none
+    boundary_tokens: Collection[int] = ()  # where other prompts are likely to part; recurrent layers keep a state there
+    constraint: TokenConstraint | None = None  # each answer follows a fork of it
+    scores_prompt: bool = False  # the first event of each answer has the prompt's tokens with log-probabilities
+    adapter: Adapter | None = None  # updates the weights for this request alone
+    pooling: Pooling | None = None  # how the states of a text to embed become one vector; None: it is a prompt
+    dry_breaker_ids: Collection[tuple[int, ...]] = ()  # DRY counts no repetition across these sequences of tokens
+    prediction_ids: Sequence[int] = ()  # what the answer is likely to repeat: drafts are taken from it
 
-    __slots__ = ("_arrival", "_held", "_means", "_n", "_withholds", "client", "deadline_s", "growing", "priority")
-
-    def __init__(
-        self, params: SamplingParams, sequences: Listed[Sequence], arrival: float, deadline_s: float | None
-    ) -> None:
-        self._arrival, self.deadline_s = arrival, deadline_s
-        self.client, self.priority = sequences[0].client, sequences[0].priority
-        self.growing = {sequence.index: sequence for sequence in sequences}
-        self._n = params.n
-        self._withholds = params.streams > params.n
-        self._held: dict[int, list[TokenEvent]] = {index: [] for index in self.growing}
-        self._means: dict[int, float] = {}
-
-    def is_late(self, now: float) -> bool:
-        """Whether the time that the request allowed is over."""
-        return self.deadline_s is not None and now - self._arrival >= self.deadline_s
-
-    def deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
-        """What may be given out now that `event` of one of the answers is there."""
-        if event.finish_reason is not None:
-            del self.growing[sequence.index]
-            self._means[sequence.index] = sequence.mean_logprob
-        if not self._withholds:
-            return [event]
-        self._held[sequence.index].append(event)
-        return [] if self.growing else self._rank()
-
-    def _rank(self) -> list[TokenEvent]:
-        """The events of the `n` best answers under their new numbers; answers that failed come last."""
-        order = sorted(self._held, key=self._sort_key)[: self._n]
-        return [replace(event, index=rank) for rank, index in enumerate(order) for event in self._held[index]]
-
-    def _sort_key(self, index: int) -> tuple[bool, float, int]:
-        return self._held[index][-1].error is not None, -self._means[index], index
+    @property
+    def answers(self) -> int:
+        """Count the answers whose events are given out."""
+        return 1 if self.pooling is not None else self.params.n

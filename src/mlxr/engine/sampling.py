@@ -70,6 +70,7 @@ class Sampler:
         answer: int = 0,
         masks: MaskSource | None = None,
         stop_ids: Collection[int] = (),
+        dry_breaker_ids: Collection[tuple[int, ...]] = (),
     ) -> None:
         self.params = params
         self.masks = masks
@@ -85,7 +86,7 @@ class Sampler:
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._history = TokenHistory(prompt, window) if penalties != _NO_PENALTIES and window != 0 else None
         searches = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
-        self._repetition = Repetition(prompt, params, params.dry_breaker_ids) if searches else None
+        self._repetition = Repetition(prompt, params, dry_breaker_ids) if searches else None
         self._stop_ids = tuple(stop_ids) if params.min_tokens else ()
         self._set_bias(dict.fromkeys(self._stop_ids, -math.inf) if masks is None else {})
 

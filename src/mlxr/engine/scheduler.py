@@ -127,15 +127,15 @@ class Scheduler:
         for sequence in sorted(prefilling, key=self._find_turn):
             waits = sequence not in self.running or self._waits_for_prefix(sequence, chunks)
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
-            budget_tokens = min(budget_tokens, shares.get(sequence.client, 0))
+            budget_tokens = min(budget_tokens, shares.get(sequence.request.client, 0))
             if budget_tokens > 0 and not waits:
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
                 if sequence.boundaries is not None:
                     tokens = sequence.boundaries.cut(sequence.table.length_tokens, tokens, sequence.pending_tokens)
                 self._take(sequence, tokens, chunks)
-                if sequence.client is not None:
-                    shares[sequence.client] -= tokens
+                if sequence.request.client is not None:
+                    shares[sequence.request.client] -= tokens
         planner = self._drafts
         if planner is not None and len(chunks) > len(decoding):
             planner.rests = 0  # who begins to answer in the next step is looked at
@@ -176,7 +176,7 @@ class Scheduler:
         that another one's prompt could fill a step with. The number of parts falls at most by half from step to step:
         short answers often end together, and their clients' next questions arrive while the next step runs.
         """
-        clients = {sequence.client for sequence in self.running}
+        clients = {sequence.request.client for sequence in self.running}
         self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
         return {
             client: self._max_batch_tokens if client is None else max(1, self._prefill_chunk_tokens // self._parts)
@@ -218,14 +218,14 @@ class Scheduler:
         for candidate in list(self.waiting):
             if candidate.rank[0] > end or len(held) == MAX_HELD_CLIENTS:
                 break
-            if candidate.client in held:
+            if candidate.request.client in held:
                 continue
             if self._make_place(candidate):
                 self.waiting.remove(candidate)
                 self.join(candidate)
             else:
-                held.add(candidate.client)
-                if not self._count_running(candidate.client):
+                held.add(candidate.request.client)
+                if not self._count_running(candidate.request.client):
                     end = min(end, candidate.rank[0] + MAX_OVERTAKING_S)
 
     def _make_place(self, candidate: Sequence) -> bool:
@@ -243,24 +243,28 @@ class Scheduler:
         The latter only if that client has no fewer answers afterwards than the candidate's.
         """
         last = self.running[-1] if self.running else None
-        if last is not None and last.priority < candidate.priority and last.rank > candidate.rank:
+        if last is not None and last.request.priority < candidate.request.priority and last.rank > candidate.rank:
             return last
         answers = Counter[str | None]()
         for sequence in self.running:
-            answers[sequence.client] += sequence.width
-        own = answers.pop(candidate.client, 0) + candidate.width
+            answers[sequence.request.client] += sequence.width
+        own = answers.pop(candidate.request.client, 0) + candidate.width
         client, most = max(answers.items(), key=itemgetter(1), default=(None, 0))
         for sequence in reversed(self.running):
-            if sequence.client == client and sequence.priority <= candidate.priority and most - sequence.width >= own:
+            if (
+                sequence.request.client == client
+                and sequence.request.priority <= candidate.request.priority
+                and most - sequence.width >= own
+            ):
                 return sequence
         return None
 
     def _count_running(self, client: str | None) -> int:
-        return sum(sequence.client == client for sequence in self.running)
+        return sum(sequence.request.client == client for sequence in self.running)
 
     def _find_turn(self, sequence: Sequence) -> tuple[float, Rank]:
         """When a prompt's next chunk is due: the more of it is computed, the later, so that long ones let others by."""
-        spent_s = 0.0 if sequence.client is None else sequence.table.length_tokens * self._shares.token_s
+        spent_s = 0.0 if sequence.request.client is None else sequence.table.length_tokens * self._shares.token_s
         return sequence.rank[0] + spent_s, sequence.rank
 
     def _open_if_fits(self, candidate: Sequence) -> bool:

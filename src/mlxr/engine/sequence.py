@@ -17,7 +17,7 @@ from mlxr.cache.group import Snapshot
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.prefix import PageKeys
 from mlxr.core.events import PromptProgress, TokenInfo
-from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.drafts import Drafter, DrafterMaker
@@ -26,11 +26,11 @@ from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.drafts.prediction import Prediction, expect
 from mlxr.engine.drafts.tail import StateTail
 from mlxr.engine.pooling import Floats, Pool
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sampling import Sampler
 from mlxr.engine.scoring import PromptScores
 from mlxr.engine.stopwatch import Stopwatch
 from mlxr.kernels.sample import SampleResult
-from mlxr.models.adapter import Adapter
 
 Rank = tuple[float, int, int]
 
@@ -92,7 +92,6 @@ class Sequence:
         "answer_tokens",
         "boundaries",
         "cached_tokens",
-        "client",
         "computed_tokens",
         "drafted_tokens",
         "drafter",
@@ -106,10 +105,10 @@ class Sequence:
         "keys",
         "logprob_sum",
         "pool",
-        "priority",
         "prompt_tokens",
         "rank",
         "replay_tokens",
+        "request",
         "sampler",
         "scores",
         "table",
@@ -121,41 +120,34 @@ class Sequence:
     def __init__(
         self,
         sequence_id: int,
-        prompt: Collection[int],
-        params: SamplingParams,
+        request: EngineRequest,
         *,
         table: SequenceTable,
         stop_ids: Collection[int],
         end_tokens: int,
         index: int = 0,
-        priority: int = 0,
-        client: str | None = None,
         asked_s: float = 0.0,
         keys: PageKeys | None = None,
         masks: MaskSource | None = None,
-        pool: Pool | None = None,
         scores: PromptScores | None = None,
         boundaries: Boundaries | None = None,
         open_drafter: DrafterMaker | None = None,
-        adapter: Adapter | None = None,
         tail: StateTail | None = None,
     ) -> None:
         self.id = sequence_id
+        self.request = request
         self.index = index
-        self.tokens = list(prompt)
+        self.tokens = list(request.token_ids)
         self.prompt_tokens = len(self.tokens)
         self.end_tokens = end_tokens
         self.table = table
-        self.priority = priority
-        self.client = client
         self.rank: Rank = (0.0, sequence_id, index)
-        self.sampler = Sampler(params, self.tokens, index, masks, stop_ids)
+        self.sampler = Sampler(request.params, self.tokens, index, masks, stop_ids, request.dry_breaker_ids)
         self.watch = Stopwatch(asked_s)
         self.keys = keys
-        self.pool = pool
-        self.adapter = adapter
+        self.pool = None if request.pooling is None else Pool(request.pooling)
         self.tail = tail
-        self.draws = pool is None and params.max_tokens != 0
+        self.draws = request.pooling is None and request.params.max_tokens != 0
         self.scores = scores
         self.boundaries = boundaries
         self.followers: list[Sequence] = []
@@ -211,11 +203,11 @@ class Sequence:
                 for token_id in tokens[told:]:
                     self.drafter.add(token_id)
             return self.drafter
-        if self._open_drafter is not None and self.sampler.params.draft_tokens != 0:
+        if self._open_drafter is not None and self.request.params.draft_tokens != 0:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
             if isinstance(self.drafter, ModelDrafter):
                 self.drafter.end_tokens = self.end_tokens
-            if self.sampler.params.prediction_ids:
+            if self.request.prediction_ids:
                 self._prediction = self._compare_prediction()
                 self.drafter = expect(self.drafter, self.tokens, self._prediction)
             self._told_tokens = len(self.tokens)
@@ -226,7 +218,7 @@ class Sequence:
     @property
     def draft_room(self) -> int:
         """Most tokens of a draft: the one after them must still belong to the answer."""
-        room, wanted = self.end_tokens - len(self.tokens) - 1, self.sampler.params.draft_tokens
+        room, wanted = self.end_tokens - len(self.tokens) - 1, self.request.params.draft_tokens
         if self.boundaries is not None:  # a step ends where a state may be kept
             page_size, start = self.table.page_size, self.table.length_tokens
             room = min(room, (start // page_size + 1) * page_size - len(self.tokens))
@@ -303,7 +295,7 @@ class Sequence:
 
     def report(self, result: SampleResult, reason: FinishReason | None, now_s: float) -> list[TokenEvent]:
         """The events that are certain now that a token was appended: its own, unless it is held."""
-        wants_logprobs = self.sampler.params.logprobs is not None
+        wants_logprobs = self.request.params.logprobs is not None
         event = TokenEvent(
             self.id,
             result.token_id,
@@ -330,7 +322,7 @@ class Sequence:
 
         Nothing else was possible where they stand, so each has the log-probability 0.
         """
-        withdrawn, wanted, events = self._take_back(), self.sampler.params.logprobs, list[TokenEvent]()
+        withdrawn, wanted, events = self._take_back(), self.request.params.logprobs, list[TokenEvent]()
         for token_id in token_ids:
             self.answer_tokens += 1
             top = (TokenLogprob(token_id, 0.0),) if wanted else ()
@@ -374,7 +366,7 @@ class Sequence:
         The first such step also tells where it began. None where the request does not ask for them.
         """
         is_reading = before_tokens < min(self.computed_tokens, self.prompt_tokens)
-        if not (is_reading and self.sampler.params.reports_progress):
+        if not (is_reading and self.request.params.reports_progress):
             return []
         counts = self.prompt_tokens, self.cached_tokens
         reached = PromptProgress(*counts, self.computed_tokens, self.watch.read(now_s).prompt_s)
@@ -384,7 +376,7 @@ class Sequence:
 
     def _read_timings(self, now_s: float, closing: Collection[int] = ()) -> Timings:
         """The times if the answer ends now, and what drafts had to do with them; its end is `closing`."""
-        times, expected = self.watch.read(now_s), self.sampler.params.prediction_ids
+        times, expected = self.watch.read(now_s), self.request.prediction_ids
         own = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens}
         if expected:  # the same whether there were drafts or not
             if self._prediction is not None:
@@ -400,7 +392,7 @@ class Sequence:
     def _compare_prediction(self, drawn_tokens: int | None = None, closing: Collection[int] = ()) -> Prediction:
         """Compare the text that the request predicted with the answer so far, or with its beginning and its end."""
         drawn = self.tokens[self.prompt_tokens :][:drawn_tokens]
-        return Prediction(self.sampler.params.prediction_ids, [*drawn, *closing])
+        return Prediction(self.request.prediction_ids, [*drawn, *closing])
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
         """Return what the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""

@@ -1,7 +1,6 @@
 """The thread that owns an engine: it runs what others ask for between two steps, steps, and hands the events out.
 
-Requests say how they are submitted, and name a loop and a function of that loop for their events. Knows nothing of
-streams; see `async_engine`.
+Each request comes with a loop and a function of that loop for its events. Knows nothing of streams; see `async_engine`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import TypeVar
 from mlxr.core.errors import EngineStopped
 from mlxr.core.types import FinishReason, Usage
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -27,34 +27,25 @@ Receiver = Callable[[TokenEvent], None]
 
 
 class Job:
-    """A request, and which of its `answers` still grow (their last usage by index).
+    """A request under way, and which of its answers still grow (their last usage by index).
 
-    `submit` gives it to the engine and returns the id that it gets there. Events go to `receiver`, which is called on
-    `loop`. Once submitted, only the worker's thread reads or writes it.
+    Events go to `receiver`, which is called on `loop`. Once submitted, only the worker's thread reads or writes it.
     """
 
-    __slots__ = ("_submit", "growing", "id", "loop", "receiver")
+    __slots__ = ("_request", "growing", "id", "loop", "receiver")
 
-    def __init__(
-        self,
-        submit: Callable[[Engine], int],
-        *,
-        prompt_tokens: int,
-        answers: int,
-        loop: asyncio.AbstractEventLoop,
-        receiver: Receiver,
-    ) -> None:
-        self._submit: Callable[[Engine], int] | None = submit
+    def __init__(self, request: EngineRequest, loop: asyncio.AbstractEventLoop, receiver: Receiver) -> None:
+        self._request: EngineRequest | None = request
         self.id = 0  # until the engine has given one; its own are above
         self.loop = loop
         self.receiver = receiver
-        self.growing = {index: Usage(prompt_tokens, 0) for index in range(answers)}
+        self.growing = {index: Usage(len(request.token_ids), 0) for index in range(request.answers)}
 
     def start(self, engine: Engine) -> int:
         """Give the request to the engine; called once. What was asked, which may be large, is forgotten then."""
-        submit, self._submit = self._submit, None
-        assert submit is not None
-        return submit(engine)
+        request, self._request = self._request, None
+        assert request is not None
+        return engine.submit(request)
 
     def note(self, event: TokenEvent) -> None:
         """Keep the books of what the receiver gets."""

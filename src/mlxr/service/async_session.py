@@ -249,32 +249,19 @@ class AsyncSession:
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
         if _is_slow(request):
-            prepared = await self.run(self._preparation.prepare, request, reads=request)
+            prepared = await self.run(self._preparation.prepare, request, client, reads=request)
         else:
-            prepared = self._preparation.prepare(request)
-        stream = AsyncStream(prepared)
-        if source is not None and prepared.uses_cache and not prepared.scores_prompt:
-            known_ids = prepared.token_ids[:-1]  # the last one is always computed
-            names = await self.run(self._name_pages, known_ids, prepared.adapter)
+            prepared = self._preparation.prepare(request, client)
+        stream, asked = AsyncStream(prepared), prepared.request
+        if source is not None and asked.uses_cache and not asked.scores_prompt:
+            known_ids = asked.token_ids[:-1]  # the last one is always computed
+            names = await self.run(self._name_pages, known_ids, asked.adapter)
             stream.keep(await source.bring(names))
         try:
-            ticket = await self._engine.submit(
-                prepared.token_ids,
-                prepared.params,
-                forward_to(stream),
-                priority=prepared.priority,
-                client=client,
-                deadline_s=prepared.deadline_s,
-                uses_cache=prepared.uses_cache,
-                boundary_tokens=prepared.boundary_tokens,
-                constraint=prepared.constraint,
-                scores_prompt=prepared.scores_prompt,
-                adapter=prepared.adapter,
-            )
+            stream.attach(await self._engine.submit(asked, forward_to(stream)))
         except BaseException:
             stream.keep(None)
             raise
-        stream.attach(ticket)
         return stream
 
     async def embed(
@@ -291,9 +278,8 @@ class AsyncSession:
         Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
         """
         pooling = self.choose_pooling(pooling)
-        token_ids = self._preparation.encode_prompt(prompt)
-        own = self._preparation.find_adapter(adapter)
-        return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s, adapter=own)
+        request = self._preparation.prepare_text(prompt, pooling, client=client, deadline_s=deadline_s, adapter=adapter)
+        return await self._engine.embed(request)
 
     def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
         """How texts become vectors; raises InvalidRequest where the model has a way that mlxr has not."""

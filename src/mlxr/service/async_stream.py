@@ -27,7 +27,7 @@ class AsyncStream:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        self.prompt_ids = prepared.token_ids
+        self.prompt_ids = list(prepared.request.token_ids)
         self.relaxed = prepared.relaxed
         self.thought_end = prepared.thought_end
         self._answers = prepared.answers

@@ -17,6 +17,7 @@ from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine
 from mlxr.service.speed import Load, Progress
@@ -84,7 +85,7 @@ def _answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> tu
             "generate_tokens", f"prompt and answer have no room in the context of {engine.context_tokens} tokens"
         )
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    places = {engine.submit(prompt, params): place for place, prompt in enumerate(prompts)}
+    places = {engine.submit(EngineRequest(prompt, params)): place for place, prompt in enumerate(prompts)}
     answers: dict[int, list[int]] = {place: [] for place in places.values()}
     start_s, before, is_reading = time.perf_counter(), 0, True
     while engine.has_work:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import Adapter
 from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
 from mlxr.service.chat_templates import BROUGHT, choose_template
+from mlxr.service.embedding import Pooling
 from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
 from mlxr.service.reasoning import Tags
@@ -47,24 +49,12 @@ MAX_BROUGHT_TEMPLATES = 8  # that requests brought and that are kept as they wer
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request, ready for the engine; `answers` are fed with the engine's events, each by its index.
+    """One request, ready for the engine, and what turns its events into those of answers."""
 
-    `relaxed` are keywords of schemas in it that are not held while the answers grow. `boundary_tokens` are where its
-    messages end. `thought_end` ends the thoughts of its answers while they grow; None where there can be none.
-    """
-
-    token_ids: list[int]
-    params: SamplingParams
-    answers: list[Answer]
-    priority: int = 0
-    deadline_s: float | None = None
-    uses_cache: bool = True
-    boundary_tokens: tuple[int, ...] = ()
-    constraint: TokenConstraint | None = None
-    relaxed: tuple[str, ...] = ()
-    scores_prompt: bool = False
-    adapter: Adapter | None = None
-    thought_end: ThoughtEnd | None = None
+    request: EngineRequest
+    answers: list[Answer]  # fed with the engine's events, each by its index
+    relaxed: tuple[str, ...] = ()  # keywords of schemas in it that are not held while the answers grow
+    thought_end: ThoughtEnd | None = None  # ends the thoughts of its answers; None where there can be none
 
 
 class Preparation:
@@ -170,8 +160,8 @@ class Preparation:
             else:
                 self._size_bound.check("prompt", request.prompt)
 
-    def prepare(self, request: TextRequest | ChatRequest) -> Prepared:
-        """Everything about a request but the engine's own refusals."""
+    def prepare(self, request: TextRequest | ChatRequest, client: str | None = None) -> Prepared:
+        """Everything about a request but the engine's own refusals; `client` is who asks."""
         self._check_size(request)
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
@@ -179,18 +169,37 @@ class Preparation:
             prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request), echo=request.echo)
             if request.grammar is not None:
                 constraint = self._compile(Rules(request.grammar, request.grammar.field))
-                prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
+                prepared = _constrain(prepared, constraint, constraint.relaxed)
             else:
                 prepared = self.bound_text(prepared)
-        return replace(
-            prepared,
+        has_echo = isinstance(request, TextRequest) and request.echo is not None
+        asked = replace(
+            prepared.request,
             priority=request.priority,
+            client=client,
             deadline_s=request.deadline_s,
             uses_cache=request.cache_prompt,
             adapter=self.find_adapter(request.adapter),
-            scores_prompt=isinstance(request, TextRequest)
-            and request.echo is not None
-            and request.params.logprobs is not None,
+            scores_prompt=has_echo and request.params.logprobs is not None,
+        )
+        return replace(prepared, request=asked)
+
+    def prepare_text(
+        self,
+        prompt: Prompt,
+        pooling: Pooling,
+        *,
+        client: str | None = None,
+        deadline_s: float | None = None,
+        adapter: AdapterChoice | Adapter | None = None,
+    ) -> EngineRequest:
+        """A text to embed; raises InvalidRequest."""
+        return EngineRequest(
+            self.encode_prompt(prompt),
+            pooling=pooling,
+            client=client,
+            deadline_s=deadline_s,
+            adapter=self.find_adapter(adapter),
         )
 
     def find_adapter(self, wanted: AdapterChoice | Adapter | None) -> Adapter | None:
@@ -223,14 +232,14 @@ class Preparation:
             )
             for index in range(params.n)
         ]
-        engine_params = replace(
-            params,
-            stop_token_ids=params.stop_token_ids | stop_tokens.keys(),
-            dry_breaker_ids=params.dry_breaker_ids | self._find_breakers(params),
-            prediction_ids=params.prediction_ids or self._read_prediction(params.prediction),
+        request = EngineRequest(
+            list(token_ids),
+            replace(params, stop_token_ids=params.stop_token_ids | stop_tokens.keys()),
+            boundary_tokens=find_message_ends(self.tokenizer, token_ids),
+            dry_breaker_ids=self._find_breakers(params),
+            prediction_ids=self._read_prediction(params.prediction),
         )
-        ends = find_message_ends(self.tokenizer, token_ids)
-        return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends)
+        return Prepared(request, answers)
 
     def _prepare_chat(self, request: ChatRequest) -> Prepared:
         chat, request = self._find_chat(request)
@@ -242,7 +251,7 @@ class Preparation:
         prepared = self.prepare_tokens(*_fit(turn.token_ids, request), answer_format)
         relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
         constraint, end = self._bound_chat(chat, gated, request, turn)
-        return replace(prepared, constraint=constraint, relaxed=relaxed, thought_end=end)
+        return _constrain(prepared, constraint, relaxed, end)
 
     def _bound_chat(
         self, chat: Chat, inner: TokenConstraint | None, request: ChatRequest, turn: Turn
@@ -259,17 +268,17 @@ class Preparation:
     def bound_text(self, prepared: Prepared) -> Prepared:
         """A text to continue, with the budget of its thought, which the prompt has begun or the answer opens."""
         tags = None if self._chat is None else self._chat.tags
-        given = prepared.params.thinking_budget
+        given = prepared.request.params.thinking_budget
         budget_tokens = self._thinking.budget_tokens if given is None else given
         if tags is None or budget_tokens is None or budget_tokens < 0:
             return prepared
-        text = self.tokenizer.decode(prepared.token_ids, skip_special=False)
+        text = self.tokenizer.decode(prepared.request.token_ids, skip_special=False)
         is_thinking = text.rfind(tags.open) > text.rfind(tags.close)
         if not is_thinking and text.rstrip().endswith(tags.close):
             return prepared
         tokens, end = self._read_thoughts(tags, self._thinking.message), ThoughtEnd()
         constraint = ThoughtBudget(tokens, budget_tokens, end, is_thinking=is_thinking)
-        return replace(prepared, constraint=constraint, thought_end=end)
+        return _constrain(prepared, constraint, thought_end=end)
 
     def _read_thoughts(self, tags: Tags, message: str) -> ThoughtTokens:
         """Tags and message as tokens; those of the last message are kept."""
@@ -357,6 +366,17 @@ class Preparation:
             if token_id is not None and self.tokenizer.is_special(token_id):
                 found[token_id] = stop
         return found
+
+
+def _constrain(
+    prepared: Prepared,
+    constraint: TokenConstraint | None,
+    relaxed: tuple[str, ...] = (),
+    thought_end: ThoughtEnd | None = None,
+) -> Prepared:
+    """Return the request with a constraint that its answers follow."""
+    request = replace(prepared.request, constraint=constraint)
+    return replace(prepared, request=request, relaxed=relaxed, thought_end=thought_end)
 
 
 def _fit(token_ids: list[int], request: TextRequest | ChatRequest) -> tuple[Sequence[int], SamplingParams]:

@@ -19,6 +19,7 @@ from mlxr.core.events import Event, Finish
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.pooling import Floats, Pooling
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
 from mlxr.service.adapters import AdapterChoice, Adapters
@@ -127,7 +128,8 @@ class Session:
         Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
         """
         prepared = self._preparation.bound_text(self._preparation.prepare_tokens(token_ids, params))
-        return self._submit(replace(prepared, adapter=self._preparation.find_adapter(adapter)))
+        asked = replace(prepared.request, adapter=self._preparation.find_adapter(adapter))
+        return self._submit(replace(prepared, request=asked))
 
     def start(self, request: TextRequest | ChatRequest) -> Stream:
         """Start the answers to a request; as `stream`, and TemplateError."""
@@ -136,17 +138,7 @@ class Session:
     def _submit(self, prepared: Prepared) -> Stream:
         with self._lock:
             self._end_unwanted()
-            sequence_id = self._engine.submit(
-                prepared.token_ids,
-                prepared.params,
-                priority=prepared.priority,
-                deadline_s=prepared.deadline_s,
-                uses_cache=prepared.uses_cache,
-                boundary_tokens=prepared.boundary_tokens,
-                constraint=prepared.constraint,
-                scores_prompt=prepared.scores_prompt,
-                adapter=prepared.adapter,
-            )
+            sequence_id = self._engine.submit(prepared.request)
             self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
         return Stream(self, sequence_id, len(prepared.answers), prepared.thought_end)
 
@@ -185,7 +177,7 @@ class Session:
     def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> list[Floats]:
         """One vector (hidden size,) for each text of token ids, not normalised, computed in the same batches.
 
-        Raises as `Engine.submit_embedding` does, and RequestFailed for a text that could not be computed.
+        Raises as `Engine.submit` does, and RequestFailed for a text that could not be computed.
         """
         waiting, vectors = deque(enumerate(texts)), dict[int, Floats]()
         places: dict[int, int] = {}
@@ -194,7 +186,7 @@ class Session:
                 with self._lock:
                     while waiting and len(places) < MAX_TEXTS:
                         place, token_ids = waiting.popleft()
-                        places[self._engine.submit_embedding(token_ids, pooling)] = place
+                        places[self._engine.submit(EngineRequest(token_ids, pooling=pooling))] = place
                     for number in [number for number in places if number in self._embedded]:
                         vectors[places.pop(number)] = _read_vector(self._embedded.pop(number))
                     if places:

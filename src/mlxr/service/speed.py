@@ -14,6 +14,7 @@ from mlxr.core.model_settings import StepSizes, size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine
 
@@ -123,7 +124,7 @@ class LoadRunner:
             )
         params = SamplingParams(max_tokens=min(load.generate_tokens + 1 + lead_tokens, room_tokens), ignore_eos=True)
         prompts = [self._draw.choices(self._token_ids, k=load.prompt_tokens) for _ in range(load.batch)]
-        sequence_ids = [self._engine.submit(prompt, params) for prompt in prompts]
+        sequence_ids = [self._engine.submit(EngineRequest(prompt, params)) for prompt in prompts]
         try:
             return self._time(load, set(sequence_ids))
         finally:

@@ -23,6 +23,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
@@ -255,16 +256,16 @@ def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[in
     long_ids = (list(prompt_ids) * repeats)[: max(room_tokens, 1)]
     params = SamplingParams(max_tokens=CACHE_CHECK_TOKENS, ignore_eos=True)
     with closing(build_engine(loaded, replace(settings, kv_cache="simple", store_bytes=0))) as plain:
-        plain.submit(long_ids, params)
+        plain.submit(EngineRequest(long_ids, params))
         wanted = _run(plain)
     with closing(build_engine(loaded, settings)) as engine:
-        engine.submit(long_ids, replace(params, n=2))
+        engine.submit(EngineRequest(long_ids, replace(params, n=2)))
         events: list[TokenEvent] = []
         while not events:
             events += _step(engine)
         sharing = measure_memory(loaded.weight_bytes, engine.stats())
         events += _run(engine)
-        engine.submit(long_ids, params)
+        engine.submit(EngineRequest(long_ids, params))
         again = _run(engine)
     answers = [[event.token_id for event in events if event.index == index] for index in (0, 1)]
     return CacheCheck(
@@ -348,7 +349,7 @@ def _log_softmax(rows: Floats) -> npt.NDArray[np.float64]:
 
 def _generate(engine: Engine, prompt_ids: Sequence[int], count: int) -> tuple[list[int], float, float]:
     """Greedy tokens, seconds until the first of them, seconds for the others."""
-    engine.submit(prompt_ids, SamplingParams(max_tokens=count, ignore_eos=True))
+    engine.submit(EngineRequest(prompt_ids, SamplingParams(max_tokens=count, ignore_eos=True)))
     token_ids: list[int] = []
     start_s = first_s = time.perf_counter()
     while engine.has_work:

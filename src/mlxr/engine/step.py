@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.types import FinishReason
-from mlxr.engine.answers import Answers
 from mlxr.engine.chunk import Chunk
 from mlxr.engine.drawing import Drawing
 from mlxr.engine.live import Live
 from mlxr.engine.pooling import Floats
+from mlxr.engine.requests import RequestTable
 from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.stats import Work
@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 _NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the grammar together rule out all of them"
 
 
-class Outcomes:
+class Postprocess:
     """Takes in what steps of one engine make of their chunks, and gives the events of that."""
 
     def __init__(
         self,
-        answers: Answers,
+        requests: RequestTable,
         cache: KVCache,
         scheduler: Scheduler,
         work: Work,
         live: Live,
         clock: Callable[[], float],
     ) -> None:
-        self._answers, self._cache, self._scheduler = answers, cache, scheduler
+        self._requests, self._cache, self._scheduler = requests, cache, scheduler
         self._work, self._live, self._clock = work, live, clock
 
     def take_first(
@@ -59,10 +59,10 @@ class Outcomes:
             if not chunk.waits_for_draft:
                 self._commit(sequence, chunk.tokens)
             for event in sequence.report_progress(computed_tokens, now):
-                events += self._answers.deliver(sequence, event)
+                events += self._requests.deliver(sequence, event)
             if completes and not sequence.draws:
                 reason = FinishReason.LENGTH if sequence.pool is None else FinishReason.STOP
-                events += self._answers.end(self._part(sequence), reason)
+                events += self._requests.end(self._part(sequence), reason)
             elif completes:
                 for answer in self._part(sequence):
                     events += self._accept(answer, next(remaining), now)
@@ -110,7 +110,7 @@ class Outcomes:
             self._live.record.note_failure(str(error))
         text = f"the step failed: {type(error).__name__}: {error}"
         answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
-        return self._answers.end(answers, FinishReason.ERROR, text)
+        return self._requests.end(answers, FinishReason.ERROR, text)
 
     def _commit(self, sequence: Sequence, tokens: int) -> None:
         """The next `tokens` pending tokens of a sequence are written."""
@@ -127,12 +127,12 @@ class Outcomes:
 
     def _accept(self, sequence: Sequence, result: SampleResult, now: float) -> list[TokenEvent]:
         if result.token_id == NO_TOKEN:
-            return self._answers.end([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
+            return self._requests.end([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
         reason = sequence.append(result, now)
         events = sequence.report(result, reason, now)
         if reason is not None:
-            self._answers.forget(sequence)
-        return [told for event in events for told in self._answers.deliver(sequence, event)]
+            self._requests.forget(sequence)
+        return [told for event in events for told in self._requests.deliver(sequence, event)]
 
 
 def _is_accepted(chunk: Chunk, place: int) -> bool:

@@ -1,0 +1,266 @@
+"""The requests that an engine has: how they are admitted, what their answers give out, and how these end.
+
+`Admission` checks a request and makes one sequence for each of its answers; `RequestTable` queues them, and every event
+of an answer leaves through it. An answer that ends returns its pages. Knows no batch: what runs when is the scheduler's
+matter, and what comes of a step that of `step`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from mlxr.cache.kv_cache import KVCache
+from mlxr.core.errors import QueueFull
+from mlxr.core.types import FinishReason
+from mlxr.engine.boundaries import Boundaries
+from mlxr.engine.constraint import MaskSource
+from mlxr.engine.drafts import DrafterMaker
+from mlxr.engine.drafts.tail import StateTail
+from mlxr.engine.limits import Limits
+from mlxr.engine.live import Live
+from mlxr.engine.pace import Pace
+from mlxr.engine.request import EngineRequest
+from mlxr.engine.runner import Runner
+from mlxr.engine.scheduler import Scheduler, compute_arrival
+from mlxr.engine.scoring import PromptScores
+from mlxr.engine.sequence import Sequence, TokenEvent
+from mlxr.engine.shares import Shares
+from mlxr.engine.stats import Work
+
+
+class OpenRequest:
+    """A request while any of its answers grows; `growing` holds those that have not ended.
+
+    With `best_of` above `n` nothing is given out before the last answer has ended; then the `n` with the highest mean
+    log-probability are, all of their events at once, the best first.
+    """
+
+    __slots__ = ("_arrival", "_held", "_means", "asked", "growing")
+
+    def __init__(self, asked: EngineRequest, sequences: Iterable[Sequence], arrival: float) -> None:
+        self.asked, self._arrival = asked, arrival
+        self.growing = {sequence.index: sequence for sequence in sequences}
+        self._held: dict[int, list[TokenEvent]] = {index: [] for index in self.growing}
+        self._means: dict[int, float] = {}
+
+    def is_late(self, now: float) -> bool:
+        """Whether the time that the request allowed is over."""
+        deadline_s = self.asked.deadline_s
+        return deadline_s is not None and now - self._arrival >= deadline_s
+
+    def deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
+        """What may be given out now that `event` of one of the answers is there."""
+        if event.finish_reason is not None:
+            del self.growing[sequence.index]
+            self._means[sequence.index] = sequence.mean_logprob
+        if self.asked.params.streams == self.asked.params.n:
+            return [event]
+        self._held[sequence.index].append(event)
+        return [] if self.growing else self._rank()
+
+    def _rank(self) -> list[TokenEvent]:
+        """The events of the `n` best answers under their new numbers; answers that failed come last."""
+        order = sorted(self._held, key=self._sort_key)[: self.asked.params.n]
+        return [replace(event, index=rank) for rank, index in enumerate(order) for event in self._held[index]]
+
+    def _sort_key(self, index: int) -> tuple[bool, float, int]:
+        return self._held[index][-1].error is not None, -self._means[index], index
+
+
+class RequestTable:
+    """Holds the requests of one engine that have not ended; at most `max_waiting` sequences wait for their turn."""
+
+    __slots__ = ("_cache", "_clock", "_live", "_max_waiting", "_pace", "_requests", "_scheduler", "_shares", "_work")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: KVCache,
+        shares: Shares,
+        work: Work,
+        live: Live,
+        *,
+        max_waiting: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler, self._cache, self._shares, self._live = scheduler, cache, shares, live
+        self._work, self._max_waiting, self._clock = work, max_waiting, clock
+        self._pace = Pace()
+        self._requests: dict[int, OpenRequest] = {}
+
+    def check_room(self) -> None:
+        """Raise QueueFull, with a guess when there will be room, when no more answers may wait."""
+        waiting = len(self._scheduler.waiting)
+        if waiting >= self._max_waiting:
+            self._work.refused_requests += 1
+            growing = [sequence.end_tokens - len(sequence.tokens) for sequence in self._scheduler.running]
+            raise QueueFull(waiting, self._max_waiting, self._pace.estimate_room_s(min(growing, default=1)))
+
+    def add(self, request: OpenRequest, sequences: list[Sequence], now: float) -> None:
+        """Queue a request by the share of its client; its first answer stands for all until the prompt is computed."""
+        leader, *leader.followers = sequences
+        priority = request.asked.priority
+        answers = 0 if leader.pool is not None else len(sequences)
+        arrival = self._shares.enter(request.asked.client, priority, now, leader.prompt_tokens, answers)
+        for sequence in sequences:
+            sequence.rank = (compute_arrival(arrival, priority), sequence.id, sequence.index)
+        self._requests[leader.id] = request
+        self._scheduler.add(leader)
+
+    def count_step(self, seconds: float, tokens: int) -> None:
+        """Take the duration of a step with so many tokens into the estimates of throughput."""
+        self._pace.count_step(seconds)
+        self._shares.count_step(seconds, tokens)
+
+    def list_growing(self, request_id: int | None = None) -> list[Sequence]:
+        """Return the answers that have not ended, of all requests or of one, which may have ended."""
+        requests = self._requests
+        chosen = requests.values() if request_id is None else [requests[request_id]] if request_id in requests else []
+        return [sequence for request in chosen for sequence in request.growing.values()]
+
+    def deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
+        """Take in an event of an answer; return those that may be given out now. The last one ends the request."""
+        if self._live.record is not None and event.finish_reason is not None:
+            self._live.record.note_end(sequence, event.finish_reason, event.error)
+        request = self._requests[sequence.id]
+        events = request.deliver(sequence, event)
+        if not request.growing:
+            del self._requests[sequence.id]
+            self._shares.leave(request.asked.client, request.asked.priority)
+            self._pace.count_end(self._clock(), is_idle=not self._requests)
+        return events
+
+    def end(self, sequences: Iterable[Sequence], reason: FinishReason, error: str | None = None) -> list[TokenEvent]:
+        """End answers at any stage; return their last events."""
+        events, now = [], self._clock()
+        for sequence in sequences:
+            self.forget(sequence)
+            events += self.deliver(sequence, sequence.report_end(reason, now, error))
+        return events
+
+    def end_late(self, now: float) -> list[TokenEvent]:
+        """End the answers of requests whose time is over; return their last events."""
+        events = []
+        for request in [request for request in self._requests.values() if request.is_late(now)]:
+            self._work.late_answers += len(request.growing)
+            text = (
+                f"the deadline of {request.asked.deadline_s:g} s has passed; raise deadline_s or ask for fewer tokens"
+            )
+            events += self.end(list(request.growing.values()), FinishReason.DEADLINE, text)
+        return events
+
+    def forget(self, sequence: Sequence) -> None:
+        """Return the pages of an answer that ends, unless others still wait for the prompt in them."""
+        sequence.has_ended = True
+        answers = self._requests[sequence.id].growing.values()
+        leader = next((answer for answer in answers if sequence in answer.followers), None)
+        if leader is not None:
+            leader.followers.remove(sequence)
+        elif sequence.followers:
+            heir, *heir.followers = sequence.followers
+            heir.follow(sequence, sequence.table)
+            self._scheduler.replace(sequence, heir)
+        else:
+            self._scheduler.remove(sequence)
+            sequence.rest(self._cache.release)
+
+
+class Admission:
+    """Checks requests, makes a sequence for each of their answers, and queues these.
+
+    `eos_ids` end answers that do not ignore them, and `open_drafter` makes what guesses their tokens. With `has_head`
+    they keep the last states for a head that drafts. Recurrent layers keep theirs once in `spacing_tokens`, which is
+    0 where there are none. The log-probabilities of prompts are computed `score_tokens` at a time.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTable,
+        cache: KVCache,
+        runner: Runner,
+        limits: Limits,
+        *,
+        eos_ids: frozenset[int],
+        open_drafter: DrafterMaker | None,
+        has_head: bool,
+        spacing_tokens: int,
+        score_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._requests, self._cache, self._runner, self._limits = requests, cache, runner, limits
+        self._eos_ids, self._has_head, self._clock = eos_ids, has_head, clock
+        self._score_tokens = score_tokens
+        self.open_drafter, self.spacing_tokens = open_drafter, spacing_tokens
+        self._ids = itertools.count(1)
+
+    def submit(self, request: EngineRequest) -> int:
+        """Queue a request and return its id; `Engine.submit` says what is refused."""
+        self._limits.check_urgency(request)
+        if request.pooling is not None:
+            self._limits.check_text(request)
+            end_tokens = len(request.token_ids) + 1  # all of them are written
+        else:
+            self._limits.check_prompt(request)
+            end_tokens = self._limits.choose_end(len(request.token_ids), request.params.max_tokens)
+        self._requests.check_room()
+        now, request_id = self._clock(), next(self._ids)
+        if request.pooling is not None:
+            sequences = [self._open_text(request_id, request, end_tokens, now)]
+        else:
+            scores = self._open_scores(request) if request.scores_prompt else None
+            sequences = [
+                self._open_answer(request_id, request, index, end_tokens, scores, now)
+                for index in range(request.params.streams)
+            ]
+        self._requests.add(OpenRequest(request, sequences, now), sequences, now)
+        return request_id
+
+    def _open_text(self, request_id: int, request: EngineRequest, end_tokens: int, now: float) -> Sequence:
+        table = self._cache.open_private_table()
+        return Sequence(request_id, request, table=table, stop_ids=(), end_tokens=end_tokens, asked_s=now)
+
+    def _open_answer(
+        self,
+        request_id: int,
+        request: EngineRequest,
+        index: int,
+        end_tokens: int,
+        scores: PromptScores | None,
+        now: float,
+    ) -> Sequence:
+        params, constraint, adapter = request.params, request.constraint, request.adapter
+        keeps_pages = request.uses_cache and not request.scores_prompt
+        may_draft = params.draft_tokens != 0 and params.max_tokens != 0
+        return Sequence(
+            request_id,
+            request,
+            table=self._cache.open_private_table(),
+            stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_ids),
+            end_tokens=end_tokens,
+            index=index,
+            asked_s=now,
+            keys=self._cache.start_keys(adapter.digest if adapter else b"") if keeps_pages else None,
+            boundaries=self._plan_boundaries(request) if keeps_pages else None,
+            scores=scores,
+            masks=None
+            if constraint is None
+            else MaskSource(constraint.fork(), self._limits.vocab_size, end_tokens - len(request.token_ids)),
+            open_drafter=self.open_drafter,
+            tail=StateTail() if self._has_head and may_draft else None,
+        )
+
+    def _plan_boundaries(self, request: EngineRequest) -> Boundaries | None:
+        if not self.spacing_tokens:
+            return None
+        prompt_tokens = len(request.token_ids)
+        return Boundaries(self._cache.page_size, self.spacing_tokens, prompt_tokens, request.boundary_tokens)
+
+    def _open_scores(self, request: EngineRequest) -> PromptScores:
+        return PromptScores(
+            list(request.token_ids),
+            request.params.logprobs or 0,
+            lambda hidden: self._runner.project(hidden, request.adapter),
+            self._score_tokens,
+        )
