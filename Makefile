@@ -18,7 +18,7 @@ NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["proj
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 PROMPT ?= What does os.path.join do?
 BENCH ?= --quick
-CHECKED := src tests tools bench examples
+CHECKED := src tests tools bench lab examples
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
@@ -101,7 +101,7 @@ test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel,
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(AGENTS) build dist web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} +
+	find $(CHECKED) -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python $(AGENTS)/bin/python:
 	@test -n "$(PYTHON)" || { echo "mlxr needs Python 3.11 or newer with venv: install python3 and python3-venv (3.11+), then run make again." >&2; exit 1; }

@@ -35,9 +35,9 @@ from cluster_nodes import Machine, Node
 from cluster_policies import POLICIES, Policy, Routed
 from cluster_traces import PAGE_TOKENS, TRACES, Request, make_trace, spread
 
-LINK_BYTES_PER_S = 350e6  # bench/cluster_pages.py, where both ends share two cores
+LINK_BYTES_PER_S = 350e6  # lab/bench/cluster_pages.py, where both ends share two cores
 # As measured: TinyLlama 1.1B Q4_K_M on two cores, prefill of 1,024 tokens and batches of 1 and 16
-# (bench/results/cpu/zen5), and Llama 3 8B BF16 on an H200, prefill of 2,048 and batches of 32 and 128 (docs/gpu.md).
+# (bench/results/cpu/zen5), and Llama 3 8B BF16 on an H200, prefill of 2,048, batches of 32 and 128 (lab).
 MACHINES = {
     "cpu-1b": Machine(
         prefill_tokens_per_s=526.0,

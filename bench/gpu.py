@@ -2,7 +2,7 @@
 
     python bench/gpu.py --json bench/results/gpu/h200.json          # every case that something is wanted of
     python bench/gpu.py --case llama-8b-q4_k_m:8 --rounds 3 --without transformers --llama llama.cpp/build/bin
-    python bench/gpu.py --write-docs bench/results/gpu/h200.json    # measure nothing, write docs/gpu.md and its plot
+    python bench/gpu.py --write-docs bench/results/gpu/h200.json    # no measuring: lab/gpu-figures.md and its plot
 
 Weights are random and made on the device. Of each model the engines take turns, and a turn is a whole process: it opens
 the model, goes through all its cases, some rounds each, and ends before the next begins. Nothing else is on the device

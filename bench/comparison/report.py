@@ -1,4 +1,4 @@
-"""Results as a Markdown table, as the sections of docs/cpu-kernels.md that hold figures, and as plots."""
+"""Results as a Markdown table, as the sections of lab/cpu-figures.md, and as plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plot import Bar, Line, Panel, draw_bars, draw_panels
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
-DOCUMENT = Path("docs") / "cpu-kernels.md"
+DOCUMENT = Path("lab") / "cpu-figures.md"
 IMAGES = Path("docs") / "img"
 BEGIN, END = "<!-- figures of {name}: begin -->", "<!-- figures of {name}: end -->"
 GIB = 2**30

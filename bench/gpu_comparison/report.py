@@ -1,4 +1,4 @@
-"""Results as a Markdown table, as the section of docs/gpu.md that holds figures, and as a plot."""
+"""Results as a Markdown table, as a section of lab/gpu-figures.md, and as a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plot import Bar, draw_bars
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
-DOCUMENT = Path("docs") / "gpu.md"
+DOCUMENT = Path("lab") / "gpu-figures.md"
 PLOT = Path("docs") / "img" / "gpu-speed.svg"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 GIB = 2**30

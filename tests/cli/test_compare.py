@@ -199,8 +199,9 @@ def test_the_table_says_what_was_missed(compare: ModuleType, results: dict[str, 
 
 
 def test_docs_are_written_between_the_marks(compare: ModuleType, results: dict[str, Any], tmp_path: Path) -> None:
-    document = tmp_path / "docs" / "cpu-kernels.md"
+    document = tmp_path / "lab" / "cpu-figures.md"
     document.parent.mkdir()
+    (tmp_path / "docs").mkdir()
     marks = "<!-- figures of here/tinyllama-1.1b: begin -->\nold\n<!-- figures of here/tinyllama-1.1b: end -->"
     document.write_text(f"before\n{marks}\nafter\n")
     compare.write_docs(tmp_path, {"here/tinyllama-1.1b": results})
@@ -261,7 +262,7 @@ def test_the_document_has_the_marks(compare: ModuleType, results: dict[str, Any]
 
 
 def test_recorded_figures_are_in_the_document(compare: ModuleType) -> None:
-    text = (ROOT / "docs" / "cpu-kernels.md").read_text()
+    text = (ROOT / "lab" / "cpu-figures.md").read_text()
     for path in find_recorded():
         assert compare.format_table(json.loads(path.read_text())) in text, f"write {path.name} with --write-docs"
 

@@ -365,10 +365,10 @@ def test_documents_get_table_and_plot(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(bench, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    document, path = tmp_path / "docs" / "gpu.md", tmp_path / "gpu.json"
+    (tmp_path / "lab").mkdir()
+    document, path = tmp_path / "lab" / "gpu-figures.md", tmp_path / "gpu.json"
     path.write_text(json.dumps(results))
-    document.write_text((ROOT / "docs" / "gpu.md").read_text())
+    document.write_text((ROOT / "lab" / "gpu-figures.md").read_text())
     for _ in range(2):  # once more changes nothing
         assert bench.main(["--write-docs", str(path)]) == 0
         text = document.read_text()

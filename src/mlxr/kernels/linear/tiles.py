@@ -59,7 +59,7 @@ class Plan:
 
 
 def choose_plan(tokens: int, columns: int, outputs: int, types: Collection[int], is_normed: bool) -> Plan:
-    """What was fastest on one H200 (bench/products.py); `types` are ggml's numbers of the weights' types.
+    """What was fastest on one H200 (lab/bench/products.py); `types` are ggml's numbers of the weights' types.
 
     Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. Where the words of a
     step take few registers, more threadgroups fit. Bringing a long row to every threadgroup costs more than it saves.

@@ -35,7 +35,7 @@ UNIT_TIMES = {
     32: {(1, 1): 1.3, (2, 1): 1.9, (2, 2): 3.3, (4, 1): 2.9},
     64: {(1, 1): 1.6, (2, 1): 2.2, (2, 2): 3.6, (4, 1): 3.5},
     128: {(1, 1): 1.9, (2, 1): 3.8, (2, 2): 4.8},
-}  # microseconds of an H200 for 256 columns, by tokens, parts and tiles of each (bench/unpacked.py)
+}  # microseconds of an H200 for 256 columns, by tokens, parts and tiles of each (lab/bench/unpacked.py)
 SHARES = (1, 2, 4)
 RINGS = ((5, 10, 5), (4, 8, 4), (4, 7, 3), (3, 7, 3), (3, 6, 2), (2, 6, 2), (2, 5, 1))  # the largest that fit are best
 REGISTERS = (232, 40)

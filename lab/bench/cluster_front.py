@@ -1,6 +1,6 @@
 """Measure what a request and a piece of an answer cost a cluster's front and Ray Serve's proxy, both one process each.
 
-    python bench/cluster_front.py [--replicas 2] [--requests 600] [--streams 64] [--json FILE]
+    python lab/bench/cluster_front.py [--replicas 2] [--requests 600] [--streams 64] [--json FILE]
 
 Requests for one token with a short prompt, and then streams of many tokens, so many at once. Beside what came through
 in a second, where all processes share the machine, it tells the processor time of both processes for each request and

@@ -1,6 +1,6 @@
 """What it costs to fetch the pages of a prompt from another replica, and what it saves: two replicas on this machine.
 
-    python bench/cluster_pages.py MODEL [--tokens 512 1024 2048] [--rounds 3] [--threads 1] [--json FILE]
+    python lab/bench/cluster_pages.py MODEL [--tokens 512 1024 2048] [--rounds 3] [--threads 1] [--json FILE]
 
 For each length one replica computes a prompt, and the other one answers it twice: one that it must compute whole, and
 one whose pages it fetches. Both run in this process, with `--threads` each, and talk over the loopback. Seconds are

@@ -1,8 +1,8 @@
 """Conversations that grow, on a cluster that routes by prefixes and on the same one that routes at random.
 
-    python bench/cluster_conversations.py                # 50 conversations of 10 turns, 3 replicas, the demo
-    python bench/cluster_conversations.py --model FILE --arena-bytes 448M --answer 4 [--routing random --json FIGURES]
-    python bench/cluster_conversations.py --shape middle --arena-bytes 448M    # a model of random weights
+    python lab/bench/cluster_conversations.py  # 50 conversations of 10 turns, 3 replicas, the demo
+    python lab/bench/cluster_conversations.py --model FILE --arena-bytes 448M --answer 4 [--routing random]
+    python lab/bench/cluster_conversations.py --shape middle --arena-bytes 448M  # a model of random weights
 
 Each conversation has a beginning of its own, and each turn sends all of it again with the last answer and a new
 question; turns of all conversations take turns. The tokens are random. The demo computes prompts so fast that most of

@@ -1,6 +1,6 @@
 """How much faster a GPU answers with a draft model that is right so often, in shapes of real models, random weights.
 
-    python bench/gpu_drafts.py --device cuda --model llama-8b-bf16 --draft llama-3-draft-q4_k_m [--right 0.7]
+    python lab/bench/gpu_drafts.py --device cuda --model llama-8b-bf16 --draft llama-3-draft-q4_k_m [--right 0.7]
         [--batches 1] [--tokens 400]
 
 Several draft models are written with commas.

@@ -1,6 +1,6 @@
 """How much sooner the first token comes when the prompt's beginning is cached: in memory, or on disk after a restart.
 
-    python bench/prefix.py MODEL [--prefix-tokens 2000] [--repeat 3] [--json FILE]
+    python lab/bench/prefix.py MODEL [--prefix-tokens 2000] [--repeat 3] [--json FILE]
 
 Every round makes up a new beginning. One process computes it, then serves the same beginning with another end from
 memory; a second process, started afterwards on the same store, serves that prompt from disk, and once more from an

@@ -1,7 +1,7 @@
 """Many streamed answers through the server, and the same load through `mlxr bench`: what the server costs.
 
-    python bench/server_streams.py                                     # 8B Q4_K_M (made when missing), 64 of 500 + 200
-    python bench/server_streams.py --model demo --streams 16 --prompt-tokens 100 --answer-tokens 50
+    python lab/bench/server_streams.py  # 8B Q4_K_M (made when missing), 64 of 500 + 200
+    python lab/bench/server_streams.py --model demo --streams 16 --prompt-tokens 100 --answer-tokens 50
 
 `mlxr bench` runs first and ends, then `mlxr serve` starts as installed. All streams begin at the same moment, with
 random prompts that never come twice; a first round does not count. Both rates are answer tokens by the time from the

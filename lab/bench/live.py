@@ -1,6 +1,6 @@
 """What watching the engine costs: decode speed of a server with and without a watcher of `/v1/admin/live`, in turns.
 
-    python bench/live.py [MODEL ...] [--batch 1 8] [--tokens 192] [--pairs 20] [--watchers 1] [--threads N]
+    python lab/bench/live.py [MODEL ...] [--batch 1 8] [--tokens 192] [--pairs 20] [--watchers 1] [--threads N]
 
 A pair is two rounds right after one another, one of them watched, in random order. In a round `batch` requests decode
 `tokens` tokens side by side; the server's own clock tells how long that took. The cost of a pair is how much longer the

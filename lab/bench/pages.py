@@ -1,7 +1,7 @@
 """Measures page sizes from 8 to 128 tokens, and how much credit a page gets for having been found.
 
-    python bench/pages.py speed MODEL                  # a file or a name; --rounds 5 --tokens 64 --threads 2
-    python bench/pages.py hits                         # needs no model: traces over the cache's books alone
+    python lab/bench/pages.py speed MODEL                  # a file or a name; --rounds 5 --tokens 64 --threads 2
+    python lab/bench/pages.py hits                         # needs no model: traces over the cache's books alone
 
 `speed` gives tokens per second of a prompt and of four answers for each page size, in turns, the shortest run of each,
 with the bytes held at most. `hits` plays conversations with shared system prompts and a flood of long texts in between,

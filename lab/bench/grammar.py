@@ -1,6 +1,6 @@
 """What share of a step goes to grammars when every sequence of the batch follows one.
 
-    python bench/grammar.py [MODEL] [--batch 8] [--tokens 150] [--repeat 5] [--same] [--json FILE]
+    python lab/bench/grammar.py [MODEL] [--batch 8] [--tokens 150] [--repeat 5] [--same] [--json FILE]
 
 In every round the batch generates at temperature 1, each sequence under its own JSON schema, or all under the same
 one, long enough that none ends early; then as many tokens without grammars. Counted are the steps in which all
@@ -186,7 +186,7 @@ def main() -> int:
         with open_model(given.model, settings) as loaded, closing(build_engine(loaded, settings)) as engine:
             result = measure(loaded, engine, given)
     except MlxrError as error:
-        print(f"bench/grammar.py: {error}", file=sys.stderr)
+        print(f"lab/bench/grammar.py: {error}", file=sys.stderr)
         return 2
     print(f"{given.model}, batch {given.batch}, {result['steps']} steps")
     print(f"step with grammars   {result['step_ms']:8.3f} ms (median {result['median_step_ms']:.3f})")

@@ -1,6 +1,6 @@
 """Measure what low-rank adapters cost: the decode speed of one batch without adapters, and with several of them in it.
 
-    python bench/adapters.py [--model NAME] [--device cpu] [--threads 2] [--batch 16] [--adapters 8] [--rank 16]
+    python lab/bench/adapters.py [--model NAME] [--device cpu] [--threads 2] [--batch 16] [--adapters 8] [--rank 16]
         [--tokens 48] [--targets all,attention] [--types bf16,f32] [--turns 5]
 
 Adapters of random numbers are written as GGUF files for the model's own weights, those of attention (queries and

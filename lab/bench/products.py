@@ -1,6 +1,6 @@
 """Time the product kernels alone on an NVIDIA GPU, without MLX: every plan at the shapes of a model, in a CUDA graph.
 
-    PYTHONPATH=src:tests/gpu python bench/products.py --tokens 1 8 32 --shape output down head
+    PYTHONPATH=src:tests/gpu python lab/bench/products.py --tokens 1 8 32 --shape output down head
 
 Each launch of a graph takes another copy of the weight, more of them than the cache holds, so the bandwidth is the
 memory's; gaps between launches count. The error is that of the result against a float product of the same blocks.

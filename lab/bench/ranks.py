@@ -1,7 +1,7 @@
 """Several GPUs as one: what a sum over all of them takes, alone, and how fast models decode on one and on several.
 
-    python bench/ranks.py --device cuda sums
-    python bench/ranks.py --device cuda model llama-3-8b bf16 --batches 1 8 32
+    python lab/bench/ranks.py --device cuda sums
+    python lab/bench/ranks.py --device cuda model llama-3-8b bf16 --batches 1 8 32
 
 `sums` checks the numbers first, launched by MLX and from a recorded graph, on all ranks. `--gpus` says how many ranks
 there are, each of which has a process; `--gpus 1` with `model` is the baseline.

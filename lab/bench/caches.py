@@ -1,6 +1,6 @@
 """Decode speed by context length, batch and kind of cache: what batching brings, and what pages cost.
 
-    python bench/caches.py MODEL [--prompt-tokens 128 512 1024 1900] [--batch 1 8] [--json FILE]
+    python lab/bench/caches.py MODEL [--prompt-tokens 128 512 1024 1900] [--batch 1 8] [--json FILE]
 
 For every context length and batch, `paged` and `simple` are measured in turns, so that a machine that changes its
 speed changes it for both. `paged_share` is paged divided by simple: at 1 and above there is no reason for plain runs.

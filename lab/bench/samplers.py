@@ -1,6 +1,6 @@
 """Measures what each rule of sampling adds to a step of eight answers.
 
-    python bench/samplers.py MODEL                     # a file or a name; --rounds 7 --tokens 48 --threads 2
+    python lab/bench/samplers.py MODEL                     # a file or a name; --rounds 7 --tokens 48 --threads 2
 
 All cases run in turns on one engine; of each the shortest run counts, less the time of the prompts. The share is what a
 step takes longer than with plain sampling at a temperature.

@@ -1,7 +1,7 @@
 """Time one row's quantised products on an NVIDIA GPU: each kind alone, and those of a whole step after one another.
 
-    PYTHONPATH=src:tests/gpu python bench/stream.py --shape gate down --stages 2 3 4
-    PYTHONPATH=src:tests/gpu python bench/stream.py --chain
+    PYTHONPATH=src:tests/gpu python lab/bench/stream.py --shape gate down --stages 2 3 4
+    PYTHONPATH=src:tests/gpu python lab/bench/stream.py --chain
 
 Launches are captured into a graph as recorded steps are, with weights of their own, more than the cache holds. The
 error is that against a float product. "tiles" is the kernel that takes more rows. Needs CuPy.

@@ -1,7 +1,7 @@
 """A cluster under load whose replicas are killed: no answer may be lost, and none may differ.
 
-    python bench/cluster_kills.py    # 3 replicas, 256 streams, 2 minutes, a kill every 20 s
-    python bench/cluster_kills.py --streams 32 --seconds 45 --every 10 --json FILE
+    python lab/bench/cluster_kills.py    # 3 replicas, 256 streams, 2 minutes, a kill every 20 s
+    python lab/bench/cluster_kills.py --streams 32 --seconds 45 --every 10 --json FILE
 
 A single server answers a list of requests first, one after another. Then as many clients as `--streams` ask a cluster
 for the same, in all dialects, greedy and drawn, each the next one as soon as its answer is complete, and one replica

@@ -1,6 +1,6 @@
 """Where the time of a decode step goes on a GPU: the host's part, the device's part, and both through the engine.
 
-    python bench/gpu_step.py --device cuda --case tinyllama-bf16:1 --case llama-8b-bf16:128 --profile
+    python lab/bench/gpu_step.py --device cuda --case tinyllama-bf16:1 --case llama-8b-bf16:128 --profile
 
 For each case: engine steps with steps recorded by the driver and by MLX (tokens per second, and whether they drew the
 same tokens), and a step alone: what starting it costs the host while nobody waits, and what it takes when many are

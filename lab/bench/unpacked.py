@@ -1,6 +1,6 @@
 """Time products of quantised weights with some rows of x on an NVIDIA GPU, in a graph over cold weights.
 
-    PYTHONPATH=src:tests/gpu python bench/unpacked.py --tokens 32 128 --shape gate down
+    PYTHONPATH=src:tests/gpu python lab/bench/unpacked.py --tokens 32 128 --shape gate down
 
 Every plan of `linear/unpacked.py` that fits is tried, beside the kernel for fewer rows (tiles). The error is that
 against a float product, computed for some rows.
