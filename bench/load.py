@@ -30,7 +30,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.process import read_peak_memory_bytes
+from mlxr.service.speed import read_peak_memory_bytes
 from plot import draw_gaps
 from synthetic import SHAPES, show_progress, write_model
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.cli.chat import show_answer, stop_on_interrupt
-from mlxr.cli.chat_commands import complete
-from mlxr.cli.conversation import Conversation
+from mlxr.cli.chat import complete, show_answer, stop_on_interrupt
+from mlxr.cli.chat_model import Conversation
 from mlxr.cli.main import main
 from mlxr.cli.run import names_model, split_words
 from mlxr.cli.terminal import show_progress

@@ -13,8 +13,7 @@ from mlxr.core.sampling import name_file_defaults, read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.loading import read_sampling
 from mlxr.registry import Changes
-from mlxr.service.capabilities import describe_template
-from mlxr.service.catalogue import open_registry
+from mlxr.service.catalogue import describe_template, open_registry
 
 Run = Callable[..., str]
 GENERATION = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlxr.formats import TensorSource, TensorToWrite, hash_tensors, open_gguf, write_gguf
-from mlxr.formats.fingerprint import SAMPLE_BYTES, SAMPLES
+from mlxr.formats.tensor import SAMPLE_BYTES, SAMPLES
 
 
 def make_tensor(name: str, values: np.ndarray, shape: tuple[int, ...] | None = None) -> TensorSource:

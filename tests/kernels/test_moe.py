@@ -17,7 +17,7 @@ from variants import assert_equal_bits, native_contexts, random_floats, run_ever
 
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.formats import TensorSource, encode_tensor
-from mlxr.formats.mapped_file import MappedFile
+from mlxr.formats.tensor import MappedFile
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.linear import LinearWeight, leave, linear, prepare

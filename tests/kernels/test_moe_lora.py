@@ -11,7 +11,7 @@ from test_moe import FEATURES, HIDDEN, KINDS, Floats, Ints, draw_routes, make_we
 from variants import assert_equal_bits, random_floats
 
 from mlxr.formats import TensorSource
-from mlxr.formats.mapped_file import MappedFile
+from mlxr.formats.tensor import MappedFile
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.linear import LinearWeight, linear

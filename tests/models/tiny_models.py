@@ -18,8 +18,8 @@ from random_model import Config, Weights, make_head_weights, make_weights
 from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
 from mlxr.cache.shapes import StatesShape, form_groups
 from mlxr.formats import TensorSource, by_name, encode_tensor
-from mlxr.formats.mapped_file import MappedFile
 from mlxr.formats.recipes import is_converted
+from mlxr.formats.tensor import MappedFile
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers

@@ -13,9 +13,8 @@ from paper_models import make_model
 
 from mlxr.core.errors import HubError, InvalidRequest, ModelError, NotFound, RegistryError
 from mlxr.core.work_threads import Stop
-from mlxr.registry import ModelRecord, Registry, download
-from mlxr.registry.hub import RemoteFile, choose_files, list_files, parse_reference
-from mlxr.registry.hub_client import HubClient, PullStopped
+from mlxr.registry import ModelRecord, Registry
+from mlxr.registry.hub import HubClient, PullStopped, RemoteFile, choose_files, list_files, parse_reference
 from mlxr.registry.pull import PullProgress, pull
 
 REPO = "someone/Tiny-GGUF"
@@ -304,8 +303,8 @@ def test_a_file_that_comes_too_slowly_is_stuck(
     registry: Registry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that trickle in are no progress once fewer than `SLOW_BYTES` came in `SLOW_S`."""
-    monkeypatch.setattr(download, "SLOW_S", -1.0)
-    monkeypatch.setattr(download, "SLOW_BYTES", 1 << 30)
+    monkeypatch.setattr("mlxr.registry.pull.SLOW_S", -1.0)
+    monkeypatch.setattr("mlxr.registry.pull.SLOW_BYTES", 1 << 30)
     hub.add(REPO, {FILE: MODEL})
     with pytest.raises(HubError, match=r"stuck at .*: only \d+ bytes came in"):
         fetch(registry, hub)

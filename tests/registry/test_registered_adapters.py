@@ -11,7 +11,7 @@ from paper_models import inspect_paper, make_model
 
 from mlxr.core.errors import InvalidRequest, ModelError, NameTaken, NotFound, RegistryError
 from mlxr.registry import Changes, Registry
-from mlxr.registry.migrations import MIGRATIONS
+from mlxr.registry.catalogue import MIGRATIONS
 from mlxr.registry.record import AdapterFacts
 
 

@@ -17,7 +17,7 @@ from mlxr.service.opening import open_model
 from mlxr.service.preparation import MAX_BROUGHT_TEMPLATES, Preparation
 from mlxr.service.requests import ChatRequest
 from mlxr.tokenizers import ChatTemplate
-from mlxr.tokenizers.named_templates import NAMED, find_named
+from mlxr.tokenizers.chat_template import NAMED, find_named
 
 TALK = [
     {"role": "system", "content": "S"},

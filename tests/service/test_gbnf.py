@@ -16,8 +16,7 @@ from whole_answers import takes
 
 from mlxr.core.types import Grammar
 from mlxr.service.gbnf import GbnfError, translate
-from mlxr.service.gbnf.nodes import Chars, Choice, Node, Ref, Repeat, Sequence
-from mlxr.service.gbnf.parsing import parse
+from mlxr.service.gbnf.parsing import Chars, Choice, Node, Ref, Repeat, Sequence, parse
 
 FOLDER = Path(__file__).parent / "grammars"
 

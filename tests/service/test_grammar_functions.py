@@ -15,10 +15,16 @@ from llguidance import _lib
 from mlxr.core.errors import MlxrError
 from mlxr.kernels.context import Context
 from mlxr.loading import LoadedModel, load
-from mlxr.service import grammar_functions
-from mlxr.service.grammar_functions import FunctionLibrary, Limits, find_functions, fits_struct
-from mlxr.service.grammar_library import ClassLibrary, open_library
-from mlxr.service.grammar_vocabulary import GrammarVocabulary
+from mlxr.service import grammar_library
+from mlxr.service.grammar_library import (
+    ClassLibrary,
+    FunctionLibrary,
+    GrammarVocabulary,
+    Limits,
+    find_functions,
+    fits_struct,
+    open_library,
+)
 
 LIMITS = Limits(lexer_states=1000, symbols=1000, step_items=1000)
 SOURCE = '{"grammars": [{"lark_grammar": "start: /[a-z]{3}/"}]}'
@@ -45,7 +51,7 @@ def fresh() -> Iterator[None]:
 
 
 def test_the_installed_library_is_known() -> None:
-    """Fails with a version whose C interface nobody has compared with `grammar_functions`: masks are slower then."""
+    """Fails with a version whose C interface nobody has compared with `grammar_library`: masks are slower then."""
     assert find_functions() is not None
 
 
@@ -75,18 +81,18 @@ def test_without_its_functions_the_classes_serve(
 
 
 def test_a_module_that_cannot_be_opened_has_none(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    monkeypatch.setattr(grammar_functions, "_lib", SimpleNamespace(__file__="/nowhere/_lib.so"))
+    monkeypatch.setattr(grammar_library, "_lib", SimpleNamespace(__file__="/nowhere/_lib.so"))
     assert find_functions() is None
 
 
 def test_other_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    monkeypatch.setattr(grammar_functions, "_VERSION", b"llguidance@2.")
+    monkeypatch.setattr(grammar_library, "_VERSION", b"llguidance@2.")
     assert find_functions() is None
 
 
 def list_places() -> list[int]:
     """The first byte of every value in the struct, and the one behind it all."""
-    init, limits = grammar_functions._MatcherInit, grammar_functions._Limits
+    init, limits = grammar_library._MatcherInit, grammar_library._Limits
     places = [getattr(init, str(field[0])).offset for field in init._fields_]
     inner = [init.limits.offset + getattr(limits, str(field[0])).offset for field in limits._fields_]
     return sorted({*places, *inner, ctypes.sizeof(init)})

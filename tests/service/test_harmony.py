@@ -23,7 +23,7 @@ from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.reasoning import Thought
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
 from mlxr.service.tools.format import CallPiece, Place
-from mlxr.service.tools.harmony_parser import MARKERS, HarmonyParser
+from mlxr.service.tools.harmony import MARKERS, HarmonyParser
 from mlxr.tokenizers import ChatTemplate, Tokenizer, from_gguf, to_gguf_metadata
 
 TOKENIZER_TESTS = Path(__file__).parents[1] / "tokenizers"

@@ -19,7 +19,7 @@ from mlxr.service.completion import Completion, ToolCall, fold_events
 from mlxr.service.output import WRAPPERS, OutputParser
 from mlxr.service.reasoning import ReasoningSplitter, Tags
 from mlxr.service.requests import Tool
-from mlxr.service.tools.hermes import HermesFormat
+from mlxr.service.tools.marked_json import HermesFormat
 from mlxr.tokenizers import Detokenizer
 
 TAGS = Tags("<think>", "</think>")

@@ -11,8 +11,7 @@ from cuts import cut_text, merge
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxr.service.reasoning import ReasoningSplitter, Tags, Thought, find_tags
-from mlxr.service.reasoning_gate import ReasoningGate, collect_gate_tokens
+from mlxr.service.reasoning import ReasoningGate, ReasoningSplitter, Tags, Thought, collect_gate_tokens, find_tags
 
 TAGS = Tags("<think>", "</think>")
 PARTS = st.lists(

@@ -15,11 +15,10 @@ from mlxr.core.types import Grammar
 from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat, find_format
 from mlxr.service.tools.format import CallPiece
-from mlxr.service.tools.glm import GlmFormat
-from mlxr.service.tools.hermes import HermesFormat
-from mlxr.service.tools.lfm2 import Lfm2Format
-from mlxr.service.tools.qwen_xml import QwenXmlFormat
+from mlxr.service.tools.marked_json import HermesFormat
+from mlxr.service.tools.pythonic import Lfm2Format
 from mlxr.service.tools.values import read_value
+from mlxr.service.tools.xml import GlmFormat, QwenXmlFormat
 
 PROPERTIES = {
     "city": {"type": "string"},

@@ -14,16 +14,11 @@ from service_models import open_demo
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat, find_format
-from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallPiece
 from mlxr.service.tools.gemma4 import Gemma4Format
-from mlxr.service.tools.generic import GenericFormat
-from mlxr.service.tools.hermes import HermesFormat
-from mlxr.service.tools.llama3 import Llama3Format
-from mlxr.service.tools.mistral import MistralFormat
-from mlxr.service.tools.olmo3 import Olmo3Format
-from mlxr.service.tools.phi4 import Phi4Format
-from mlxr.service.tools.smollm3 import SmolLM3Format
+from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
+from mlxr.service.tools.mistral import CohereFormat, MistralFormat, Phi4Format
+from mlxr.service.tools.pythonic import Olmo3Format
 
 WEATHER = Tool("weather", "The weather", {"properties": {"city": {"type": "string"}}, "required": ["city"]})
 NOW = Tool("now")

@@ -16,20 +16,13 @@ from mlxr.service.reasoning import TAGS, ReasoningSplitter
 from mlxr.service.requests import Tool
 from mlxr.service.schema_check import enforce
 from mlxr.service.tools import ToolFormat
-from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallPiece
 from mlxr.service.tools.gemma4 import Gemma4Format
-from mlxr.service.tools.generic import GenericFormat
-from mlxr.service.tools.glm import GlmFormat
 from mlxr.service.tools.harmony import HarmonyFormat
-from mlxr.service.tools.hermes import HermesFormat
-from mlxr.service.tools.lfm2 import Lfm2Format
-from mlxr.service.tools.llama3 import Llama3Format
-from mlxr.service.tools.mistral import MistralFormat
-from mlxr.service.tools.olmo3 import Olmo3Format
-from mlxr.service.tools.phi4 import Phi4Format
-from mlxr.service.tools.qwen_xml import QwenXmlFormat
-from mlxr.service.tools.smollm3 import SmolLM3Format
+from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
+from mlxr.service.tools.mistral import CohereFormat, MistralFormat, Phi4Format
+from mlxr.service.tools.pythonic import Lfm2Format, Olmo3Format
+from mlxr.service.tools.xml import GlmFormat, QwenXmlFormat
 
 SAY = Tool("say", "", {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "number"}}})
 NOW = Tool("now", "", {"type": "object", "properties": {}})

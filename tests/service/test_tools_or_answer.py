@@ -10,9 +10,7 @@ from whole_answers import takes
 from mlxr.core.types import Grammar
 from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat
-from mlxr.service.tools.generic import GenericFormat
-from mlxr.service.tools.hermes import HermesFormat
-from mlxr.service.tools.llama3 import Llama3Format
+from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
 
 ADD = Tool(

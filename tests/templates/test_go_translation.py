@@ -8,7 +8,7 @@ import pytest
 from go_templates import LLAMA3_TOOLS, LONG, MISTRAL, QWEN
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.service.capabilities import find_capabilities
+from mlxr.service.catalogue import find_capabilities
 from mlxr.templates.go_translation import translate
 from mlxr.tokenizers import ChatTemplate
 

@@ -12,11 +12,17 @@ from mlxr.cli.flags import Json, Model
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
 from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
-from mlxr.service.draft_speed import DraftSpeed, measure_drafts
 from mlxr.service.machine_limits import KeptLimits, measure_limits
 from mlxr.service.opening import open_model
-from mlxr.service.process import read_peak_memory_bytes
-from mlxr.service.speed import Load, Spread, measure_speed, summarise
+from mlxr.service.speed import (
+    DraftSpeed,
+    Load,
+    Spread,
+    measure_drafts,
+    measure_speed,
+    read_peak_memory_bytes,
+    summarise,
+)
 
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Random tokens of each prompt.")]
 GenerateTokens = Annotated[int, typer.Option("--generate-tokens", help="Tokens decoded for each prompt.")]

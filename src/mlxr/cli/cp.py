@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.completion import complete_models
-from mlxr.cli.flags import Force, RegistrySettings
+from mlxr.cli.flags import Force, RegistrySettings, complete_models
 from mlxr.cli.terminal import print_fields
 from mlxr.service.catalogue import open_registry
 

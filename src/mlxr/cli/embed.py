@@ -10,10 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from mlxr.cli.completion import complete_models
-from mlxr.cli.flags import Json
-from mlxr.cli.remote import Url, refuse_model_settings
-from mlxr.cli.server_client import ask_server
+from mlxr.cli.flags import Json, complete_models
+from mlxr.cli.remote import Url, ask_server, refuse_model_settings
 from mlxr.cli.terminal import print_json, show_progress
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import Settings

@@ -15,14 +15,27 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxr.cli.completion import complete_models
 from mlxr.cli.terminal import format_bytes
+from mlxr.core.errors import MlxrError
 from mlxr.core.parameter import Kind as ParameterKind
 from mlxr.core.parameter import Parameter
 from mlxr.core.sampling import ALL_TOKENS, EVERYDAY, read_params
 from mlxr.core.setting import Kind, Scope, Setting
 from mlxr.core.settings import SETTINGS, Settings, resolve
 from mlxr.core.types import PARAMETERS, SamplingParams
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """The names of the catalogue that begin with `incomplete`; none where the catalogue cannot be read."""
+    from mlxr.core.settings import resolve
+    from mlxr.service.catalogue import open_registry
+
+    try:
+        names = [record.short_name for record in open_registry(resolve()).list()]
+    except MlxrError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
 
 SAMPLING_PANEL = "Sampling"
 PANELS: Mapping[Scope, str] = {

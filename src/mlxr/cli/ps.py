@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mlxr.cli.flags import Json
-from mlxr.cli.server_client import ServerUrl, ask_server
+from mlxr.cli.remote import ServerUrl, ask_server
 from mlxr.cli.terminal import format_bytes, make_printable, print_json, print_note, print_table
 from mlxr.core.settings import resolve
 

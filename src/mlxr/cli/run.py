@@ -16,8 +16,16 @@ import typer
 
 from mlxr.cli.chat import chat
 from mlxr.cli.flags import Json, Sampling, System, make_sampling
-from mlxr.cli.remote import Answerer, AnswerStream, RemoteModel, Url, find_own_key, name_default, open_model
-from mlxr.cli.server_client import ask_parameters
+from mlxr.cli.remote import (
+    Answerer,
+    AnswerStream,
+    RemoteModel,
+    Url,
+    ask_parameters,
+    find_own_key,
+    name_default,
+    open_model,
+)
 from mlxr.cli.terminal import print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta

@@ -10,9 +10,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from mlxr.cli.completion import complete_models
 from mlxr.cli.experts import describe_experts, format_experts
-from mlxr.cli.flags import Json, RegistrySettings
+from mlxr.cli.flags import Json, RegistrySettings, complete_models
 from mlxr.cli.list import describe as describe_entry
 from mlxr.cli.states import describe_states, list_states
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
@@ -22,8 +21,7 @@ from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, o
 from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template, read_unknown_keys
 from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import list_parameters, write_modelfile
-from mlxr.service.capabilities import describe_template
-from mlxr.service.catalogue import open_registry
+from mlxr.service.catalogue import describe_template, open_registry
 from mlxr.service.opening import find_record
 from mlxr.service.state_use import StateUse, read_state_use
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.completion import complete_models
-from mlxr.cli.server_client import ServerUrl, ask_server
+from mlxr.cli.flags import complete_models
+from mlxr.cli.remote import ServerUrl, ask_server
 from mlxr.cli.terminal import print_fields
 from mlxr.core.settings import resolve
 

@@ -10,17 +10,36 @@ reads the environment. Unknown names and values that do not fit are refused with
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from mlxr.core.environment import warn_unknown
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value, list_rows, setting
+
+logger = logging.getLogger(__name__)
+NOT_SETTINGS = frozenset({"MLXR_REAL_MODELS"})  # where the project's own tests find models to try
+
+
+def warn_unknown(names: Iterable[str], known: Collection[str], prefix: str) -> None:
+    """Log a warning for each of `names` that begins with `prefix` and is not `known`, once for each name."""
+    for name in sorted(names):
+        if name.startswith(prefix) and name not in known and name not in NOT_SETTINGS:
+            _warn_once(name, tuple(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)))
+
+
+@cache
+def _warn_once(name: str, near: tuple[str, ...]) -> None:
+    # Where nobody has set up logging, Python prints the bare text of warnings to stderr.
+    logger.warning("%s is no setting and has no effect; did you mean %s?", name, " or ".join(near))
+
 
 Source = Literal["caller", "environment", "file", "default"]
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"

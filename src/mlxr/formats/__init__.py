@@ -7,14 +7,12 @@ copied) into metadata and `TensorSource`s; weights go back to disk through `writ
 from __future__ import annotations
 
 from .adapter_file import AdapterFile, find_adapter_files, measure_adapter, read_adapter
-from .fingerprint import hash_tensors
 from .ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from .gguf import GGUFFile, open_gguf
 from .gguf_writer import TensorToWrite, write_gguf
-from .mlx_affine import AffineTensor
-from .quantised_folder import MicroscaledTensor, join_quantised
+from .mlx_affine import AffineTensor, MicroscaledTensor, join_quantised
 from .safetensors import SafetensorsFolder, open_safetensors
-from .tensor import TensorSource, WeightSource
+from .tensor import TensorSource, WeightSource, hash_tensors
 
 __all__ = [
     "GGML_TYPES",

@@ -7,17 +7,23 @@ back to the operating system once the weights have been repacked.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxr.core.errors import ModelError
+from mlxr.core.errors import FormatError, ModelError, NotFound
 
 from .ggml_types import by_name, decode_blocks
-from .mapped_file import MappedFile
 
 
 class WeightSource(Protocol):
@@ -123,3 +129,107 @@ class TensorSource:
         """Tell the operating system that the mapped pages may go; they come back by themselves when read again."""
         if self.mapping is not None:
             self.mapping.release(self.data)
+
+
+class WeightFiles:
+    """Mapped files, and the tensors that are views of them, by name. Closes them at the end of a `with` block."""
+
+    def __init__(self, files: Sequence[MappedFile]) -> None:
+        self.paths = [file.path for file in files]
+        self.tensors: dict[str, TensorSource] = {}
+        self._files = files
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files together, in bytes."""
+        return sum(file.size_bytes for file in self._files)
+
+    def close(self) -> None:
+        """Let go of the files; tensors still in use elsewhere keep their mapping alive."""
+        self.tensors.clear()
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MappedFile:
+    """`path` mapped whole. NotFound when it is not there; FormatError when it is empty or no regular file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            mode = self.path.stat().st_mode
+            if not stat.S_ISREG(mode):  # looked at before opening: opening a pipe would wait for its writer
+                raise FormatError(self.path, "file", None, "is not a regular file")
+            with self.path.open("rb") as handle:
+                self.size_bytes = os.fstat(handle.fileno()).st_size
+                if self.size_bytes == 0:
+                    raise FormatError(self.path, "file", 0, "is empty")
+                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"{self.path}: no such file") from None
+        except (OSError, ValueError) as error:
+            raise FormatError(self.path, "file", None, f"cannot be read: {error}") from error
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    def release(self, view: NDArray[np.uint8]) -> None:
+        """Drop the pages of a view of this file from memory; a later read maps them again."""
+        if not hasattr(self._map, "madvise") or self._map.closed:
+            return
+        start = view.ctypes.data - self.bytes_address
+        if view.size and 0 <= start < self.size_bytes:
+            first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, first_page, start + view.size - first_page)
+
+    @property
+    def bytes_address(self) -> int:
+        """Where the mapping starts in memory."""
+        return int(np.frombuffer(self._map, np.uint8, 1).ctypes.data)
+
+    def close(self) -> None:
+        """Let go of the mapping; it stays while arrays still look into it."""
+        self.bytes = np.empty(0, np.uint8)
+        try:
+            self._map.close()
+        except BufferError:  # views are alive: the mapping is freed with the last of them
+            return
+
+
+SAMPLE_BYTES = 1024
+SAMPLES = 8  # of each tensor, evenly spread, its first and last bytes among them
+DIGEST_BYTES = 32
+
+
+def hash_tensors(tensors: Mapping[str, TensorSource], paths: Iterable[Path]) -> bytes:
+    """BLAKE2b-256 of names, types, shapes and samples of `tensors`, and of size and change time of the files.
+
+    The change time makes an edited file another one, however small the edit; a file that is moved stays the same.
+    What is mapped for sampling is released again.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(repr((name, tensor.type_name, tensor.shape)).encode())
+        for sample in _cut_samples(tensor.data):
+            digest.update(sample.tobytes())
+        tensor.release()
+    for path in paths:
+        status = path.stat()
+        digest.update(repr((status.st_size, status.st_mtime_ns)).encode())
+    return digest.digest()
+
+
+def _cut_samples(data: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    if data.size <= SAMPLES * SAMPLE_BYTES:
+        yield data
+        return
+    for index in range(SAMPLES):
+        start = (data.size - SAMPLE_BYTES) * index // (SAMPLES - 1)
+        yield data[start : start + SAMPLE_BYTES]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlxr.formats.json_file import read_json_list, read_json_object
+from mlxr.formats.safetensors import read_json_list, read_json_object
 
 GGUF_POOLINGS = ("none", "mean", "cls", "last", "rank")  # by their numbers in GGUF
 GGUF_KEY = "pooling_type"

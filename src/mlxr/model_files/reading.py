@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import open_gguf, open_safetensors
-from mlxr.formats.json_file import read_json_object
+from mlxr.formats.safetensors import read_json_object
 from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
 from mlxr.model_files.source import find_draft_layer
@@ -15,7 +15,7 @@ from mlxr.models import ModelConfig, list_unknown_keys
 from mlxr.models.eagle import is_eagle, read_eagle_config
 from mlxr.models.footprint import Footprint, measure_footprint
 from mlxr.models.weights import arrange_tensors
-from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, FolderConfig
+from mlxr.tokenizers.folder import DEFAULT_TEMPLATE, FolderConfig
 
 
 def read_footprint(path_or_name: str | Path) -> Footprint:

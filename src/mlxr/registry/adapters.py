@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.core.errors import InvalidRequest, NameTaken, NotFound, RegistryError
 from mlxr.registry.blobs import parse_digest
-from mlxr.registry.model_files import FileCheck, hash_files
+from mlxr.registry.bundles import FileCheck, hash_files
 from mlxr.registry.record import AdapterFacts, AdapterRecord, AdapterRef, InspectAdapter, ModelFile, ModelRecord
 
 if TYPE_CHECKING:

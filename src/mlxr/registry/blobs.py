@@ -7,6 +7,7 @@ Digests come from strangers: only 64 hexadecimal digits make a file name, and a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -14,11 +15,33 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from mlxr.core.errors import InvalidRequest, NotFound, RegistryError
-from mlxr.registry.disk import writing
+from mlxr.core.errors import InvalidRequest, NoSpace, NotFound, RegistryError
+
+REMEDY = "free space, let the folder be written, or name another one with the setting models_folder"
+_TAKES_NOTHING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise NoSpace for what the block cannot write in `folder`; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _TAKES_NOTHING:
+            raise
+        raise explain_disk(error, folder) from error
+
+
+def explain_disk(error: OSError, folder: Path) -> RegistryError:
+    """The error of the store for one of the system."""
+    if error.errno in _TAKES_NOTHING:
+        return NoSpace(f"{folder}: nothing can be written: {error.strerror}; {REMEDY}")
+    return RegistryError(f"{folder}: cannot be used: {error.strerror or error}")
+
 
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"(?:sha256[:-])?([0-9a-fA-F]{64})", re.ASCII)

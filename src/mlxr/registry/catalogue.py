@@ -9,22 +9,245 @@ leaves the state before or after a transaction, never between.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from mlxr.core.errors import MlxrError, NoSpace, RegistryError, Unavailable
-from mlxr.registry.adapter_rows import AdapterRows
-from mlxr.registry.disk import REMEDY, explain_disk
-from mlxr.registry.migrations import MIGRATIONS
+from mlxr.registry.blobs import REMEDY, explain_disk
 from mlxr.registry.options import check_options
 from mlxr.registry.record import AdapterRecord, AdapterRef, ModelFile, ModelRecord
-from mlxr.registry.rows import put_files, read_files, to_ns, to_time
-from mlxr.registry.snapshot import open_snapshot
+
+
+def create_models(db: sqlite3.Connection) -> None:
+    """Models by name, and their files in order.
+
+    Times are nanoseconds since 1970. `path` is relative to the store for owned models, absolute for others.
+    """
+    db.execute(
+        """CREATE TABLE models (
+            name TEXT PRIMARY KEY COLLATE NOCASE, digest TEXT NOT NULL, path TEXT NOT NULL, is_owned INTEGER NOT NULL,
+            size_bytes INTEGER NOT NULL, format TEXT NOT NULL, architecture TEXT NOT NULL,
+            parameters_count INTEGER NOT NULL, quantization TEXT NOT NULL, context_tokens INTEGER NOT NULL,
+            embedding_length INTEGER NOT NULL, modified_ns INTEGER NOT NULL, last_used_ns INTEGER,
+            own_template TEXT NOT NULL, capabilities TEXT NOT NULL, template TEXT, system TEXT,
+            parameters TEXT NOT NULL, messages TEXT NOT NULL, license TEXT NOT NULL, from_name TEXT
+        ) STRICT"""
+    )
+    db.execute(
+        """CREATE TABLE model_files (
+            model TEXT NOT NULL COLLATE NOCASE REFERENCES models(name) ON DELETE CASCADE ON UPDATE CASCADE,
+            position INTEGER NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+            changed_ns INTEGER NOT NULL, PRIMARY KEY (model, position)
+        ) STRICT, WITHOUT ROWID"""
+    )
+
+
+def index_files_by_digest(db: sqlite3.Connection) -> None:
+    """Removing a model asks who else uses its files."""
+    db.execute("CREATE INDEX model_files_by_sha256 ON model_files (sha256)")
+
+
+def create_adapters(db: sqlite3.Connection) -> None:
+    """Low-rank adapters by name, with the columns of models, and the one that a model was made with as JSON."""
+    db.execute(
+        """CREATE TABLE adapters (
+            name TEXT PRIMARY KEY COLLATE NOCASE, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
+            is_owned INTEGER NOT NULL, size_bytes INTEGER NOT NULL, format TEXT NOT NULL, rank INTEGER NOT NULL,
+            weights INTEGER NOT NULL, modified_ns INTEGER NOT NULL, is_part INTEGER NOT NULL
+        ) STRICT"""
+    )
+    db.execute(
+        """CREATE TABLE adapter_files (
+            adapter TEXT NOT NULL COLLATE NOCASE REFERENCES adapters(name) ON DELETE CASCADE ON UPDATE CASCADE,
+            position INTEGER NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+            changed_ns INTEGER NOT NULL, PRIMARY KEY (adapter, position)
+        ) STRICT, WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX adapter_files_by_sha256 ON adapter_files (sha256)")
+    db.execute("ALTER TABLE models ADD COLUMN adapter TEXT")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (create_models, index_files_by_digest, create_adapters)
+
+
+Kind = Literal["model", "adapter"]
+
+
+def put_files(db: sqlite3.Connection, kind: Kind, name: str, files: Sequence[ModelFile]) -> None:
+    """Add the files of a new row of that name."""
+    db.executemany(
+        f"INSERT INTO {kind}_files VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (name, position, file.name, file.sha256, file.size_bytes, file.changed_ns)
+            for position, file in enumerate(files)
+        ],
+    )
+
+
+def read_files(db: sqlite3.Connection, kind: Kind, name: str) -> tuple[ModelFile, ...]:
+    """The files of the row of that name, in their order."""
+    found = db.execute(
+        f"SELECT name, sha256, size_bytes, changed_ns FROM {kind}_files WHERE {kind} = ? ORDER BY position", (name,)
+    )
+    return tuple(ModelFile(*file) for file in found)
+
+
+def to_ns(moment: datetime) -> int:
+    """A time as the catalogue keeps it: nanoseconds since 1970."""
+    return int(moment.timestamp() * 1e6) * 1000
+
+
+def to_time(nanoseconds: int) -> datetime:
+    """The time that the catalogue keeps as `nanoseconds`."""
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC)
+
+
+_PLAIN = ("name", "base", "digest", "size_bytes", "format", "rank", "weights")
+_ADAPTER_COLUMNS = (*_PLAIN, "path", "is_owned", "modified_ns", "is_part")
+_INSERT_ADAPTER = (
+    f"INSERT INTO adapters ({', '.join(_ADAPTER_COLUMNS)}) VALUES ({', '.join(':' + c for c in _ADAPTER_COLUMNS)})"
+)
+
+
+class AdapterRows:
+    """The adapters of the catalogue that `db` is a connection to; `store` is where owned files lie."""
+
+    def __init__(self, db: sqlite3.Connection, store: Path) -> None:
+        self._db, self._store = db, store
+
+    def list(self) -> tuple[AdapterRecord, ...]:
+        """All adapters by name."""
+        return tuple(map(self._read, self._db.execute("SELECT * FROM adapters ORDER BY name").fetchall()))
+
+    def find(self, name: str) -> AdapterRecord | None:
+        """The adapter of that name, in any case."""
+        row = self._db.execute("SELECT * FROM adapters WHERE name = ?", (name,)).fetchone()
+        return None if row is None else self._read(row)
+
+    def put(self, record: AdapterRecord) -> None:
+        """Add an adapter, or replace the one of that name."""
+        self.delete(record.name)
+        path = record.path.relative_to(self._store) if record.is_owned else record.path
+        values = {column: getattr(record, column) for column in _PLAIN} | {
+            "path": str(path),
+            "is_owned": int(record.is_owned),
+            "is_part": int(record.is_part),
+            "modified_ns": to_ns(record.modified_at),
+        }
+        self._db.execute(_INSERT_ADAPTER, values)
+        put_files(self._db, "adapter", record.name, record.files)
+
+    def delete(self, name: str) -> None:
+        """Remove an adapter's rows."""
+        self._db.execute("DELETE FROM adapters WHERE name = ?", (name,))
+
+    def is_part_of_a_model(self, name: str) -> bool:
+        """Whether a model was made with the adapter and is still there."""
+        found = self._db.execute(
+            "SELECT 1 FROM models WHERE json_valid(adapter) AND json_extract(adapter, '$[0]') = ? COLLATE NOCASE",
+            (name,),
+        )
+        return found.fetchone() is not None
+
+    def _read(self, row: sqlite3.Row) -> AdapterRecord:
+        return AdapterRecord(
+            **{column: row[column] for column in _PLAIN},
+            path=self._store / row["path"],  # an absolute path stays what it is
+            is_owned=bool(row["is_owned"]),
+            is_part=bool(row["is_part"]),
+            modified_at=to_time(row["modified_ns"]),
+            files=read_files(self._db, "adapter", row["name"]),
+        )
+
+
+MAX_BYTES = 1 << 28
+MAX_TRIES = 8
+_HEADER, _FRAME = struct.Struct(">8I"), struct.Struct(">6I")
+_BIG_ENDIAN_SUMS = 0x377F0683
+_MAGICS = (0x377F0682, _BIG_ENDIAN_SUMS)
+
+
+def open_snapshot(path: Path) -> sqlite3.Connection:
+    """A database in memory with what `path` holds after the last finished transaction; changes to it go nowhere.
+
+    Raises OSError for files that cannot be read, or change all the time.
+    """
+    data, log = _read_both(path)
+    image = bytearray(data)
+    _apply(image, log)
+    image[18:20] = b"\x01\x01"  # what is in memory has no log
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.deserialize(bytes(image))
+    return db
+
+
+def _read_both(path: Path) -> tuple[bytes, bytes]:
+    """The database and its log, neither of which changed meanwhile."""
+    beside = path.with_name(f"{path.name}-wal")
+    for _ in range(MAX_TRIES):
+        before = [_stamp(path), _stamp(beside)]
+        if sum(size for size, _ in before) > MAX_BYTES:
+            raise OSError(f"{path} is too large to be read into memory")
+        data = path.read_bytes()
+        try:
+            log = beside.read_bytes()
+        except FileNotFoundError:
+            log = b""
+        if before == [_stamp(path), _stamp(beside)]:
+            return data, log
+    raise OSError(f"{path} changes all the time")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _apply(image: bytearray, log: bytes) -> None:
+    """Put the pages of all finished transactions in the log into the database; what follows a torn frame is old."""
+    if len(log) < _HEADER.size:
+        return
+    magic, _, page_size, _, *salts, sum_0, sum_1 = _HEADER.unpack_from(log)
+    order = ">" if magic == _BIG_ENDIAN_SUMS else "<"
+    if magic not in _MAGICS or page_size < 512 or _add(log[:24], order, (0, 0)) != (sum_0, sum_1):
+        return
+    sums = sum_0, sum_1
+    pages: dict[int, bytes] = {}
+    frame_bytes = _FRAME.size + page_size
+    for start in range(_HEADER.size, len(log) - frame_bytes + 1, frame_bytes):
+        number, pages_after, salt_0, salt_1, *stated = _FRAME.unpack_from(log, start)
+        page = log[start + _FRAME.size : start + frame_bytes]
+        sums = _add(log[start : start + 8] + page, order, sums)
+        if [salt_0, salt_1] != salts or list(sums) != stated:
+            return
+        pages[number] = page
+        if pages_after:  # the transaction ends
+            image.extend(bytes(max(0, pages_after * page_size - len(image))))
+            for place, content in pages.items():
+                image[(place - 1) * page_size : place * page_size] = content
+            del image[pages_after * page_size :]
+            pages.clear()
+
+
+def _add(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
+    """The running checksum of the log, with `data` taken in."""
+    first, second = sums
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for one, two in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + two + first) & 0xFFFFFFFF
+    return first, second
+
 
 BUSY_PAUSE_S = 0.01
 BUSY_TIMEOUT_S = 60.0

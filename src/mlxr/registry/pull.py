@@ -6,20 +6,231 @@ pull that was killed goes on where it stopped.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, BinaryIO, Literal
+
+import httpx
 
 from mlxr.core.errors import HubError, MlxrError, RegistryError
 from mlxr.core.work_threads import Stop
-from mlxr.registry.hub import Reference, RemoteFile, choose_files, list_files, parse_reference
+from mlxr.registry.blobs import Blobs, writing
+from mlxr.registry.hub import HubClient, PullStopped, Reference, RemoteFile, choose_files, list_files, parse_reference
 from mlxr.registry.record import ModelRecord
 from mlxr.registry.registry import Registry
 
 if TYPE_CHECKING:
-    from mlxr.registry.hub_client import HubClient
+    from mlxr.registry.hub import HubClient
+
+
+CHUNK_BYTES = 1 << 18
+MAX_FRUITLESS_TRIES = 5  # in a row, without a new byte
+LOCK_POLL_S = 0.1
+MAX_DELAY_S = 10.0
+SLOW_S, SLOW_BYTES = 60.0, 1 << 14  # fewer bytes in that time are a hub that is stuck, whatever it still sends
+_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)", re.ASCII)
+
+
+@dataclass(slots=True)
+class Downloader:
+    """Fetches files through `folder` into `blobs`.
+
+    The client's `stop` ends it; `retry_delay_s` is the first of growing pauses.
+    """
+
+    folder: Path
+    blobs: Blobs
+    client: HubClient
+    retry_delay_s: float = 1.0
+
+    @property
+    def stop(self) -> Stop:
+        """What tells it to stop."""
+        return self.client.stop
+
+    def fetch(self, file: RemoteFile, report: Callable[[int], None]) -> str:
+        """Bring a file, whole and checked, into the store; its SHA-256. `report` gets the bytes that are there.
+
+        Raises HubError when the hub refuses, keeps failing, or sends something else than it listed.
+        """
+        path = self.folder / f"partial-{file.identity}"
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return self._fetch_to(path, file, report)
+
+    def _fetch_to(self, path: Path, file: RemoteFile, report: Callable[[int], None]) -> str:
+        with _locked(path, self.stop) as output:
+            if file.sha256 is not None and self.blobs.has(file.sha256):  # from before, or while we waited
+                path.unlink()
+                report(file.size_bytes)
+                return file.sha256
+            sums = _Sums(file)
+            while chunk := output.read(CHUNK_BYTES):
+                sums.update(chunk)
+            self._fetch_rest(file, output, sums, report)
+            output.flush()
+            wrong = sums.find_mismatch()
+            if wrong is not None:
+                path.unlink()
+                raise HubError(f"{file.path}: {wrong}; what came was thrown away")
+            sha256 = sums.sha256.hexdigest()
+            self.blobs.adopt(path, sha256)
+            return sha256
+
+    def _fetch_rest(self, file: RemoteFile, output: BinaryIO, sums: _Sums, report: Callable[[int], None]) -> None:
+        """Ask until all bytes are there."""
+        if sums.size_bytes > file.size_bytes:
+            _restart(output, sums)
+        report(sums.size_bytes)
+        fruitless, reason = 0, ""
+        while sums.size_bytes < file.size_bytes:
+            before_bytes, is_slow = sums.size_bytes, False
+            try:
+                self._ask(file, output, sums, report)
+                reason = "the connection ended early"
+            except (httpx.HTTPError, _TryAgain) as error:
+                reason, is_slow = str(error) or type(error).__name__, isinstance(error, _TooSlow)
+            output.flush()
+            if sums.size_bytes == file.size_bytes:
+                return
+            fruitless = fruitless + 1 if is_slow or sums.size_bytes == before_bytes else 0
+            if fruitless >= MAX_FRUITLESS_TRIES:
+                raise HubError(
+                    f"{file.path}: stuck at {sums.size_bytes} of {file.size_bytes} bytes: {reason}; what has come is "
+                    "kept, pull again to go on from there"
+                )
+            if self.stop.wait(min(self.retry_delay_s * 2**fruitless, MAX_DELAY_S)):
+                raise PullStopped
+
+    def _ask(self, file: RemoteFile, output: BinaryIO, sums: _Sums, report: Callable[[int], None]) -> None:
+        """One request for the bytes that are missing."""
+        headers = {"Accept-Encoding": "identity"}
+        if sums.size_bytes:
+            headers["Range"] = f"bytes={sums.size_bytes}-"
+        with self.client.get(file.url, headers) as response:
+            _check_status(file, response)
+            if response.status_code == 206:
+                _check_range(response, sums.size_bytes)
+            else:
+                _restart(output, sums)  # the whole file comes, or we are at the start anyway
+                _check_length(file, response)
+            since_s, since_bytes = monotonic(), sums.size_bytes
+            for chunk in response.iter_raw():
+                if self.stop.is_set():
+                    raise PullStopped
+                if monotonic() - since_s > SLOW_S:
+                    if sums.size_bytes - since_bytes < SLOW_BYTES:
+                        raise _TooSlow(f"only {sums.size_bytes - since_bytes} bytes came in {SLOW_S:g} s")
+                    since_s, since_bytes = monotonic(), sums.size_bytes
+                if sums.size_bytes + len(chunk) > file.size_bytes:
+                    raise HubError(f"{file.path}: more came than the {file.size_bytes} bytes that the hub listed")
+                output.write(chunk)
+                sums.update(chunk)
+                report(sums.size_bytes)
+
+
+class _TryAgain(Exception):
+    """An answer that may be better next time."""
+
+
+class _TooSlow(_TryAgain):
+    """Bytes that come so seldom that the file would never be whole."""
+
+
+class _Sums:
+    """Size and checksums of what has come."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all bytes that were counted, for a file that is fetched from its beginning."""
+        self.size_bytes = 0
+        self.sha256 = hashlib.sha256()
+        # Git names a file by the SHA-1 of this header and its contents.
+        self._git = hashlib.sha1(b"blob %d\0" % self._file.size_bytes, usedforsecurity=False)
+
+    def update(self, chunk: bytes) -> None:
+        """Add a piece of the file to the count of bytes and to the checksums."""
+        self.size_bytes += len(chunk)
+        self.sha256.update(chunk)
+        if self._file.sha256 is None:
+            self._git.update(chunk)
+
+    def find_mismatch(self) -> str | None:
+        """What is wrong with the whole file, None if it is what the hub listed."""
+        if self._file.sha256 is not None:
+            kind, found = "SHA-256", self.sha256.hexdigest()
+        else:
+            kind, found = "Git object id", self._git.hexdigest()
+        listed = self._file.sha256 or self._file.git_oid
+        return None if listed == found else f"the hub listed the {kind} {listed}, what came has {found}"
+
+
+def _restart(output: BinaryIO, sums: _Sums) -> None:
+    output.seek(0)
+    output.truncate()
+    sums.reset()
+
+
+def _check_status(file: RemoteFile, response: httpx.Response) -> None:
+    status = response.status_code
+    if status in (200, 206):
+        return
+    if status == 416 or status == 429 or status >= 500:
+        raise _TryAgain(f"the hub answered {status}")
+    raise HubError(f"{file.path}: the hub answered {status} {response.reason_phrase}".rstrip())
+
+
+def _check_range(response: httpx.Response, start: int) -> None:
+    match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if match is None or int(match[1]) != start:
+        raise _TryAgain(f"the hub sent another range than bytes {start}-")
+
+
+def _check_length(file: RemoteFile, response: httpx.Response) -> None:
+    length = response.headers.get("Content-Length")
+    if length is not None and length != str(file.size_bytes):
+        raise HubError(f"{file.path}: the hub listed {file.size_bytes} bytes and now sends {length}")
+
+
+@contextmanager
+def _locked(path: Path, stop: Stop) -> Iterator[BinaryIO]:
+    """The file, made if need be, while nobody else writes it; the lock ends with the process that has it."""
+    while True:
+        with path.open("a+b") as file:
+            if _try_lock(file) and _is_still(file, path):
+                file.seek(0)
+                yield file
+                return
+        if stop.wait(LOCK_POLL_S):
+            raise PullStopped
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(file: BinaryIO, path: Path) -> bool:
+    """Whether the open file is the one under that name; another process may have finished and moved it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
 
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 
@@ -52,7 +263,7 @@ def pull(
     is refused unless it `replaces` that model. `report` is called from this thread, for every piece. Raises
     InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot run; then nothing is kept.
     """
-    from mlxr.registry.hub_client import HubClient
+    from mlxr.registry.hub import HubClient
 
     wanted = parse_reference(reference)
     replaces = replaces or name is None
@@ -89,7 +300,7 @@ def _fetch_all(
     retry_delay_s: float,
 ) -> list[str]:
     """Bring all files into the store; their SHA-256s, in order."""
-    from mlxr.registry.download import Downloader
+    from mlxr.registry.pull import Downloader
 
     missing = [file for file in files if file.sha256 is None or not registry.blobs.has(file.sha256)]
     _check_space(registry, sum(file.size_bytes for file in missing))

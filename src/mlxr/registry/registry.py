@@ -23,11 +23,9 @@ from types import MappingProxyType
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NameTaken, NoSpace, NotFound, RegistryError, Unavailable
 from mlxr.registry.adapters import RegisteredAdapters
-from mlxr.registry.blobs import Blobs, list_ages, parse_digest
-from mlxr.registry.bundles import Bundles
+from mlxr.registry.blobs import Blobs, list_ages, parse_digest, writing
+from mlxr.registry.bundles import Bundles, FileCheck, hash_files
 from mlxr.registry.catalogue import BUSY_TIMEOUT_S, Catalogue
-from mlxr.registry.disk import writing
-from mlxr.registry.model_files import FileCheck, hash_files
 from mlxr.registry.names import ModelName
 from mlxr.registry.record import (
     AdapterRecord,

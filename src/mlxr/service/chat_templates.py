@@ -11,8 +11,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.templates.program import MAX_SOURCE_CHARACTERS
 from mlxr.tokenizers import ChatTemplate, Tokenizer, chat_template_from_source
-from mlxr.tokenizers.chat_template import RESERVED
-from mlxr.tokenizers.named_templates import NAMED, find_named
+from mlxr.tokenizers.chat_template import NAMED, RESERVED, find_named
 
 BROUGHT = "that was given"  # what errors call a template that comes with a request or a setting
 

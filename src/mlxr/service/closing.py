@@ -17,8 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from mlxr.engine.constraint import Mask
-from mlxr.service.grammar_library import Matcher
-from mlxr.service.grammar_vocabulary import GrammarVocabulary
+from mlxr.service.grammar_library import GrammarVocabulary, Matcher
 
 MAX_WAY_TOKENS = 600
 _SPARE_TOKENS = 4  # a token that is cut in the middle of a character takes some more

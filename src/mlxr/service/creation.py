@@ -10,8 +10,7 @@ from mlxr.conversion import find_lossy, plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.loading import Progress, open_source
 from mlxr.registry import AdapterRecord, Changes, ModelRecord, Registry
-from mlxr.service.capabilities import find_capabilities
-from mlxr.service.catalogue import inspect_model
+from mlxr.service.catalogue import find_capabilities, inspect_model
 from mlxr.service.chat_templates import read_template
 
 AdapterSource = AdapterRecord | Path | Mapping[str, str]

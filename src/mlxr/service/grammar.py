@@ -21,9 +21,7 @@ from mlxr.core.types import Grammar
 from mlxr.engine.constraint import Mask
 from mlxr.service.closing import Closer, ClosingTokens
 from mlxr.service.gbnf import GbnfError, translate
-from mlxr.service.grammar_functions import Limits
-from mlxr.service.grammar_library import Library, Matcher, NativeHost, open_library
-from mlxr.service.grammar_vocabulary import GrammarVocabulary
+from mlxr.service.grammar_library import GrammarVocabulary, Library, Limits, Matcher, NativeHost, open_library
 from mlxr.service.schema_check import enforce, summarize
 from mlxr.service.schema_document import SchemaError
 from mlxr.service.tools.format import JSON_STYLE

@@ -26,8 +26,7 @@ from mlxr.service.chat_templates import BROUGHT, choose_template
 from mlxr.service.embedding import Pooling
 from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
-from mlxr.service.reasoning import Tags
-from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
+from mlxr.service.reasoning import GateTokens, ReasoningGate, Tags, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.size_bound import SizeBound
 from mlxr.service.thought_budget import (

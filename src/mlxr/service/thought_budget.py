@@ -21,8 +21,7 @@ import numpy as np
 
 from mlxr.core.model_settings import THINKING_MESSAGE, ModelSettings
 from mlxr.engine.constraint import FREE_TOKENS, Mask, TokenConstraint
-from mlxr.service.reasoning import Tags, hold_back
-from mlxr.service.reasoning_gate import list_open_ids
+from mlxr.service.reasoning import Tags, hold_back, list_open_ids
 from mlxr.tokenizers import Tokenizer
 
 ANSWER_SHARE = 4  # one part in so many of an answer's tokens stays for what follows the thought

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mlxr.core.errors import TemplateError
-from mlxr.service.tools.generic import GenericFormat
+from mlxr.service.tools.marked_json import GenericFormat
 from mlxr.tokenizers import ChatTemplate
 
 Messages = list[dict[str, object]]

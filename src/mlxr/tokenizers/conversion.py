@@ -18,18 +18,18 @@ from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
 from mlxr.tokenizers.folder import (
+    DEFAULT_TEMPLATE,
     JSON_FILE,
     MODEL_FILE,
+    FolderConfig,
     from_folder,
     make_model_rules,
     read_tokenizer_json,
     refuse_folder,
 )
-from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, FolderConfig
 from mlxr.tokenizers.library import explain_failures
 from mlxr.tokenizers.pre_types import GPT2_PATTERN, PRE_TYPES, PreType, recognise_pre_type
-from mlxr.tokenizers.sentencepiece_model import ModelKind, parse_sentencepiece_model
-from mlxr.tokenizers.sentencepiece_tokenizer import make_model_vocabulary
+from mlxr.tokenizers.spm import ModelKind, make_model_vocabulary, parse_sentencepiece_model
 from mlxr.tokenizers.tokenizer_json import TokenizerJson, adds_prefix, list_split_patterns, read_replacement
 from mlxr.tokenizers.vocabulary import SPACE_MARK, Spelling, Vocabulary, find_end_ids
 

@@ -9,14 +9,65 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
-from mlxr.tokenizers.splitter import SpecialSplitter
-from mlxr.tokenizers.vocabulary import SPACE_MARK, Vocabulary, parse_byte_token
+from mlxr.tokenizers.vocabulary import SPACE_MARK, AddedSpelling, Spelling, Vocabulary, add_spellings, parse_byte_token
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+
+class SpecialSplitter:
+    """Finds special tokens in texts: the leftmost first, and there the longest.
+
+    The same rule as the `tokenizers` library, whose vocabularies the models were trained with. llama.cpp looks for
+    the longest token of the whole text first; the two differ only where spellings overlap in part.
+    """
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = dict(ids)
+        self._lengths: dict[str, tuple[int, ...]] = {}
+        for first in {text[0] for text in ids}:
+            self._lengths[first] = tuple(sorted({len(text) for text in ids if text[0] == first}, reverse=True))
+        starts = "".join(re.escape(first) for first in sorted(self._lengths))
+        self._starts = re.compile(f"[{starts}]") if starts else None
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """The pieces of `text`, none of them empty."""
+        if self._starts is None:
+            if text:
+                yield text
+            return
+        done = position = 0
+        while match := self._starts.search(text, position):
+            position = match.start()
+            found = self._match_at(text, position)
+            if found is None:
+                position += 1
+                continue
+            if position > done:
+                yield text[done:position]
+            yield self._ids[found]
+            done = position = position + len(found)
+        if done < len(text):
+            yield text[done:]
+
+    def _match_at(self, text: str, position: int) -> str | None:
+        for length in self._lengths[text[position]]:
+            candidate = text[position : position + length]
+            if candidate in self._ids:
+                return candidate
+        return None
+
 
 # Unicode's, of which Python's has four control characters more.
 _WHITE_SPACE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace() and not 0x1C <= code <= 0x1F)
@@ -160,3 +211,234 @@ def _cut_words(marked: str) -> list[str]:
         position = marked.find(SPACE_MARK, position + 1)
     words.append(marked[start:])
     return words
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # fields of ModelProto
+
+
+class ModelKind(IntEnum):
+    """The algorithm of the model (TrainerSpec.ModelType)."""
+
+    UNIGRAM = 1
+    BPE = 2
+    WORD = 3
+    CHAR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceModel:
+    """The contents of a tokenizer.model; ids as in TrainerSpec, -1 for none."""
+
+    pieces: list[str]
+    scores: list[float]
+    types: list[TokenType]
+    kind: ModelKind
+    unknown_id: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    normalizer: str
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    escape_whitespaces: bool
+    whitespace_as_suffix: bool
+
+
+def parse_sentencepiece_model(data: bytes, name: str) -> SentencePieceModel:
+    """The model in `data`; `name` is what errors call it. Raises TokenizerError for anything malformed."""
+    try:
+        return _parse_model(data, name)
+    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        raise TokenizerError(f"{name} is not a SentencePiece model: {error}") from error
+
+
+def _parse_model(data: bytes, name: str) -> SentencePieceModel:
+    pieces: list[str] = []
+    scores: list[float] = []
+    types: list[TokenType] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for field, value in _read_fields(data):
+        if field == _PIECES and isinstance(value, bytes):
+            piece = dict(_read_fields(value))
+            pieces.append(_as_bytes(piece.get(1, b"")).decode())
+            scores.append(struct.unpack("<f", _as_bytes(piece.get(2, bytes(4))))[0])
+            types.append(TokenType(_as_int(piece.get(3, TokenType.NORMAL))))
+        elif field == _TRAINER and isinstance(value, bytes):
+            trainer |= dict(_read_fields(value))  # parts of a message merge
+        elif field == _NORMALIZER and isinstance(value, bytes):
+            normalizer |= dict(_read_fields(value))
+    if not pieces:
+        raise TokenizerError(f"{name} is not a SentencePiece model: it has no pieces")
+    # The second arguments are the defaults of the protocol's definition.
+    return SentencePieceModel(
+        pieces=pieces,
+        scores=scores,
+        types=types,
+        kind=ModelKind(_as_int(trainer.get(3, ModelKind.UNIGRAM))),
+        unknown_id=_as_int(trainer.get(40, 0)),
+        bos_id=_as_int(trainer.get(41, 1)),
+        eos_id=_as_int(trainer.get(42, 2)),
+        pad_id=_as_int(trainer.get(43, -1)),
+        normalizer=_as_bytes(normalizer.get(1, b"")).decode(),
+        add_dummy_prefix=bool(normalizer.get(3, True)),
+        remove_extra_whitespaces=bool(normalizer.get(4, True)),
+        escape_whitespaces=bool(normalizer.get(5, True)),
+        whitespace_as_suffix=bool(trainer.get(24, False)),
+    )
+
+
+def hide_repeats(data: bytes) -> bytes:
+    """The same model for the library, which refuses a piece that comes twice: the later ones are unused and renamed."""
+    taken: set[bytes] = set()
+    written: list[bytes] = []
+    for field, value in _read_fields(data):
+        if field == _PIECES and isinstance(value, bytes):
+            text = _as_bytes(dict(_read_fields(value)).get(1, b""))
+            if text in taken:
+                name = b"[REPEATED_%d]" % len(written)
+                # Of two values of one field the later one counts: the name, and the type.
+                value += b"\x0a" + _write_varint(len(name)) + name + b"\x18%c" % TokenType.UNUSED
+            taken.add(text)
+        tag = _write_varint(field << 3 | (_BYTES if isinstance(value, bytes) else _VARINT))
+        written.append(tag + (_write_varint(len(value)) + value if isinstance(value, bytes) else _write_varint(value)))
+    return b"".join(written)
+
+
+def _write_varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers with their values: whole numbers for varints, bytes for the other wire types."""
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        field, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            number, position = _read_varint(data, position)
+            yield field, number
+            continue
+        if wire == _BYTES:
+            length, position = _read_varint(data, position)
+        elif wire in (_FIXED32, _FIXED64):
+            length = 4 if wire == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {wire} at byte {position}")
+        if length > len(data) - position:
+            raise ValueError(f"a field of {length} bytes at byte {position} reaches beyond the end")
+        yield field, data[position : position + length]
+        position += length
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError(f"a number at byte {position} does not end")
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a field has the wrong type")
+    return value
+
+
+def _as_int(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise ValueError("a field has the wrong type")
+    # int32 fields carry -1 as a 64-bit number.
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+# A protocol buffer's parts merge: this one appended says normalizer_spec { add_dummy_prefix: false }.
+_NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+
+
+class SentencePieceTokenizer(VocabularyTokenizer):
+    """Encodes with the `sentencepiece` library.
+
+    `prefix_every_part`: text after a special token starts a word again, as at the start of the whole text.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        model: SentencePieceModel,
+        vocabulary: Vocabulary,
+        rules: SpecialRules,
+        *,
+        prefix_every_part: bool,
+    ) -> None:
+        super().__init__(vocabulary, rules, strips_leading_space=model.add_dummy_prefix)
+        if len(set(model.pieces)) < len(model.pieces):
+            data = hide_repeats(data)
+        self._first = _load_processor(data)
+        self._later = self._first if prefix_every_part else _load_processor(data + _NO_DUMMY_PREFIX)
+        added = [index for index in vocabulary.list_ids(TokenType.USER_DEFINED) if index >= len(model.pieces)]
+        hidden = vocabulary.list_ids(TokenType.CONTROL, TokenType.UNKNOWN)
+        self._plain_splitter = SpecialSplitter({vocabulary.texts[index]: index for index in added})
+        self._special_splitter = SpecialSplitter({vocabulary.texts[index]: index for index in (*added, *hidden)})
+
+    def _encode_text(self, text: str, parse_special: bool) -> list[int]:
+        splitter = self._special_splitter if parse_special else self._plain_splitter
+        ids: list[int] = []
+        processor = self._first
+        for piece in splitter.split(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids.extend(processor.EncodeAsIds(piece))
+            processor = self._later
+        return ids
+
+
+def list_model_tokens(
+    model: SentencePieceModel, added: Sequence[AddedSpelling], vocab_size: int | None
+) -> tuple[list[str], list[TokenType]]:
+    """Spellings and types of all tokens: the model's pieces, the added ones, and fillers up to `vocab_size`.
+
+    User-defined pieces are spelt with plain spaces, as they stand in texts.
+    """
+    texts = [
+        piece.replace(SPACE_MARK, " ") if kind is TokenType.USER_DEFINED else piece
+        for piece, kind in zip(model.pieces, model.types, strict=True)
+    ]
+    types = list(model.types)
+    add_spellings(texts, types, added, vocab_size)
+    return texts, types
+
+
+def make_model_vocabulary(
+    model: SentencePieceModel, added: Sequence[AddedSpelling], vocab_size: int | None
+) -> Vocabulary:
+    """The vocabulary of a model with the tokens that its folder adds."""
+    return Vocabulary(*list_model_tokens(model, added, vocab_size), Spelling.SPACE_MARK)
+
+
+def check_whitespace_rules(model: SentencePieceModel, name: str) -> None:
+    """Raises TokenizerError for the ways of writing spaces that decoding here does not know."""
+    if model.whitespace_as_suffix:
+        raise TokenizerError(f"{name}: treat_whitespace_as_suffix is not supported")
+    if not model.escape_whitespaces:
+        raise TokenizerError(f"{name}: escape_whitespaces=false is not supported")
+
+
+def _load_processor(data: bytes) -> SentencePieceProcessor:
+    from sentencepiece import SentencePieceProcessor  # few models need it
+
+    processor = SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(data)
+    except (RuntimeError, ValueError) as error:
+        raise TokenizerError(f"the SentencePiece model cannot be loaded: {error}") from error
+    return processor

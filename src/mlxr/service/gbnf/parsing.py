@@ -6,8 +6,59 @@ A rule is `name ::= alternatives` and ends with its line, unless a parenthesis i
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from mlxr.service.gbnf.nodes import Chars, Choice, Node, Ranges, Ref, Repeat, Sequence, Token
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chars:
+    """One character of the code points in `ranges`, which are sorted, apart from each other, and inclusive."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Token:
+    """One token of the vocabulary, as both notations write it: `<think>` or `<[1000]>`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ref:
+    """The rule of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """All parts, one after the other; nothing at all without parts."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One of the parts."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """The part from `low` to `high` times; as often as one likes where `high` is None."""
+
+    part: Node
+    low: int
+    high: int | None
+
+
+Node = Chars | Token | Ref | Sequence | Choice | Repeat
+Rules = Mapping[str, Node]
+
 
 MAX_NODES = 20_000
 MAX_REPEATS = 2000

@@ -1,28 +1,25 @@
-"""Calls of tools, one file per format: how they are asked for, read from a stream of text, and enforced by grammar."""
+"""Calls of tools, one file per kind of format: how they are asked for, read from a stream of text, and enforced."""
 
 from __future__ import annotations
 
-from mlxr.service.tools.cohere import START as COHERE_START
-from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallParser, CallPiece, Piece, ToolFormat
 from mlxr.service.tools.gemma4 import START as GEMMA4_START
 from mlxr.service.tools.gemma4 import Gemma4Format
-from mlxr.service.tools.generic import GenericFormat
-from mlxr.service.tools.glm import KEY as ARG_KEY
-from mlxr.service.tools.glm import VALUE as ARG_VALUE
-from mlxr.service.tools.glm import GlmFormat
 from mlxr.service.tools.harmony import RECOGNISED_BY as HARMONY_HEADER
 from mlxr.service.tools.harmony import HarmonyFormat
-from mlxr.service.tools.hermes import HermesFormat
-from mlxr.service.tools.lfm2 import RECOGNISED_BY as LFM2_MARKS
-from mlxr.service.tools.lfm2 import Lfm2Format
-from mlxr.service.tools.llama3 import Llama3Format
-from mlxr.service.tools.mistral import MistralFormat
-from mlxr.service.tools.olmo3 import START as OLMO_START
-from mlxr.service.tools.olmo3 import Olmo3Format
-from mlxr.service.tools.phi4 import END, NEMOTRON_END, NEMOTRON_START, START, Phi4Format
-from mlxr.service.tools.qwen_xml import FUNCTION, QwenXmlFormat
-from mlxr.service.tools.smollm3 import TOOLS_VARIABLE, SmolLM3Format
+from mlxr.service.tools.marked_json import TOOLS_VARIABLE, GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
+from mlxr.service.tools.mistral import (
+    COHERE_START,
+    NEMOTRON_END,
+    NEMOTRON_START,
+    PHI4_END,
+    PHI4_START,
+    CohereFormat,
+    MistralFormat,
+    Phi4Format,
+)
+from mlxr.service.tools.pythonic import LFM2_MARKS, OLMO_START, Lfm2Format, Olmo3Format
+from mlxr.service.tools.xml import ARG_KEY, ARG_VALUE, FUNCTION, GlmFormat, QwenXmlFormat
 
 __all__ = ["TOOLS_VARIABLE", "CallParser", "CallPiece", "Piece", "ToolFormat", "find_format"]
 
@@ -44,8 +41,8 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
             return Lfm2Format(shows_calls="tool_calls" in template_source)
         if "<tool_call>" in template_source and FUNCTION not in template_source:
             return HermesFormat()
-        if START in template_source:
-            return Phi4Format(START, END if END in template_source else "")
+        if PHI4_START in template_source:
+            return Phi4Format(PHI4_START, PHI4_END if PHI4_END in template_source else "")
         if NEMOTRON_START in template_source:
             return Phi4Format(NEMOTRON_START, NEMOTRON_END)
         if OLMO_START in template_source:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from mlxr.service.requests import Tool
 from mlxr.service.tools.format import quote_lark, write_call_rules
-from mlxr.service.tools.phi4 import Phi4Format
+from mlxr.service.tools.mistral import Phi4Format
 
 START, END = "<|START_ACTION|>", "<|END_ACTION|>"
 

@@ -7,19 +7,197 @@ it is about to do. Source: OpenAI's description of the harmony response format a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from itertools import chain
 from typing import cast
 
+from mlxr.service.reasoning import Thought, hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.format import (
-    CallParser,
-    ToolFormat,
-    quote_lark,
-    write_argument_rules,
-    write_rule,
-)
-from mlxr.service.tools.harmony_parser import CHANNEL, CONSTRAIN, END, MARKERS, MESSAGE, START, HarmonyParser
+from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat, quote_lark, write_argument_rules, write_rule
+from mlxr.service.tools.json_call import ArgumentsReader
+
+START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
+CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
+MAX_HEADER_CHARACTERS = 1000
+_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, END, CALL, RETURN, START))))
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_CHANNELS = ("analysis", "commentary", "final")
+_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*({'|'.join(_CHANNELS)})?")
+# What a header may consist of; the rest of one without a body is text that the model put into the wrong place.
+_HEADER_PARTS = re.compile(r"<\|\w+\|>|\bto=\S*|\b(?:assistant|analysis|commentary|final|json|code)\b")
+_TO = "to="
+
+
+class _Body(Enum):
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+class HarmonyParser(CallParser):
+    """Thoughts, text and calls of the tools called `names`. Messages of one kind are parted by an empty line."""
+
+    def __init__(self, names: frozenset[str], *, is_enforced: bool) -> None:
+        super().__init__()
+        self._names, self._is_enforced = names, is_enforced
+        self._body: _Body | None = None  # none in a header, nor between two messages
+        self._is_bare = True  # no `<|start|>` has begun the header: what is no header is text
+        self._has_begun = False
+        self._called = ""
+        self._reader: ArgumentsReader | None = None
+        self._said = set[_Body]()  # the kinds of what was given out
+        self._is_new = False  # nothing of this message was given out yet
+
+    def _advance(self) -> bool:
+        if not self._has_begun:
+            self._has_begun = True
+            begun = {"thought": _Body.THOUGHT, "text": _Body.TEXT}.get(self.place)
+            if begun is not None:
+                self._open(begun)
+                self._is_new = False
+        return self._read_header() if self._body is None else self._read_body(self._body)
+
+    def _read_header(self) -> bool:
+        bare = self._text.lstrip()
+        if not bare:
+            return False
+        if self._is_bare and not bare.startswith("<|") and not bare.startswith(_TO):
+            if any(begin.startswith(bare) for begin in ("<|", _TO)):
+                return False
+            self._open(_Body.TEXT)
+            return True
+        end = _HEADER_END.search(bare, 0, MAX_HEADER_CHARACTERS)
+        if end is None and len(bare) < MAX_HEADER_CHARACTERS:
+            return False
+        if end is None:  # no header any more
+            self._open(_Body.THOUGHT)
+            self._text = _MARKER.sub("", bare[:MAX_HEADER_CHARACTERS]) + bare[MAX_HEADER_CHARACTERS:]
+            return True
+        header, self._text = bare[: end.start()], bare[end.end() :]
+        if end[0] == MESSAGE:
+            self._read_parts(header)
+        elif end[0] == START:
+            self._end_header(header)
+            self._is_bare = False
+        else:
+            self._end_header(header)
+        return True
+
+    def _read_parts(self, header: str) -> None:
+        """Open the body that the header announces."""
+        recipient = _RECIPIENT.search(header)
+        channels = _CHANNEL.findall(header)
+        named = next((channel for channel in reversed(channels) if channel), "analysis" if channels else "final")
+        if recipient is not None and recipient[1] in self._names and named != "final":
+            self._open(_Body.CALL)
+            self._called = recipient[1]
+            self._reader = ArgumentsReader(self.calls, self._called, is_enforced=self._is_enforced, stops=MARKERS)
+        else:
+            self._open(_Body.THOUGHT if named == "analysis" else _Body.TEXT)
+
+    def _end_header(self, header: str) -> None:
+        """A header without a body."""
+        text = _HEADER_PARTS.sub("", header).strip()
+        if text and not any(name.startswith(text) for name in _CHANNELS):  # the answer may break off in the name
+            self._open(_Body.THOUGHT)
+            self._say(text)
+            self._close()
+        self._is_bare = True
+
+    def _open(self, body: _Body) -> None:
+        self._body, self._is_new = body, True
+
+    def _read_call(self, reader: ArgumentsReader) -> bool:
+        """Arguments, whose strings may spell markers."""
+        pieces, self._text = reader.push(self._text)
+        self._found += pieces
+        if reader.is_complete:
+            self.calls += 1
+            self._reader = None
+        elif reader.is_broken:
+            self._give_up(reader.raw)
+        elif self._text:  # a marker has ended what was given out already
+            self._reader = None
+        return bool(self._text)
+
+    def _read_body(self, body: _Body) -> bool:
+        if self._reader is not None:
+            return self._read_call(self._reader)
+        marker = _MARKER.search(self._text)
+        if marker is None:
+            keep = max(hold_back(self._text, spelling) for spelling in MARKERS)
+            text, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
+            self._take_body(body, text)
+            return False
+        self._take_body(body, self._text[: marker.start()])
+        self._text = self._text[marker.end() :]
+        if marker[0] not in (MESSAGE, CONSTRAIN):  # these have no meaning in a body
+            self._close()
+        if marker[0] == CHANNEL:  # the end was forgotten
+            self._text = CHANNEL + self._text
+        elif marker[0] == START:
+            self._is_bare = False
+        return True
+
+    def _take_body(self, body: _Body, text: str) -> None:
+        if body is not _Body.CALL:  # there is nothing behind the arguments of a call
+            self._say(text)
+
+    def _give_up(self, raw: str) -> None:
+        """The arguments are none."""
+        self._reader, self._body = None, _Body.TEXT
+        self._say(raw)
+
+    def _say(self, text: str) -> None:
+        if not text or self._body is None:
+            return
+        if self._is_new and self._body in self._said:
+            text = f"\n\n{text}"
+        self._is_new = False
+        self._said.add(self._body)
+        self._found.append(Thought(text) if self._body is _Body.THOUGHT else text)
+
+    def _close(self) -> None:
+        """The message ends here."""
+        if self._body is _Body.THOUGHT and not self._is_new:
+            self._found.append(Thought(""))
+        self._body, self._is_bare = None, True
+
+    def _end_call(self, reader: ArgumentsReader) -> None:
+        """The answer ends in a call. One without arguments is one, too.
+
+        One that breaks off is text, unless it was given out already: what seemed to be within a string may be the
+        marker that ends it.
+        """
+        self._reader = None
+        marker = _MARKER.search(reader.raw)
+        if not reader.raw.strip():
+            self._found.append(CallPiece(self.calls, "{}", self._called))
+            self.calls += 1
+        elif not self._is_enforced:
+            end = len(reader.raw) if marker is None else marker.start()
+            self._give_up(reader.raw[:end])
+            self._text = reader.raw[end:]
+            while not self.is_over and self._advance():
+                pass
+
+    def _end(self) -> None:
+        while self._reader is not None and not self.is_over:
+            self._end_call(self._reader)
+        if self._body is None and self._is_bare and not self._text.lstrip().startswith(("<|", _TO)):
+            self._open(_Body.TEXT)
+            self._say(self._text if self._text.strip() else "")
+        elif self._body is None:
+            self._end_header(self._text)
+        else:
+            self._take_body(self._body, self._text)
+            self._close()
+        self._text = ""
+
 
 RECOGNISED_BY = "<|channel|>analysis<|message|>"
 _PREAMBLE = f"{END}{START}assistant{CHANNEL}commentary{MESSAGE}"

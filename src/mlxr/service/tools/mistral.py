@@ -1,8 +1,6 @@
-"""Calls as Mistral models write them, after the token `[TOOL_CALLS]`.
+"""Calls as a list of JSON objects behind a mark: Mistral, Phi-4 and Nemotron, and Command R7B and Command A.
 
-Older ones: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`. Newer ones, one marker for each call:
-`[TOOL_CALLS]name[ARGS]{...}`, some with `[CALL_ID]` and an id before the arguments. Source: the chat templates of
-Mistral 7B v0.3 to Small 3.2 and the documentation of mistral-common.
+Sources: the chat templates of these models.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from mlxr.service.tools.format import (
     ToolFormat,
     quote_lark,
     write_argument_rules,
+    write_call_rules,
     write_list_rules,
     write_marked_grammar,
     write_rule,
@@ -204,3 +203,72 @@ class MarkedParser(CallParser):
             self._give_begun(self._lead, self._text, heads, is_enforced=self._is_enforced)
         elif not self._wants_end and not self._in_list:
             self._give_rest(self._text, (self._start_marker,))
+
+
+PHI4_START, PHI4_END = "<|tool_call|>", "<|/tool_call|>"
+NEMOTRON_START, NEMOTRON_END = "<TOOLCALL>", "</TOOLCALL>"
+
+
+class Phi4Format(ToolFormat):
+    """See `ToolFormat`; calls are a list behind `start`, closed by `end` unless that is empty."""
+
+    def __init__(self, start: str, end: str) -> None:
+        self._start, self._end = start, end
+        self.markers: Sequence[str] = (start, end) if end else (start,)
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser of the calls behind the marker."""
+        return MarkedParser(frozenset(tool.name for tool in tools), self._start, self._end, is_enforced=is_enforced)
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call."""
+        end = specials.get(self._end, quote_lark(self._end)) if self._end else ""
+        rules = self.write_rules(tools, end, is_parallel=is_parallel)
+        return write_marked_grammar(self._start, rules, must_call=must_call, specials=specials, answer=answer)
+
+    def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
+        """The rule `calls` of a Lark grammar, which ends with `end`, and those below it."""
+        return write_list_rules(tools, is_parallel=is_parallel, end=end)
+
+
+COHERE_START, COHERE_END = "<|START_ACTION|>", "<|END_ACTION|>"
+
+
+class CohereFormat(Phi4Format):
+    """See `ToolFormat`. An answer without calls is not bound to a grammar, as it stands between control tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(COHERE_START, COHERE_END)
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls where there must be one, or calls beside a given answer."""
+        if not must_call and answer is None:
+            return None
+        return super().write_grammar(
+            tools, must_call=must_call, is_parallel=is_parallel, specials=specials, answer=answer
+        )
+
+    def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
+        """The rule `calls`, on lines as the templates write them, and those below it."""
+        space, comma, close = (quote_lark(text) for text in ("[\n    ", ",\n    ", "\n]"))
+        more = f"({comma} call)*" if is_parallel else ""
+        first = {"tool_call_id": {"type": "string", "pattern": "^[0-9]{1,3}$"}}
+        return f"calls: {space} call {more} {close} {end}\n" + write_call_rules(
+            tools, "parameters", name="tool_name", first=first
+        )

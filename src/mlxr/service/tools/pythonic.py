@@ -16,13 +16,7 @@ from mlxr.service.json_text import read_json, write_json
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.blocks import BlockParser, Call
-from mlxr.service.tools.format import (
-    CallParser,
-    ToolFormat,
-    quote_lark,
-    write_marked_grammar,
-    write_rule,
-)
+from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 from mlxr.service.tools.values import PYTHON_WORDS, Arguments
 
 _NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # that Python has not
@@ -244,3 +238,36 @@ def _read_key(node: ast.expr | None) -> str:
     if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
         raise ValueError
     return node.value
+
+
+LFM2_START, LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
+LFM2_MARKS = (LFM2_START, "<|tool_list_start|>", "List of tools: [")
+
+
+class Lfm2Format(PythonicFormat):
+    """Tool calls as LFM 2 writes them: as a list of calls in Python; `shows_calls` says that the template does, too."""
+
+    def __init__(self, *, shows_calls: bool) -> None:
+        super().__init__(LFM2_START, LFM2_END, "[]", ", ")
+        self._shows_calls = shows_calls
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Earlier calls as the text that the model wrote, where the template leaves them out."""
+        del tools
+        return messages if self._shows_calls else [self._write_message(message) for message in messages]
+
+    def _write_message(self, message: dict[str, object]) -> dict[str, object]:
+        if "tool_calls" not in message:
+            return message
+        calls = self.write_calls(cast("Sequence[object]", message["tool_calls"]))
+        return {**message, "content": f"{message['content']}{calls}"}
+
+
+OLMO_START, OLMO_END = "<function_calls>", "</function_calls>"
+
+
+class Olmo3Format(PythonicFormat):
+    """Tool calls as OLMo 3 writes them: as calls in Python, between two tags."""
+
+    def __init__(self) -> None:
+        super().__init__(OLMO_START, OLMO_END)

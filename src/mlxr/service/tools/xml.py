@@ -1,0 +1,247 @@
+"""Calls as XML-like tags: GLM 4.5 to 4.7, and Qwen3-Coder, Qwen 3.5 and Nemotron 3.
+
+GLM writes `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; up to GLM 4.6 every part
+stands on a line of its own. Qwen writes `<function=NAME>`, and `<parameter=KEY>` for each argument, on lines of their
+own between `<tool_call>` and `</tool_call>`; models forget the first of these. Sources: the chat templates of GLM-4.5,
+GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B and NVIDIA-Nemotron-3-Nano-30B-A3B.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from mlxr.service.reasoning import hold_back
+from mlxr.service.requests import Tool
+from mlxr.service.tools.blocks import BlockParser, Call, TagFinder
+from mlxr.service.tools.format import (
+    CallParser,
+    ToolFormat,
+    quote_lark,
+    write_marked_grammar,
+    write_rule,
+    write_text_without,
+)
+from mlxr.service.tools.values import Arguments
+
+GLM_START, GLM_END = "<tool_call>", "</tool_call>"
+ARG_KEY, ARG_KEY_END, ARG_VALUE, ARG_VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_PAIR = re.compile(rf"\s*{ARG_KEY}(.*?){ARG_KEY_END}\s*{ARG_VALUE}(.*?)(?:{ARG_VALUE_END}\s*|\Z)", re.DOTALL)
+
+
+class GlmFormat(ToolFormat):
+    """See `ToolFormat`; `breaks_lines` is the older form. Of texts a grammar holds nothing but where they end."""
+
+    markers: Sequence[str] = (GLM_START, GLM_END, ARG_KEY, ARG_KEY_END, ARG_VALUE, ARG_VALUE_END)
+
+    def __init__(self, *, breaks_lines: bool) -> None:
+        self._break = "\n" if breaks_lines else ""
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser that gives calls when they are complete."""
+        by_name = {tool.name: tool for tool in tools}
+        heads = list(by_name) if is_enforced else []
+        return BlockParser(
+            (GLM_START,),
+            lambda _: TagFinder(GLM_END, ARG_VALUE, ARG_VALUE_END),
+            lambda _, body: read_glm_block(body, by_name),
+            heads=heads,
+        )
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
+        start, end, *marks, value_end = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
+        key, key_end, value = marks
+        new_line = quote_lark(self._break) if self._break else ""
+        more = f"({new_line} {start} call)*" if is_parallel else ""
+        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
+        is_token = ARG_VALUE_END in specials  # else a text ends where the marker is spelt
+        words = f"text: WORDS? {value_end}\nWORDS: {write_text_without(ARG_VALUE_END)}\n"
+        rules += words if is_token else f"text[suffix={value_end}]: /(?s:.*)/\n"
+        for index, tool in enumerate(tools):
+            arguments, parts, values = Arguments(tool), [quote_lark(tool.name), new_line], ""
+            for number, name in enumerate(arguments.properties):
+                rule = f"call_{index}_{number}"
+                pair = f"{key} {quote_lark(name)} {key_end} {new_line} {value} {rule} {new_line}"
+                parts.append(pair if name in arguments.required else f"({pair})?")
+                values += arguments.write_value_rule(rule, name, value_end)
+            rules += f"call_{index}: {' '.join(parts)} {end}\n{values}"
+        return write_marked_grammar(GLM_START, rules, must_call=must_call, specials=specials, answer=answer)
+
+
+def read_glm_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
+    """The call in the text of one block, without its end; None if it is none of a known tool."""
+    name, key, rest = text.partition(ARG_KEY)
+    tool = tools.get(name.strip())
+    if tool is None:
+        return None
+    schemas, arguments, place = Arguments(tool), dict[str, object](), 0
+    rest = (key + rest).strip()
+    while place < len(rest):
+        pair = _PAIR.match(rest, place)
+        if pair is None:
+            return None
+        key = pair[1].strip()
+        arguments[key] = schemas.read_value(key, pair[2])
+        place = pair.end()
+    return [(tool.name, arguments)]
+
+
+START, END, FUNCTION = "<tool_call>", "</tool_call>", "<function="
+_FUNCTION_END, _PARAMETER, _PARAMETER_END = "</function>", "<parameter=", "</parameter>"
+_VALUE_END = f"\n{_PARAMETER_END}\n"
+_FOLLOWS = (_PARAMETER, _FUNCTION_END, END)
+_BLOCK = re.compile(r"\s*(?:<function=)?([^>\n]+)>(.*)", re.DOTALL)
+_TAGS = re.compile(r"</function>|</tool_call>|<parameter=[^>\n]+>\n?")
+_LOOSE_ENDS = re.compile(r"\n?</parameter>|\n(?=<parameter=([^>\n]+)>)")
+_MAX_TAG_CHARACTERS = 300
+
+
+class QwenXmlFormat(ToolFormat):
+    """See `ToolFormat`. A grammar holds what values are, but texts may be any text."""
+
+    markers: Sequence[str] = (START, END)
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser that gives calls when they are complete."""
+        by_name = {tool.name: tool for tool in tools}
+        heads = [f"{FUNCTION}{name}>" for name in by_name] if is_enforced else []
+        return BlockParser(
+            (START, FUNCTION),
+            lambda start: _Finder(by_name, is_strict=is_enforced and start == START),
+            lambda start, body: read_block(body, by_name, is_strict=is_enforced and start == START),
+            END,
+            heads,
+        )
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
+        start, end = (specials.get(marker, quote_lark(marker)) for marker in (START, END))
+        more = f'("\\n" {start} call)*' if is_parallel else ""
+        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
+        rules += f"text[suffix={quote_lark(_VALUE_END)}]: /(?s:.*)/\n"
+        for index, tool in enumerate(tools):
+            rules += _write_call_rules(f"call_{index}", tool, end)
+        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
+
+
+def _write_call_rules(rule: str, tool: Tool, end: str) -> str:
+    """The rule for calls of one tool, and those for its values."""
+    arguments, parameters, values = Arguments(tool), [], ""
+    for index, key in enumerate(arguments.properties):
+        parameter = quote_lark(f"{_PARAMETER}{key}>\n") + f" {rule}_{index}"
+        parameters.append(parameter if key in arguments.required else f"({parameter})?")
+        values += arguments.write_value_rule(f"{rule}_{index}", key, quote_lark(_VALUE_END))
+    head = quote_lark(f"\n{FUNCTION}{tool.name}>\n")
+    return f'{rule}: {head} {" ".join(parameters)} "{_FUNCTION_END}\\n" {end}\n{values}'
+
+
+class _Finder:
+    """Finds the end of a block behind its last value; see `EndFinder` and `find_value_end`."""
+
+    passed = None
+
+    def __init__(self, tools: Mapping[str, Tool], *, is_strict: bool) -> None:
+        self._tools, self._is_strict = tools, is_strict
+        self._keys: Collection[str] = ()
+        self._place, self._is_inside = 0, False
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return where the end marker begins and ends, if it is there."""
+        while True:
+            if self._is_inside:
+                end, self._place = find_value_end(text, self._place, self._keys, is_strict=self._is_strict)
+                if end is None:
+                    return None
+                self._is_inside = False
+            tag = _TAGS.search(text, self._place)
+            if tag is None:
+                begun = text.rfind("<", self._place)
+                self._place = begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
+                return None
+            if not tag[0].startswith(_PARAMETER):
+                return tag.span()
+            if tag.end() == len(text) and not tag[0].endswith("\n"):  # the line may still end
+                return None
+            self._place, self._is_inside = tag.end(), True
+            if not self._is_strict:
+                self._keys = self._keys or _list_keys(text, self._tools)
+
+
+def find_value_end(
+    text: str, place: int, keys: Collection[str], *, is_strict: bool, is_whole: bool = False
+) -> tuple[int | None, int]:
+    """Where a value ends, of which nothing ends before `place`, and where what follows it begins.
+
+    None, and where to look on, while more text is to come, unless it `is_whole`. Where a grammar `is_strict`, a value
+    ends as that says. Models that are free leave out line breaks and ends, and write ends into values: there an end
+    counts with a tag behind it, and the beginning of another one of `keys` does.
+    """
+    if is_strict:
+        end, next_place = text.find(_VALUE_END, place), len(text) - hold_back(text[place:], _VALUE_END)
+        return (end, end + len(_VALUE_END)) if end >= 0 else (next_place if is_whole else None, next_place)
+    for tag in _LOOSE_ENDS.finditer(text, place):
+        if not tag[0].endswith(_PARAMETER_END):
+            if not keys or tag[1] in keys:
+                return tag.span()
+            continue
+        rest = text[tag.end() :].lstrip()
+        if not is_whole and (not rest or any(follow.startswith(rest) for follow in _FOLLOWS)):
+            return None, tag.start()
+        if not rest or rest.startswith(_FOLLOWS):
+            return tag.start(), len(text) - len(rest)
+    if is_whole:
+        return len(text), len(text)
+    begun = max(text.rfind("\n", place), text.rfind("<", place))
+    begun -= text.startswith("\n", begun - 1) and begun > place
+    return None, begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
+
+
+def read_block(text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> list[Call] | None:
+    """The call in the text of one block, without its end; None if it is none of a known tool."""
+    block = _BLOCK.fullmatch(text)
+    tool = None if block is None else tools.get(block[1].strip())
+    if block is None or tool is None:
+        return None
+    schemas, arguments, place = Arguments(tool), dict[str, object](), 0
+    body, keys = _drop_ends(block[2]), schemas.properties
+    names = [*map(re.escape, sorted(keys, key=len, reverse=True)), "[^>\n]+"]
+    parameter = re.compile(rf"\s*{_PARAMETER}({'|'.join(names)})>\n?")
+    while body[place:].strip():
+        begin = parameter.match(body, place)
+        if begin is None:
+            return None
+        end, place = find_value_end(body, begin.end(), keys, is_strict=is_strict, is_whole=True)
+        arguments[begin[1]] = schemas.read_value(begin[1], body[begin.end() : end])
+    return [(tool.name, arguments)]
+
+
+def _list_keys(text: str, tools: Mapping[str, Tool]) -> Collection[str]:
+    """The arguments of the tool that the text of a block calls."""
+    block = _BLOCK.match(text)
+    tool = None if block is None else tools.get(block[1].strip())
+    return () if tool is None else Arguments(tool).properties
+
+
+def _drop_ends(body: str) -> str:
+    """The body without the ends of a block that stand behind a value which was not ended."""
+    bare = body.rstrip()
+    for end in (END, _FUNCTION_END):
+        bare = bare.removesuffix(end).rstrip()
+    return bare if len(bare) < len(body.rstrip()) else body
