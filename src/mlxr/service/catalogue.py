@@ -158,7 +158,7 @@ def describe_template(template_source: str) -> dict[str, str]:
         levels = "" if tags is None or not tags.levels else f" ({', '.join(tags.levels)})"
         switches.append(f"{EFFORT}{levels}")
     return {
-        "tool calls": type(tool_format).__module__.rpartition(".")[2],
+        "tool calls": type(tool_format).__name__.removesuffix("Format").lower(),
         "thoughts": "" if tags is None else f"{tags.open} ... {tags.close}",
         "switches": ", ".join(switches if tags is not None else ()),
     }
