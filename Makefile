@@ -18,13 +18,15 @@ NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["proj
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 PROMPT ?= What does os.path.join do?
 BENCH ?= --quick
+REF ?=
+GATE ?=
 CHECKED := src tests tools bench lab examples
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench page check-page test-clients test-page test-gpu test-sanitized test-real test-peers test-wheel test-agents clean
+.PHONY: help run test quick lint format bench bench-gate page check-page test-clients test-page test-gpu test-sanitized test-real test-peers test-wheel test-agents clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -69,6 +71,9 @@ test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there
 bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed it, and the machine (BENCH=... for other cases)
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
+
+bench-gate: $(VENV)/.dev ## fail when decode or prefill is over 5 % slower than the last tag's (REF=COMMIT for another)
+	@$(BIN)/python bench/gate.py $(if $(REF),--ref $(REF)) $(GATE)
 
 test-agents: $(VENV)/.installed $(AGENTS)/.installed ## coding agents, the AI SDK and suites of others against a server (needs npm for the first two)
 	@$(AGENTS)/bin/python -m pytest --confcutdir=tests/foreign -W ignore -rs -o asyncio_mode=auto \

@@ -17,18 +17,29 @@ from mlxr.core.errors import MlxrError
 BENCH = Path(__file__).parents[1]
 
 
-class Child:
-    """A running `python -m module`, started in bench. Its stderr goes to `log`."""
+# Runs a module of the working folder with the packages of PYTHONPATH, whatever else is installed for editing.
+RUN_APART = (
+    "import runpy, sys; "
+    "sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != 'ScikitBuildRedirectingFinder']; "
+    "runpy.run_module(sys.argv[1], run_name='__main__')"
+)
 
-    def __init__(self, name: str, python: Path, module: str, log: Path) -> None:
+
+class Child:
+    """A running `python -m module`, started in bench. Its stderr goes to `log`.
+
+    With `tree`, another checkout with its native module in place, module and package are those of that one.
+    """
+
+    def __init__(self, name: str, python: Path, module: str, log: Path, tree: Path | None = None) -> None:
         self.name = name
         self._log_path = log
         self._log = log.open("wb")
         try:
             self._process = subprocess.Popen(
-                [python, "-m", module],
-                cwd=BENCH,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(self._list_folders())},
+                [python, "-m", module] if tree is None else [python, "-c", RUN_APART, module],
+                cwd=BENCH if tree is None else tree / "bench",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(self._list_folders(tree))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -42,8 +53,10 @@ class Child:
             ) from error
 
     @staticmethod
-    def _list_folders() -> list[str]:
-        """The path of modules, such that the child runs the very package that runs here."""
+    def _list_folders(tree: Path | None) -> list[str]:
+        """Return the path of modules, such that the child runs the tree's package, or the very one that runs here."""
+        if tree is not None:
+            return [str(tree / "src")]
         given = os.environ.get("PYTHONPATH")
         return [str(Path(mlxr.__file__).parents[1]), *([given] if given else [])]
 

@@ -31,6 +31,7 @@ class Side:
         self._given: Mapping[str, object] = {}
         self._prompts: list[list[int]] = []
         self._seeds = itertools.count(10**6)
+        self._drag = 0.0  # of each decode step's time, slept after it
 
     def open(self, model: str, threads: int, settings: Mapping[str, object]) -> dict[str, Any]:
         """Load a model file."""
@@ -85,7 +86,7 @@ class Side:
             while waiting:
                 waiting.difference_update(event.sequence_id for event in self._step())
             start_s = time.perf_counter()
-            grown = [len(self._step()) for _ in range(steps)]
+            grown = [len(self._drag_step()) for _ in range(steps)]
             seconds = time.perf_counter() - start_s
         finally:
             for request_id in ids:
@@ -93,6 +94,17 @@ class Side:
         if set(grown) != {len(ids)}:
             raise MlxrError(f"steps advanced {min(grown)} to {max(grown)} of {len(ids)} sequences")
         return seconds
+
+    def drag(self, share: float) -> None:
+        """Let each measured decode step sleep for so much of its time: what a gate of speed must notice."""
+        self._drag = share
+
+    def _drag_step(self) -> list[TokenEvent]:
+        start_s = time.perf_counter()
+        events = self._step()
+        if self._drag:
+            time.sleep(self._drag * (time.perf_counter() - start_s))
+        return events
 
     def _fill(self, prompt: list[int]) -> TokenEvent:
         """The event of a prompt's first token."""
@@ -133,7 +145,7 @@ class Side:
 def main() -> None:
     """Serve until stdin ends."""
     side = Side()
-    names = ("open", "start", "hold", "prefill", "decode", "close")
+    names = ("open", "start", "hold", "prefill", "decode", "drag", "close")
     serve({name: getattr(side, name) for name in names})
 
 
