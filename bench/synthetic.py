@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mlxr.core.errors import MlxrError
 from mlxr.formats import TensorToWrite, by_name, encode_tensor, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
-from mlxr.models import ModelConfig, config_from_gguf
+from mlxr.models import Model, model_from_gguf
 from mlxr.models.components import Experts
 from mlxr.models.folders.metadata import read_folder
 from mlxr.models.names import gguf_name
@@ -61,16 +61,18 @@ class Shape:
     @property
     def head_dim(self) -> int:
         """Numbers of a head."""
-        return self.to_config().head_dim
+        attention = self.to_config().attention
+        assert attention is not None, "all of these models attend"
+        return attention.head_dim
 
     @property
     def mixture(self) -> Experts | None:
         """The experts of the model, if it has any."""
-        return self.to_config().mixture
+        return next((layer.experts for layer in self.to_config().layers if layer.experts is not None), None)
 
-    def to_config(self) -> ModelConfig:
+    def to_config(self) -> Model:
         """The same as the configuration of a model."""
-        return config_from_gguf(self.state(), {})
+        return model_from_gguf(self.state(), {})
 
     def state(self) -> Metadata:
         """The same as GGUF's metadata, out of a `config.json` of a llama if nothing else is said."""
@@ -106,7 +108,7 @@ class Shape:
                 dimensions,
                 layer=int(name.split(".")[1]) if name.startswith("blk.") else 0,
                 layers=self.layers,
-                tied_output=self.to_config().tied_embeddings,
+                tied_output=self.to_config().is_tied,
                 query_groups=self.heads // self.kv_heads,
             )
             if "ffn_gate_inp" in name:

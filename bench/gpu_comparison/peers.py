@@ -33,7 +33,7 @@ def _name_sizes(shape: Shape) -> dict[str, Any]:
 
 def _make_mlx_model(shape: Shape) -> Any:
     """mlx-lm's llama, or with a mixture of experts its Qwen 3."""
-    if shape.to_config().recurrence is not None:
+    if any(layer.recurrence is not None for layer in shape.to_config().layers):
         raise ValueError("recurrent layers are not compared here")
     sizes, mixture = _name_sizes(shape) | {"rope_theta": shape.rope_theta}, shape.mixture
     if mixture is None:
@@ -44,7 +44,7 @@ def _make_mlx_model(shape: Shape) -> Any:
     from mlx_lm.models.qwen3_moe import ModelArgs as MixtureArgs
 
     more = {
-        "num_experts": mixture.experts,
+        "num_experts": mixture.count,
         "num_experts_per_tok": mixture.rule.used,
         "moe_intermediate_size": mixture.features,
         "norm_topk_prob": mixture.rule.renormalises,

@@ -13,7 +13,7 @@ from typing import Any
 from mlxr.core.errors import ModelError
 from mlxr.formats import AdapterFile, find_adapter_files, read_adapter
 from mlxr.formats import measure_adapter as measure_adapter
-from mlxr.loading import ModelConfig, SourceModel, open_source
+from mlxr.loading import Model, SourceModel, open_source
 from mlxr.models.expert_updates import list_experts
 from mlxr.models.names import from_gguf_name
 from mlxr.models.updates import OUTPUT, TABLE, list_updates
@@ -46,7 +46,7 @@ def inspect_adapter(path: Path, base: Path) -> AdapterSummary:
     return AdapterSummary(format_name, rank, len(file.pairs), find_adapter_files(path))
 
 
-def _check_updates(name: str, file: AdapterFile, config: ModelConfig, shapes: Mapping[str, tuple[int, int]]) -> None:
+def _check_updates(name: str, file: AdapterFile, config: Model, shapes: Mapping[str, tuple[int, int]]) -> None:
     for update in list_updates(name, file.pairs, config, is_gguf=file.is_gguf):
         if update.name not in shapes:
             raise update.refuse(f"{update.pair} is no weight of this model that adapters can update")

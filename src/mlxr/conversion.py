@@ -78,7 +78,7 @@ def plan_tensors(model: SourceModel, recipe_name: str | None) -> list[TensorToWr
                 name,
                 source.shape,
                 layer=find_layer(name),
-                layers=model.config.layers,
+                layers=len(model.config.layers),
                 tied_output="output.weight" not in model.tensors,
                 query_groups=model.config.heads // model.config.kv_heads,
             )

@@ -29,7 +29,7 @@ from mlxr.model_files.finding import ASSETS, NAMED_MODELS, find_draft, find_mode
 from mlxr.model_files.reading import read_eagle, read_footprint, read_sampling, read_template, read_unknown_keys
 from mlxr.model_files.source import SourceModel, list_files, name_quantization, open_source
 from mlxr.model_files.tensors import read_contents
-from mlxr.models import Decoder, ModelConfig
+from mlxr.models import Decoder, Model
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
@@ -48,7 +48,7 @@ __all__ = [
     "Footprint",
     "Group",
     "LoadedModel",
-    "ModelConfig",
+    "Model",
     "Progress",
     "Routing",
     "SourceModel",
@@ -101,7 +101,7 @@ class LoadedModel:
     path: Path
     ctx: Context
     model: Decoder
-    config: ModelConfig
+    config: Model
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     load_s: float

@@ -13,8 +13,8 @@ from rank_processes import run_ranks
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.models import config_from_hf
-from mlxr.models.shares import Place, share_config
+from mlxr.models import model_from_folder
+from mlxr.models.shares import Place, share_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import TinyRun, build_hf, read_golden
@@ -74,4 +74,4 @@ def test_both_ranks_have_the_logits_of_the_golden(results: tuple[float, dict[str
 ])  # fmt: skip
 def test_what_is_not_shared_yet_is_refused(case: str, why: str) -> None:
     with pytest.raises(ModelError, match=f"cannot be shared by 2 GPUs: {why}"):
-        share_config(config_from_hf(read_golden(case)[0]), Place(0, 2))
+        share_model(model_from_folder(read_golden(case)[0]), Place(0, 2))

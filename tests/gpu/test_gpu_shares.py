@@ -16,25 +16,15 @@ from mlxr.engine.memory_plan import estimate_arena
 from mlxr.formats import by_name, open_gguf
 from mlxr.kernels.cut import cut_columns
 from mlxr.loading import ASSETS
-from mlxr.models import ModelConfig, config_from_gguf
-from mlxr.models.shares import Place, make_share, share_config, share_out
+from mlxr.models import Model, model_from_gguf
+from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope
+from mlxr.models.shares import Place, make_share, share_model, share_out
 from mlxr.models.weights import arrange_tensors, expected_tensors
 
-LLAMA = ModelConfig(
-    architecture="llama",
-    layers=2,
-    hidden=64,
-    heads=8,
-    kv_heads=4,
-    head_dim=32,
-    ffn=1280,
-    vocab_size=1000,
-    context_length=64,
-    rms_eps=1e-5,
-    rope_theta=10000.0,
-    rope_dim=32,
-    rope_interleaved=True,
-)
+ATTENTION = Attention(8, 4, 32, scale=32**-0.5, rope=Rope(10000.0, 32, interleaved=True))
+LAYER = Layer(ATTENTION, FeedForward(1280, "silu"), Norms(1e-5))
+NARROW = replace(LAYER, mixer=replace(ATTENTION, heads=4, kv_heads=2))
+LLAMA = Model("llama", (LAYER,) * 2, hidden=64, vocab_size=1000, context_length=64)
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16", "bf16", *QUANTISED])
@@ -64,7 +54,7 @@ def test_features_are_cut_between_blocks(features: int, count: int, shares: list
     assert share_out(features, count) == shares
 
 
-def make_tensors(config: ModelConfig) -> dict[str, Any]:
+def make_tensors(config: Model) -> dict[str, Any]:
     return {
         name: make_tensor("f32", *(shape if len(shape) == 2 else (1, *shape)), seed=number)
         for number, (name, shape) in enumerate(expected_tensors(config).items())
@@ -85,21 +75,15 @@ def test_every_tensor_is_whole_or_divided(count: int) -> None:
             joined = np.concatenate(parts, axis=int(name in summed))
             np.testing.assert_array_equal(joined, tensor.to_float32())
     for index, share in enumerate(shares):
-        for name, shape in share.config.layer_specs[0].tensors(64):
+        for name, shape in share.model.layers[0].tensors(64):
             if len(shape) == 2:
                 assert share.tensors[f"blk.0.{name}"].shape == shape, index
 
 
 def test_the_first_rank_alone_adds_the_bias_of_a_sum() -> None:
-    config = replace(
-        LLAMA,
-        architecture="starcoder2",
-        rope_interleaved=False,
-        ffn_bias=True,
-        output_bias=True,
-        qkv_bias=True,
-        logit_bias=True,
-    )
+    attention = replace(ATTENTION, output_bias=True, qkv_bias=True)
+    layer = replace(LAYER, mixer=attention, feed_forward=FeedForward(1280, "silu", bias=True))
+    config = replace(LLAMA, layers=(layer,) * 2, has_output_bias=True)
     whole = dict.fromkeys(expected_tensors(config))
     tensors = make_tensors(config)
     for name in whole:
@@ -120,12 +104,12 @@ def test_the_first_rank_alone_adds_the_bias_of_a_sum() -> None:
 
 
 @pytest.mark.parametrize(("changes", "count", "what"), [
-    ({"kv_heads": 2, "heads": 4}, 4, "layer 0 has 4 heads with 2 of keys, which 4 does not divide"),
+    ({"layers": (NARROW,)}, 4, "layer 0 has 4 heads with 2 of keys, which 4 does not divide"),
     ({"vocab_size": 1}, 2, "it has 1280 features in layer 0, and 1 tokens"),
 ])  # fmt: skip
 def test_what_cannot_be_shared_is_refused(changes: dict[str, Any], count: int, what: str) -> None:
     with pytest.raises(ModelError, match=f"cannot be shared by {count} GPUs: {what}"):
-        share_config(replace(LLAMA, **changes), Place(0, count))
+        share_model(replace(LLAMA, **changes), Place(0, count))
 
 
 def test_blocks_are_not_cut() -> None:
@@ -135,9 +119,9 @@ def test_blocks_are_not_cut() -> None:
 
 def test_the_demo_model_is_shared() -> None:
     with open_gguf(ASSETS / "demo.gguf") as file:
-        config = config_from_gguf(file.metadata, file.tensors)
+        config = model_from_gguf(file.metadata, file.tensors)
         share = make_share(config, arrange_tensors(config, file.tensors), Place(1, 2))
-        assert share.config.heads * 2 == config.heads
+        assert share.model.heads * 2 == config.heads
         assert sum(share.columns) == config.vocab_size
 
 

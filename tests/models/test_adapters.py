@@ -27,7 +27,7 @@ from mlxr.formats import AdapterFile, TensorToWrite, open_gguf, read_adapter, wr
 from mlxr.formats.adapter_file import MAX_PATTERNS
 from mlxr.kernels.context import Context, load_native
 from mlxr.loading import ASSETS
-from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, model_from_folder, model_from_gguf
 from mlxr.models.adapter import Adapter, make_adapter
 
 Weights = dict[str, np.ndarray]
@@ -89,12 +89,12 @@ def test_an_adapter_is_as_good_as_merged(case: str, layout: str, device: str, tm
     rooted = case == "qwen2"
     merged = write_peft(tmp_path / "a", weights, 1, use_rslora=rooted, alpha_pattern=alphas, rank_pattern=ranks)
     ctx = Context(device) if device == "reference" else Context("cpu", threads=2)
-    config, is_gguf = config_from_hf(fields), layout == "gguf"
+    config, is_gguf = model_from_folder(fields), layout == "gguf"
     models = []
     for values in (weights, merged):
         if is_gguf:
             metadata, tensors = make_gguf(values, fields)
-            models.append(Decoder(ctx, config_from_gguf(metadata, tensors), tensors))
+            models.append(Decoder(ctx, model_from_gguf(metadata, tensors), tensors))
         else:
             models.append(Decoder(ctx, config, make_hf_tensors(values, fields)))
     tokens = np.asarray(prompt).reshape(-1)[:24].tolist()
@@ -166,7 +166,7 @@ def test_a_gguf_adapter_says_the_same(tmp_path: Path) -> None:
     write_peft(tmp_path / "a", weights, 1)
     file = read_adapter(tmp_path / "a")
     metadata, tensors = make_gguf(weights, fields)
-    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    model = Decoder(Context("reference"), model_from_gguf(metadata, tensors), tensors)
     fitted = fit(model, file)
     written = []
     for weight, parts in fitted.parts[0].updates.payload[0].items():

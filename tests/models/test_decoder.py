@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from model_fields import look
 from numpy.typing import NDArray
 from random_model import make_tokens, make_weights
 from tiny_models import PAGE_SIZE, TinyRun, build_hf, make_hf_tensors, make_source, read_golden
@@ -15,12 +16,12 @@ from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import build_table
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 from mlxr.models.rotations import FIRST_POSITIONS
 from mlxr.models.weights import check_tensors, expected_tensors
 
 CONFIG, SEED, TOKENS, GOLDEN = read_golden("llama-gqa-64")
-MODEL = config_from_hf(CONFIG)
+MODEL = model_from_folder(CONFIG)
 
 
 def make_tensors() -> dict[str, TensorSource]:
@@ -61,7 +62,7 @@ def test_unexpected_tensors_are_refused(name: str, why: str) -> None:
 
 
 def test_copies_and_derived_tensors_are_no_obstacle() -> None:
-    tied = replace(MODEL, tied_embeddings=True)
+    tied = replace(MODEL, is_tied=True)
     extra = make_source("blk.0.attn_rot_embd.weight", np.zeros(32, np.float32))
     check_tensors(tied, make_tensors() | {extra.name: extra})
 
@@ -69,7 +70,7 @@ def test_copies_and_derived_tensors_are_no_obstacle() -> None:
 def test_rope_factors_are_used_and_checked() -> None:
     factors = make_source("rope_freqs.weight", np.full(32, 4.0, np.float32))
     stretched = TinyRun(Decoder(Context("reference"), MODEL, make_tensors() | {factors.name: factors})).run(TOKENS)
-    linear = config_from_hf(CONFIG | {"rope_scaling": {"type": "linear", "factor": 4.0}})
+    linear = model_from_folder(CONFIG | {"rope_scaling": {"type": "linear", "factor": 4.0}})
     expected = TinyRun(Decoder(Context("reference"), linear, make_tensors())).run(TOKENS)
     np.testing.assert_array_equal(stretched, expected)
     for wrong in (0.0, -1.0, np.nan, np.inf):
@@ -133,9 +134,9 @@ def test_weight_bytes_are_those_of_the_tensors() -> None:
     assert model.work.output_macs == rows * columns
     assert model.work.token_macs == sum(rows * columns for rows, columns in matrices.values())
     assert model.work.weight_bytes == model.step_bytes
-    pair_macs = 2 * model.config.layers * model.config.heads * model.config.head_dim
+    pair_macs = 2 * len(model.config.layers) * model.config.heads * look(model.config, "head_dim")
     assert [(work.pair_macs, work.window) for work in model.work.attention] == [
-        (pair_macs, model.config.sliding_window)
+        (pair_macs, look(model.config, "sliding_window"))
     ]
 
 

@@ -9,7 +9,7 @@ from tiny_models import GOLDENS, Floats, TinyRun, build_head, make_hf_tensors, m
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import describe_draft_layer, take_draft_layer
 
@@ -60,7 +60,7 @@ def test_each_tensor_around_the_layer_counts(name: str) -> None:
     weights = make_weights(config, seed) | make_head_weights(config, seed)
     weights[name] = weights[name][::-1].copy()
     tensors = make_hf_tensors(weights, config)
-    model = Decoder(Context("reference"), config_from_hf(config), tensors)
+    model = Decoder(Context("reference"), model_from_folder(config), tensors)
     layer = take_draft_layer(model.config, tensors)
     assert layer is not None
     assert np.abs(run_head(model, DraftHead(model, layer), tokens) - golden).max() > 100 * TOLERANCE
@@ -83,11 +83,11 @@ def test_a_layer_that_does_not_fit_is_refused_by_name(lost: str, given: tuple[in
     if given is not None:
         tensors[lost] = make_source(lost, np.zeros(given, np.float32))
     with pytest.raises(ModelError, match=message):
-        take_draft_layer(config_from_hf(config), tensors)
+        take_draft_layer(model_from_folder(config), tensors)
 
 
 def test_files_without_such_a_layer_have_none() -> None:
     config, seed, _, _ = read_golden("qwen35")
     tensors = make_hf_tensors(make_weights(config, seed), config)
-    assert describe_draft_layer(config_from_hf(config), tensors) is None
-    assert take_draft_layer(config_from_hf(config), tensors) is None
+    assert describe_draft_layer(model_from_folder(config), tensors) is None
+    assert take_draft_layer(model_from_folder(config), tensors) is None

@@ -26,7 +26,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 
@@ -164,7 +164,7 @@ def make_cyclic(case: str) -> Pair:
     for name in (name for name in weights if name.endswith((".fc.weight", ".eh_proj.weight"))):
         weights[name][:] = np.eye(hidden, 2 * hidden)
     tensors = make_hf_tensors(weights, config)
-    model = Decoder(Context("cpu", threads=2), config_from_hf(config), tensors)
+    model = Decoder(Context("cpu", threads=2), model_from_folder(config), tensors)
     layer = take_draft_layer(model.config, tensors)
     assert layer is not None
     return model, DraftHead(model, layer)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from eagle_reference import Weights, compute_eagle, make_eagle, run_layer
+from model_fields import look
 from model_folder import make_folder
 from random_model import make_weights
 from test_draft_head_text import _no_lookup as _no_lookup  # all guesses are the head's
@@ -26,7 +27,7 @@ from mlxr.core.settings import Settings
 from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 from mlxr.models.eagle import EagleHead, find_taps
 from mlxr.service.opening import find_draft_config, open_model
 
@@ -64,13 +65,14 @@ def test_a_tap_is_what_a_model_of_fewer_layers_gives(case: str, taps: tuple[int,
     np.testing.assert_array_equal(states, whole)
     assert tapped.shape == (len(tokens), len(taps) * config["hidden_size"])
     _, more = model.forward_tapped((run := TinyRun(model)).append({0: tokens}), run.arena, (1,))
-    ends = model.forward_tapped((run := TinyRun(model)).append({0: tokens}), run.arena, (1, model.config.layers))[1]
+    taps_of_both = 1, len(model.config.layers)
+    ends = model.forward_tapped((run := TinyRun(model)).append({0: tokens}), run.arena, taps_of_both)[1]
     np.testing.assert_array_equal(ends[:, : config["hidden_size"]], more)
     if 1 in taps:
         place = taps.index(1) * config["hidden_size"]
         np.testing.assert_array_equal(tapped[:, place : place + config["hidden_size"]], more)
     last = ends[:, config["hidden_size"] :]
-    scaled = last / np.sqrt(np.square(last).mean(axis=1, keepdims=True) + model.config.rms_eps)
+    scaled = last / np.sqrt(np.square(last).mean(axis=1, keepdims=True) + look(model.config, "rms_eps"))
     assert np.abs(scaled * model.weights.norm.weight - whole).max() < TOLERANCE
 
 
@@ -80,9 +82,9 @@ def test_a_tap_before_a_layer_is_the_stream_of_a_shorter_model() -> None:
     _, tapped = model.forward_tapped((run := TinyRun(model)).append({0: tokens}), run.arena, (3,))
     shorter = {**config, "num_hidden_layers": 3, "layer_types": config["layer_types"][:3]}
     tensors = make_hf_tensors(make_weights(shorter, seed), config)
-    short = Decoder(Context("reference"), config_from_hf(shorter), tensors)
+    short = Decoder(Context("reference"), model_from_folder(shorter), tensors)
     states = short.forward_hidden((run := TinyRun(short)).append({0: tokens}), run.arena)
-    scaled = tapped / np.sqrt(np.square(tapped).mean(axis=1, keepdims=True) + model.config.rms_eps)
+    scaled = tapped / np.sqrt(np.square(tapped).mean(axis=1, keepdims=True) + look(model.config, "rms_eps"))
     assert np.abs(scaled * model.weights.norm.weight - states).max() < TOLERANCE
 
 
@@ -126,7 +128,7 @@ def test_its_tokens_are_those_of_the_map() -> None:
 @pytest.mark.slow
 def test_text_is_the_same_whatever_happens_to_pages_and_states(case: str) -> None:
     model, _ = build(case)
-    layers = model.config.layers
+    layers = len(model.config.layers)
     _, _, head = build_eagle(model, case, eagle_aux_hidden_state_layer_ids=[0, 1, layers])
     drafted = sum(run_schedule(random.Random(seed), case, head) for seed in range(4))
     assert drafted > 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from model_fields import find_experts
 from random_model import make_weights
 from tiny_models import make_gguf, make_hf_tensors, read_golden
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.moe import expect_experts
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 from mlxr.models.footprint import measure_footprint, summarise_experts
 from mlxr.models.weights import arrange_tensors
 
@@ -20,7 +21,7 @@ UNCOUNTED_BYTES = 512  # a few small vectors: sinks, biases of a choice, scales
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_tells_what_a_step_of_the_model_reads(case: str) -> None:
     fields, seed, *_ = read_golden(case)
-    config = config_from_hf(fields)
+    config = model_from_folder(fields)
     tensors = make_hf_tensors(make_weights(fields, seed), fields)
     footprint = measure_footprint(config, arrange_tensors(config, tensors))
     model = Decoder(Context("reference"), config, tensors)
@@ -28,12 +29,12 @@ def test_a_file_tells_what_a_step_of_the_model_reads(case: str) -> None:
     assert footprint.active_bytes == pytest.approx(model.step_bytes, abs=UNCOUNTED_BYTES)
     assert footprint.expert_bytes == sum(experts.nbytes for experts in model.work.experts)
     assert footprint.experts == summarise_experts(config)
-    assert (footprint.expert_bytes > 0) == (config.mixture is not None)
+    assert (footprint.expert_bytes > 0) == (find_experts(config) is not None)
 
 
 def test_experts_are_summed_up_over_the_layers_that_have_them() -> None:
     fields, seed, *_ = read_golden("glm4moe")
-    config = config_from_hf(fields)
+    config = model_from_folder(fields)
     _, tensors = make_gguf(make_weights(fields, seed), fields)
     experts = measure_footprint(config, arrange_tensors(config, tensors)).experts
     assert experts is not None
@@ -54,7 +55,7 @@ def test_tokens_are_expected_at_so_many_experts_as_chance_sends_them_to() -> Non
 def test_a_step_of_more_tokens_reads_more_experts_and_all_else_once() -> None:
     fields, seed, *_ = read_golden("qwen3moe")
     tensors = make_hf_tensors(make_weights(fields, seed), fields)
-    model = Decoder(Context("reference"), config_from_hf(fields), tensors)
+    model = Decoder(Context("reference"), model_from_folder(fields), tensors)
     (experts,) = model.work.experts
     assert model.step_bytes == model.work.weight_bytes + experts.nbytes * experts.used // experts.experts
     assert model.work.count_weight_bytes(10**6) == model.work.weight_bytes + experts.nbytes

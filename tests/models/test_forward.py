@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from model_fields import look
 from numpy.typing import NDArray
 from ran import count_apart
 from random_model import make_weights
@@ -15,10 +16,10 @@ from mlxr.cache.arena import Arena
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.forward import Ends
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 
 CONFIG, SEED, TOKENS, _ = read_golden("llama-gqa-64")
-MODEL = config_from_hf(CONFIG)
+MODEL = model_from_folder(CONFIG)
 
 
 def build(ctx: Context, type_name: str = "q8_0") -> Decoder:
@@ -26,7 +27,7 @@ def build(ctx: Context, type_name: str = "q8_0") -> Decoder:
 
 
 def make_arena(ctx: Context, pages: int) -> Arena:
-    return Arena(ctx, MODEL.layers, pages, MODEL.kv_heads, PAGE_SIZE, MODEL.head_dim, "f32")
+    return Arena(ctx, len(MODEL.layers), pages, MODEL.kv_heads, PAGE_SIZE, look(MODEL, "head_dim"), "f32")
 
 
 def make_step(token_ids: list[int], positions: list[int]) -> RaggedBatch:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_fields import change as change_model
+from model_fields import find_experts, look
 from random_model import count_experts, make_weights
 from safetensors.numpy import save_file
 from tiny_models import (
@@ -29,8 +31,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.context import Context
 from mlxr.kernels.rope import QueryTemperature
 from mlxr.model_files.tensors import read_contents
-from mlxr.models import Decoder, config_from_gguf, config_from_hf
-from mlxr.models.architectures import by_name
+from mlxr.models import Decoder, model_from_folder, model_from_gguf
 from mlxr.models.components import GatedDelta
 from mlxr.models.rope_factors import LONG_FACTORS, SHORT_FACTORS
 from mlxr.models.weights import arrange_tensors
@@ -54,7 +55,6 @@ def test_gguf_layout_equals_golden(case: str) -> None:
     """Permuted rows and interleaved rotation, metadata written and read back: the same model."""
     config, seed, tokens, golden = read_golden(case)
     model = build_gguf(Context("reference"), config, seed)
-    assert model.config.rope_interleaved == by_name(model.config.architecture).rope.gguf_interleaved
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
@@ -160,7 +160,7 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("gemma2", {"sliding_window": 12}),
         ("gemma3-scale", {"attention_scale": None}),
         ("gemma3-scale", {"window_layers": (True, False, False)}),
-        ("gemma3-scale", {"tied_embeddings": True}),
+        ("gemma3-scale", {"is_tied": True}),
         ("gemma2", {"attention_softcap": None}),
         ("gemma2", {"final_softcap": None}),
         ("gemma2", {"embedding_scale": 1.0}),
@@ -190,9 +190,9 @@ def test_chunked_reference_equals_golden(case: str) -> None:
 def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None:
     """Leaving a feature out moves the logits far beyond the tolerance, so the goldens really test it."""
     config, seed, tokens, golden = read_golden(case)
-    changed = replace(config_from_hf(config), **change)  # type: ignore[arg-type]
+    changed = change_model(model_from_folder(config), change)
     tensors = make_hf_tensors(make_weights(config, seed), config)
-    if changed.rope_scaling is None:  # then nothing reads longrope's lists
+    if look(changed, "rope_scaling") is None:  # then nothing reads longrope's lists
         for name in (LONG_FACTORS, SHORT_FACTORS):
             tensors.pop(name, None)
     model = Decoder(Context("reference"), changed, tensors)
@@ -236,9 +236,9 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
     ],
 )
 def test_goldens_see_each_part_of_routing(case: str, change: dict[str, object]) -> None:
-    mixture = config_from_hf(read_golden(case)[0]).mixture
-    assert mixture is not None
-    test_goldens_see_every_feature(case, {"mixture": replace(mixture, rule=replace(mixture.rule, **change))})  # type: ignore[arg-type]
+    experts = find_experts(model_from_folder(read_golden(case)[0]))
+    assert experts is not None
+    test_goldens_see_every_feature(case, {"experts": replace(experts, rule=replace(experts.rule, **change))})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_goldens_see_each_part_of_routing(case: str, change: dict[str, object]) 
     [("gpt-oss", "silu"), ("qwen2moe", "gelu_tanh"), ("gemma4moe", "silu"), ("nemotron-h-moe", "silu")],
 )
 def test_goldens_see_the_activation_of_experts(case: str, activation: Activation) -> None:
-    mixture = config_from_hf(read_golden(case)[0]).mixture
-    assert mixture is not None
-    test_goldens_see_every_feature(case, {"mixture": replace(mixture, activation=activation)})
+    experts = find_experts(model_from_folder(read_golden(case)[0]))
+    assert experts is not None
+    test_goldens_see_every_feature(case, {"experts": replace(experts, activation=activation)})
 
 
 @pytest.mark.sampled(3)
@@ -294,7 +294,7 @@ def test_goldens_see_tensors_that_few_families_have(case: str, ending: str) -> N
     weights = make_weights(config, seed)
     for name in [name for name in weights if name.endswith(ending)]:
         weights[name] = np.zeros_like(weights[name])
-    model = Decoder(Context("reference"), config_from_hf(config), make_hf_tensors(weights, config))
+    model = Decoder(Context("reference"), model_from_folder(config), make_hf_tensors(weights, config))
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
 
 
@@ -346,7 +346,7 @@ def test_qwen3_next_reads_files_with_all_inputs_in_one_tensor() -> None:
         for part in ("attn_qkv", "attn_gate"):
             del tensors[f"blk.{index}.{part}.weight"]
         tensors[name] = make_source(name, weights[f"model.layers.{index}.linear_attn.in_proj_qkvz.weight"])
-    read = config_from_gguf(metadata, tensors)
+    read = model_from_gguf(metadata, tensors)
     found = TinyRun(Decoder(Context("reference"), read, tensors)).run(tokens)
     np.testing.assert_allclose(found, golden, atol=TOLERANCE)
     tensors[name] = make_source(name, np.zeros((511, 96), np.float32))
@@ -377,7 +377,7 @@ def test_weights_that_are_multiplied_keep_their_type(type_name: str) -> None:
 
 @pytest.mark.parametrize("change", [{"truncate": True}, {"attention_factor": 1.0}, {"factor": 3.0}])
 def test_goldens_see_each_part_of_yarn(change: dict[str, object]) -> None:
-    scaling = config_from_hf(read_golden("gpt-oss")[0]).rope_scaling
+    scaling = look(model_from_folder(read_golden("gpt-oss")[0]), "rope_scaling")
     assert scaling is not None
     test_goldens_see_every_feature("gpt-oss", {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
 
@@ -394,7 +394,7 @@ def test_goldens_see_each_part_of_yarn(change: dict[str, object]) -> None:
     ],
 )
 def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object]) -> None:
-    scaling = config_from_hf(read_golden(case)[0]).rope_scaling
+    scaling = look(model_from_folder(read_golden(case)[0]), "rope_scaling")
     assert scaling is not None
     test_goldens_see_every_feature(case, {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
 
@@ -404,8 +404,8 @@ def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object])
 def test_goldens_see_how_heads_are_normed(case: str, change: dict[str, Any]) -> None:
     """Each head by itself, less its mean, and by its own weight."""
     config, seed, tokens, golden = read_golden(case)
-    right = config_from_hf(config)
-    specs = [replace(spec, mixer=replace(spec.mixer, **change)) for spec in right.layer_specs]
+    right = model_from_folder(config)
+    specs = [replace(spec, mixer=replace(spec.mixer, **change)) for spec in right.layers]
     tensors = arrange_tensors(right, make_hf_tensors(make_weights(config, seed), config))
     for name, tensor in list(tensors.items()):
         if "_norm.weight" in name and len(tensor.shape) == 2:
@@ -428,7 +428,7 @@ def test_queries_keys_and_values_may_be_one_tensor(case: str) -> None:
         names = [f"blk.{index}.attn_{part}.weight" for part in "qkv"]
         parts = [tensors.pop(name).to_float32() for name in names if name in tensors]
         tensors[f"blk.{index}.attn_qkv.weight"] = make_source(f"blk.{index}.attn_qkv.weight", np.concatenate(parts))
-    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    model = Decoder(Context("reference"), model_from_gguf(metadata, tensors), tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
@@ -438,10 +438,10 @@ def test_queries_keys_and_values_may_be_one_tensor(case: str) -> None:
 def test_goldens_see_each_part_of_the_inputs_of_layers(change: dict[str, Any] | None) -> None:
     """Of a model whose layers have embeddings of their own; those of 16 features leave out half of each, None all."""
     config, seed, tokens, golden = read_golden("gemma4e")
-    right = config_from_hf(config)
+    right = model_from_folder(config)
     tensors = make_hf_tensors(make_weights(config, seed), config)
     specs = []
-    for spec in right.layer_specs:
+    for spec in right.layers:
         assert spec.inputs is not None
         specs.append(replace(spec, inputs=None if change is None else replace(spec.inputs, **change)))
     for name in list(tensors):
@@ -458,7 +458,7 @@ def test_the_table_of_inputs_stays_where_it_is(device: str) -> None:
     """Rows are read when their tokens come: what is written into the table later counts."""
     config, seed, tokens, golden = read_golden("gemma4e")
     tensors = make_hf_tensors(make_weights(config, seed), config)
-    model = Decoder(Context(device), config_from_hf(config), tensors)
+    model = Decoder(Context(device), model_from_folder(config), tensors)
     table = tensors["per_layer_token_embd.weight"].data.view(np.float32).reshape(config["vocab_size"], -1)
     table[tokens[20]] += 1
     logits = TinyRun(model).run(tokens)
@@ -531,7 +531,7 @@ def test_text_of_a_model_with_images_equals_golden(prefix: str, plain: str) -> N
         "text_config": {key: value for key, value in config.items() if key != "architectures"},
     }
     tensors = make_hf_tensors(weights, outer)
-    model = Decoder(Context("reference"), config_from_hf(outer), tensors)
+    model = Decoder(Context("reference"), model_from_folder(outer), tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
@@ -557,5 +557,5 @@ def test_gguf_file_equals_golden(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, metadata, [TensorToWrite.from_source(t, name=n, type_name="f32") for n, t in tensors.items()])
     with open_gguf(path) as file:
-        model = Decoder(Context("cpu"), config_from_gguf(file.metadata, file.tensors), file.tensors)
+        model = Decoder(Context("cpu"), model_from_gguf(file.metadata, file.tensors), file.tensors)
         assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE

@@ -16,7 +16,7 @@ from tiny_models import PAGE_SIZE, TinyRun, make_hf_tensors
 from mlxr.formats import GGML_TYPES, MLX_TYPES, TensorSource
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import ISAS, Context, load_native
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 
 Floats = NDArray[np.float32]
 
@@ -45,7 +45,7 @@ def tensors_of(type_name: str) -> dict[str, TensorSource]:
 
 
 def build(type_name: str, threads: int, isa: str | None = None) -> Decoder:
-    return Decoder(Context("cpu", threads=threads, isa=isa), config_from_hf(CONFIG), tensors_of(type_name))
+    return Decoder(Context("cpu", threads=threads, isa=isa), model_from_folder(CONFIG), tensors_of(type_name))
 
 
 def run(model: Decoder, tokens: NDArray[np.int32], chunk: int | None = None, kv_type: KVType = "bf16") -> Floats:
@@ -124,7 +124,7 @@ def test_instruction_sets_give_equal_bits(type_name: str) -> None:
 @pytest.mark.parametrize("type_name", WEIGHT_TYPES)
 def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
     """What differs is that activations are int8 with quantised weights, and 32 times finer with f16; f32 stays."""
-    reference = TinyRun(Decoder(Context("reference"), config_from_hf(CONFIG), tensors_of(type_name)), longest=75)
+    reference = TinyRun(Decoder(Context("reference"), model_from_folder(CONFIG), tensors_of(type_name)), longest=75)
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")
     error = np.sqrt(np.mean((logits - expected) ** 2)) / expected.std()

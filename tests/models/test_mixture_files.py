@@ -18,7 +18,7 @@ from mlxr.formats import TensorSource, join_quantised, open_safetensors
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.model_files.tensors import read_contents
-from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, model_from_folder, model_from_gguf
 
 TOLERANCE = 1e-4
 
@@ -115,7 +115,7 @@ def test_folders(case: str, layout: Callable[[Weights], Weights], tmp_path: Path
     config, seed, tokens, golden = read_golden(case)
     weights = layout(make_weights(config, seed))
     _, tensors = read_folder(write_folder(tmp_path / "model", config, dict(weights)))
-    model = Decoder(Context("reference"), config_from_hf(config), tensors)
+    model = Decoder(Context("reference"), model_from_folder(config), tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
@@ -135,7 +135,7 @@ def test_gguf_files(case: str, layout: str) -> None:
             joined = name.replace("ffn_gate_exps", "ffn_gate_up_exps")
             parts = [tensors.pop(name), tensors.pop(name.replace("ffn_gate_exps", "ffn_up_exps"))]
             tensors[joined] = make_source(joined, np.concatenate([part.to_float32() for part in parts], axis=1))
-    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    model = Decoder(Context("reference"), model_from_gguf(metadata, tensors), tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
@@ -169,7 +169,7 @@ def test_mxfp4_folders_are_what_they_decode_to(tmp_path: Path) -> None:
     answers, kinds = [], []
     for folder, weights, extra in (("floats", floats, {}), ("packed", packed, stated)):
         _, tensors = read_folder(write_folder(tmp_path / folder, config | extra, weights))
-        model = Decoder(Context("reference"), config_from_hf(config | extra), tensors)
+        model = Decoder(Context("reference"), model_from_folder(config | extra), tensors)
         answers.append(TinyRun(model).run(tokens))
         kinds.append(tensors["blk.0.ffn_up_exps.weight"].type_name)
     assert kinds == ["f32", "mxfp4"]
@@ -180,7 +180,7 @@ def test_mxfp4_folders_are_what_they_decode_to(tmp_path: Path) -> None:
 def test_other_quantised_folders_are_refused() -> None:
     config = read_golden("gpt-oss")[0] | {"quantization_config": {"quant_method": "awq"}}
     with pytest.raises(ModelError, match="quantised like this"):
-        config_from_hf(config)
+        model_from_folder(config)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +212,12 @@ def test_layers_that_draft_are_left_out() -> None:
     for name in ("nextn.eh_proj", "nextn.enorm", "attn_norm", "attn_q"):
         tensors[f"blk.3.{name}.weight"] = make_source(name, np.zeros(3, np.float32))
     metadata |= {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
-    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    model = Decoder(Context("reference"), model_from_gguf(metadata, tensors), tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
     weights = make_weights(config, seed)
     for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens", "self_attn.q_proj"):
         weights[f"model.layers.3.{name}.weight"] = np.zeros(3, np.float32)
     named = make_hf_tensors(weights, config)
-    model = Decoder(Context("reference"), config_from_hf(config | {"num_nextn_predict_layers": 1}), named)
+    model = Decoder(Context("reference"), model_from_folder(config | {"num_nextn_predict_layers": 1}), named)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE

@@ -26,7 +26,7 @@ from mlxr.core.errors import MlxrError
 from mlxr.formats import GGML_TYPES, TensorSource, by_name, open_gguf
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.kernels.sample import SampleRow, sample
-from mlxr.models import Decoder, config_from_gguf
+from mlxr.models import Decoder, model_from_gguf
 from mlxr.models.names import gguf_name
 from mlxr.models.weights import expected_tensors
 
@@ -180,7 +180,7 @@ def change_metadata(random: np.random.Generator, metadata: Mapping[str, Any]) ->
 def list_wanted(metadata: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -> dict[str, tuple[int, ...]] | None:
     """The shapes of all tensors that a file with these metadata has; None where there is none, or only a large one."""
     try:
-        config = config_from_gguf(metadata, tensors)
+        config = model_from_gguf(metadata, tensors)
         wanted = expected_tensors(config, tensors)
     except MlxrError:
         return None
@@ -205,7 +205,7 @@ def run_file(path: Path, ctx: Context, random: np.random.Generator) -> bool:
     """Whether the file could be run: a prompt and some tokens of two sequences, whose next tokens are chosen."""
     try:
         with open_gguf(path) as file:
-            config = config_from_gguf(file.metadata, file.tensors)
+            config = model_from_gguf(file.metadata, file.tensors)
             tensors: dict[str, Any] = dict(file.tensors)
             if random.random() < 0.5:  # each in memory of its own, which a sanitizer knows the ends of
                 tensors = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from test_config import TINYLLAMA
+from test_config import NAMES, TINYLLAMA, TINYLLAMA_GGUF
+from tiny_models import read_golden
 
 from mlxr.core.errors import ModelError
+from mlxr.models import model_from_folder, model_from_gguf
 from mlxr.models.folders.names import canonical_name, rename_hf_tensors
 from mlxr.models.folders.tensors import order_rows
 
@@ -69,7 +69,9 @@ def test_row_order_is_that_of_llama_files(name: str, heads: int) -> None:
 
 
 def test_rows_that_are_not_rotated_stay() -> None:
-    order = order_rows("blk.0.attn_k.weight", replace(TINYLLAMA, kv_heads=1, rope_dim=4))
+    heads = {"llama.attention.head_count_kv": 1, "llama.rope.dimension_count": 4}
+    narrow = model_from_gguf(TINYLLAMA_GGUF | heads, dict.fromkeys(NAMES))  # type: ignore[arg-type]
+    order = order_rows("blk.0.attn_k.weight", narrow)
     assert order == [0, 2, 1, 3, *range(4, 64)]
 
 
@@ -79,5 +81,5 @@ def test_other_tensors_keep_their_rows(name: str) -> None:
 
 
 def test_files_that_rotate_halves_keep_their_rows() -> None:
-    assert order_rows("blk.0.attn_q.weight", replace(TINYLLAMA, architecture="qwen2")) is None
-    assert order_rows("blk.0.attn_q.weight", replace(TINYLLAMA, architecture="cohere")) is None
+    for case in ("qwen2", "cohere"):
+        assert order_rows("blk.0.attn_q.weight", model_from_folder(read_golden(case)[0])) is None

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_fields import look
 from random_model import make_weights
 from tiny_models import TinyRun, make_gguf, read_golden
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.moe import RoutingRule
-from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, model_from_folder, model_from_gguf
 
 JITTER = "phimoe.router_jitter_noise"
 SCALING: dict[str, Any] = {
@@ -50,14 +51,13 @@ PUBLISHED: dict[str, Any] = {
 
 
 def test_as_published() -> None:
-    config = config_from_hf(PUBLISHED)
-    assert config == config_from_hf(PUBLISHED | {"architectures": ["PhimoeForCausalLM"]})
-    assert (config.qkv_bias, config.output_bias, config.logit_bias, config.ffn_bias) == (True, True, True, False)
-    assert config.mixture is not None
-    assert config.mixture.rule == RoutingRule(2, "sparsemixer", jitter=float(np.float32(0.01)))
-    assert config.rope_scaling is not None
-    assert config.rope_scaling.attention_factor == np.float32(1.243163121016122)
-    layer = config.layer_specs[0]
+    config = model_from_folder(PUBLISHED)
+    assert config == model_from_folder(PUBLISHED | {"architectures": ["PhimoeForCausalLM"]})
+    assert (look(config, "qkv_bias"), look(config, "output_bias"), config.has_output_bias) == (True, True, True)
+    assert look(config, "experts").bias is False
+    assert look(config, "experts").rule == RoutingRule(2, "sparsemixer", jitter=float(np.float32(0.01)))
+    assert look(config, "rope_scaling").attention_factor == np.float32(1.243163121016122)
+    layer = config.layers[0]
     assert (layer.norms.kind, layer.norms.bias, layer.norms.eps) == ("layer", True, np.float32(1e-5))
     assert layer.attention is not None
     assert layer.attention.window is None  # it is as long as the context
@@ -73,7 +73,7 @@ def test_as_published() -> None:
 )
 def test_what_is_not_known_of_it_is_refused_by_name(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ModelError, match=why):
-        config_from_hf(PUBLISHED | changes)
+        model_from_folder(PUBLISHED | changes)
 
 
 def test_a_file_that_states_no_jitter_shares_as_llama_cpp_does() -> None:
@@ -82,11 +82,10 @@ def test_a_file_that_states_no_jitter_shares_as_llama_cpp_does() -> None:
     metadata, tensors = make_gguf(make_weights(config, seed), config)
     assert metadata[JITTER] == np.float32(config["router_jitter_noise"])
     assert metadata["phimoe.attention.layer_norm_rms_epsilon"] == np.float32(config["rms_norm_eps"])
-    stated = config_from_gguf(metadata, tensors)
+    stated = model_from_gguf(metadata, tensors)
     del metadata[JITTER]
-    unstated = config_from_gguf(metadata, tensors)
-    assert unstated.mixture is not None
-    assert unstated.mixture.rule == RoutingRule(2, "softmax_chosen")
+    unstated = model_from_gguf(metadata, tensors)
+    assert look(unstated, "experts").rule == RoutingRule(2, "softmax_chosen")
     found = [TinyRun(Decoder(Context("reference"), each, tensors)).run(tokens) for each in (stated, unstated)]
     assert np.abs(found[0] - golden).max() < 1e-4
     assert np.abs(found[1] - golden).max() > 0.1

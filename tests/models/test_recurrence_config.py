@@ -6,19 +6,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_fields import find_block, look
 from random_model import make_weights
 from tiny_models import TinyRun, make_gguf, make_source, read_golden
 
 from mlxr.cache.shapes import CacheShape, PagesAndState, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
 from mlxr.models.components import Mamba2
 from mlxr.models.folders.metadata import read_folder
 
 GRANITE = read_golden("granite4h")[0]
 METADATA = read_folder(GRANITE).values
 NEMOTRON, NEMOTRON_MOE = read_golden("nemotron-h")[0], read_golden("nemotron-h-moe")[0]
+
+
+def list_recurrent(model: Model) -> list[bool]:
+    return [layer.recurrence is not None for layer in model.layers]
 
 
 @pytest.mark.parametrize(
@@ -33,14 +38,14 @@ NEMOTRON, NEMOTRON_MOE = read_golden("nemotron-h")[0], read_golden("nemotron-h-m
     ],
 )
 def test_folders_of_granite(changes: dict[str, Any], mixer: Mamba2) -> None:
-    config = config_from_hf(GRANITE | changes)
-    assert config.recurrence == mixer
-    assert config.recurrent_layers == (True, False, True, True)
+    config = model_from_folder(GRANITE | changes)
+    assert look(config, "recurrence") == mixer
+    assert list_recurrent(config) == [True, False, True, True]
 
 
 @pytest.mark.parametrize("types", [["mamba", "attention"] * 2, ["linear_attention", "full_attention"] * 2])
 def test_layers_have_two_spellings(types: list[str]) -> None:
-    assert config_from_hf(GRANITE | {"layer_types": types}).recurrent_layers == (True, False, True, False)
+    assert list_recurrent(model_from_folder(GRANITE | {"layer_types": types})) == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_layers_have_two_spellings(types: list[str]) -> None:
 )
 def test_refusals_of_folders_name_the_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        config_from_hf(GRANITE | changes)
+        model_from_folder(GRANITE | changes)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_refusals_of_folders_name_the_key(changes: dict[str, Any], message: str)
 def test_refusals_of_gguf_files_name_the_key(changes: dict[str, Any], message: str) -> None:
     metadata = METADATA | {f"granitehybrid.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelError, match=message):
-        config_from_gguf(metadata, {})
+        model_from_gguf(metadata, {})
 
 
 @pytest.mark.parametrize(
@@ -96,11 +101,10 @@ def test_refusals_of_gguf_files_name_the_key(changes: dict[str, Any], message: s
     ],
 )
 def test_layers_of_one_block_have_letters_or_words(stated: dict[str, Any]) -> None:
-    config = config_from_hf(NEMOTRON | {"hybrid_override_pattern": None} | stated)
-    assert (config.layers, config.recurrence) == (5, Mamba2(6, 20, 2, 24, 4))
-    assert config.mixer_layers == (True, False, True, False, True)
-    assert [spec.mixer is None for spec in config.layer_specs] == [False, True, False, True, False]
-    assert [spec.feed_forward is None for spec in config.layer_specs] == [True, False, True, False, True]
+    config = model_from_folder(NEMOTRON | {"hybrid_override_pattern": None} | stated)
+    assert (len(config.layers), look(config, "recurrence")) == (5, Mamba2(6, 20, 2, 24, 4))
+    assert [spec.mixer is None for spec in config.layers] == [False, True, False, True, False]
+    assert [spec.feed_forward is None for spec in config.layers] == [True, False, True, False, True]
     assert config.cache_layers[1] is None
 
 
@@ -120,7 +124,7 @@ def test_layers_of_one_block_have_letters_or_words(stated: dict[str, Any]) -> No
 )
 def test_refusals_of_nemotron_name_the_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        config_from_hf(config)
+        model_from_folder(config)
 
 
 @pytest.mark.parametrize(
@@ -136,22 +140,22 @@ def test_refusals_of_nemotron_name_the_key(config: dict[str, Any], message: str)
 )
 def test_refusals_of_falcon_name_the_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        config_from_hf(read_golden("falcon-h1")[0] | changes)
+        model_from_folder(read_golden("falcon-h1")[0] | changes)
 
 
 def test_two_mixers_in_a_layer_keep_both() -> None:
     fields = read_golden("falcon-h1")[0] | {"ssm_multipliers": None, "mamba_d_ssm": None, "ssm_in_multiplier": 1.0}
-    config = config_from_hf(fields)
+    config = model_from_folder(fields)
     mixer = Mamba2(6, 32, 2, 24, 4, normed=False)
     kept = PagesAndState(CacheShape(2, 32), StateShape(mixer.state_floats))
-    assert (config.recurrence, config.cache_layers) == (mixer, (kept, kept))
+    assert (look(config, "recurrence"), config.cache_layers) == (mixer, (kept, kept))
     assert read_folder(fields).factors["ssm_in.weight"].factors == (1.0,) * 5
 
 
 def test_blocks_and_experts_may_be_in_one_model() -> None:
     """Which layers have experts is stated in a key of our own."""
-    config = config_from_hf(NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M"})
-    assert [spec.experts is not None for spec in config.layer_specs] == [False, True, False, False, False]
+    config = model_from_folder(NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M"})
+    assert [spec.experts is not None for spec in config.layers] == [False, True, False, False, False]
 
 
 def test_files_state_what_layers_have_that_only_draft() -> None:
@@ -160,10 +164,11 @@ def test_files_state_what_layers_have_that_only_draft() -> None:
     for name, last in (("feed_forward_length", 160), ("attention.head_count_kv", 2)):
         metadata[f"nemotron_h.{name}"] += [last]  # type: ignore[operator]
     metadata |= {"nemotron_h.block_count": 6, "nemotron_h.nextn_predict_layers": 1}
-    assert config_from_gguf(metadata, {}).mixer_layers == (True, False, True, False, True)
+    layers = model_from_gguf(metadata, {}).layers
+    assert [layer.mixer is not None for layer in layers] == [True, False, True, False, True]
     metadata["nemotron_h.feed_forward_length"] = [0, 160, 0, 96, 0, 0]
     with pytest.raises(ModelError, match=r"feed_forward_length is .* one number for all layers that are no mixers"):
-        config_from_gguf(metadata, {})
+        model_from_gguf(metadata, {})
 
 
 @pytest.mark.parametrize("finetuned", [True, False, None])
@@ -171,15 +176,18 @@ def test_files_state_what_layers_have_that_only_draft() -> None:
 def test_gguf_files_of_granite_say_whether_layers_rotate(case: str, finetuned: bool | None) -> None:
     metadata = read_folder(read_golden(case)[0]).values
     metadata[f"{metadata['general.architecture']}.rope.scaling.finetuned"] = finetuned
-    config = config_from_gguf(metadata, {})
-    assert config.rope_layers == ((False,) * config.layers if finetuned is False else None)
+    config = model_from_gguf(metadata, {})
+    attending = [layer.attention for layer in config.layers if layer.attention is not None]
+    assert {attention.rope.dim > 0 for attention in attending} == {finetuned is not False}
 
 
 @pytest.mark.parametrize(("moe", "architecture"), [(0, "granite"), (8, "granitemoe")])
 def test_granite_whose_layers_all_attend_is_a_granite(moe: int, architecture: str) -> None:
     """As llama.cpp expects of its files."""
-    config = config_from_hf(read_golden("granite4")[0] | {"num_local_experts": moe, "num_experts_per_tok": moe // 4})
-    assert (config.architecture, config.recurrence, config.ffn) == (architecture, None, 64 if moe else 160)
+    config = model_from_folder(read_golden("granite4")[0] | {"num_local_experts": moe, "num_experts_per_tok": moe // 4})
+    assert (config.architecture, look(config, "recurrence")) == (architecture, None)
+    block, experts = find_block(config), look(config, "experts")
+    assert (experts.features == 64) if moe else (block is not None and block.features == 160)
 
 
 def test_writers_may_drop_axes_of_one() -> None:
@@ -189,5 +197,5 @@ def test_writers_may_drop_axes_of_one() -> None:
     for name in [name for name in tensors if name.endswith("ssm_norm.weight")]:
         assert tensors[name].shape == (1, 192)
         tensors[name] = make_source(name, tensors[name].to_float32().reshape(-1))
-    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    model = Decoder(Context("reference"), model_from_gguf(metadata, tensors), tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < 1e-4

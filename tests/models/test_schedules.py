@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from amounts import choose_amount, choose_schedules
 from engines import open_engine
+from model_fields import look
 from oracle import draft_by_oracle
 from random_model import make_weights
 from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, map_tensors, read_golden
@@ -29,7 +30,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import ISAS, Context, load_native
-from mlxr.models import Decoder, config_from_hf
+from mlxr.models import Decoder, model_from_folder
 from mlxr.models.footprint import list_expert_bytes
 from mlxr.models.weights import arrange_tensors
 
@@ -65,13 +66,13 @@ def build(
         fields["max_position_embeddings"] = max(LONGEST, fields["max_position_embeddings"])
         if expert_percent is None:
             return build_hf(ctx, fields, seed)
-        config = config_from_hf(fields)
+        config = model_from_folder(fields)
         tensors = make_hf_tensors(make_weights(fields, seed), fields)
         with TemporaryDirectory() as folder:
             mapped = map_tensors(arrange_tensors(config, tensors), Path(folder) / "weights")
         expert_bytes = sum(list_expert_bytes(config, mapped)) * expert_percent // 100
         return Decoder(ctx, config, mapped, expert_bytes=expert_bytes)
-    model = Decoder(ctx, config_from_hf(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), CONFIG))
+    model = Decoder(ctx, model_from_folder(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), CONFIG))
     give_windows(model, kind)
     return model
 
@@ -113,7 +114,9 @@ def poison_free_pages(engine: Engine) -> None:
 def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build_options: Any) -> None:
     """Ask at random times, cut, share and preempt at random, and compare each answer with the one given alone."""
     model = build(kind, **build_options)
-    kv_type = chance.choice(["bf16", "f32", "f16", "q8"] if model.config.head_dim % 32 == 0 else ["bf16", "f32", "f16"])
+    kv_type = chance.choice(
+        ["bf16", "f32", "f16", "q8"] if look(model.config, "head_dim") % 32 == 0 else ["bf16", "f32", "f16"]
+    )
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
     shapes = form_groups(model.config.cache_layers).paged
     least_pages = max(shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes)  # for one sequence

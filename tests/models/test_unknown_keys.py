@@ -15,7 +15,7 @@ from tiny_models import CASES, make_gguf, read_golden
 from mlxr.core.errors import ModelError
 from mlxr.loading import ASSETS, load, read_unknown_keys
 from mlxr.model_files.finding import find_model
-from mlxr.models import config_from_gguf, config_from_hf, list_unknown_keys
+from mlxr.models import list_unknown_keys, model_from_folder, model_from_gguf
 
 
 def take(case: str) -> tuple[dict[str, object], dict[str, Any]]:
@@ -31,7 +31,7 @@ def test_all_keys_of_a_family_are_known(case: str) -> None:
     noise = {"general.quantized_by": "x", "split.count": 1, "quantize.imatrix.file": "x", f"{name}.pooling_type": 1}
     noise |= {f"{name}.attention.kv_lora_rank": 0, f"{name}.new.switch": False}
     assert list_unknown_keys(metadata | noise, tensors) == []
-    assert config_from_gguf(metadata | noise, tensors) == config_from_gguf(metadata, tensors)
+    assert model_from_gguf(metadata | noise, tensors) == model_from_gguf(metadata, tensors)
 
 
 @pytest.mark.parametrize("path", [ASSETS / "demo.gguf", ASSETS / "demo-draft.gguf"], ids=lambda path: path.stem)
@@ -69,14 +69,14 @@ def test_what_nobody_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_what_changes_answers_is_refused_by_name(key: str, value: object) -> None:
     metadata, tensors = take("llama-mha")
     with pytest.raises(ModelError, match=f"{key} is "):
-        config_from_gguf(metadata | {key: value}, tensors)
+        model_from_gguf(metadata | {key: value}, tensors)
     for harmless in (0, False, "", [], np.zeros(3)):
-        config_from_gguf(metadata | {key: harmless}, tensors)
+        model_from_gguf(metadata | {key: harmless}, tensors)
 
 
 def test_what_a_family_reads_itself_is_not_refused() -> None:
     metadata, tensors = take("llama-mha")
-    config_from_gguf(metadata | {"llama.moe_every_n_layers": 1, "llama.rope.dimension_sections": None}, tensors)
+    model_from_gguf(metadata | {"llama.moe_every_n_layers": 1, "llama.rope.dimension_sections": None}, tensors)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_what_a_family_reads_itself_is_not_refused() -> None:
 def test_a_folder_that_states_other_computations_is_refused(case: str, key: str, value: object) -> None:
     config, _, _, _ = read_golden(case)
     with pytest.raises(ModelError, match=f"{key} is "):
-        config_from_hf(config | {key: value})
-    assert config_from_hf(config | {key: None}) == config_from_hf(config)
+        model_from_folder(config | {key: value})
+    assert model_from_folder(config | {key: None}) == model_from_folder(config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.layers.operators import Attend, Operator, SplitHeads
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
-from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
 from mlxr.models.adapter import Adapter
 from mlxr.models.components import Layer
 from mlxr.models.draft_head import DraftHead
@@ -72,11 +72,12 @@ def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") ->
     """Tensors as they are read of a Hugging Face folder with this `config.json`: as those of a GGUF file."""
     stated = read_folder(config)
     named = rename_hf_tensors(weights, stated.layout.names)
+    alternates = stated.layout.alternates
     tensors = {
-        name: _encode(name, values, "f32" if stated.layout.alternates and values.ndim == 3 else type_name)
+        name: _encode(name, values, "f32" if alternates and values.ndim == 3 else type_name)
         for name, values in named.items()
     }
-    return arrange_folder(tensors, stated, config_from_hf(config))  # type: ignore[return-value,arg-type]
+    return arrange_folder(tensors, stated, model_from_folder(config))  # type: ignore[return-value,arg-type]
 
 
 def map_tensors(tensors: Mapping[str, Any], path: Path) -> dict[str, TensorSource]:
@@ -99,7 +100,7 @@ def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
 
 def make_gguf(weights: Weights, config: Config) -> tuple[dict[str, object], dict[str, TensorSource]]:
     """Metadata and f32 tensors as a converter would write them of a folder."""
-    model, tensors = config_from_hf(config), make_hf_tensors(weights, config)
+    model, tensors = model_from_folder(config), make_hf_tensors(weights, config)
     stated = state_drafting(read_folder(config), model, tensors)
     arranged = {gguf_name(name, model): source for name, source in arrange_tensors(model, tensors).items()}
     return stated, {name: make_source(name, source.to_float32()) for name, source in arranged.items()}
@@ -108,20 +109,20 @@ def make_gguf(weights: Weights, config: Config) -> tuple[dict[str, object], dict
 def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> Decoder:
     """The model of a `config.json` with the weights of a seed."""
     tensors = make_hf_tensors(make_weights(config, seed), config, type_name)
-    return Decoder(ctx, config_from_hf(config), tensors)
+    return Decoder(ctx, model_from_folder(config), tensors)
 
 
 def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
     """The same model by way of a file that has GGUF's metadata, names and row order."""
     metadata, tensors = make_gguf(make_weights(config, seed), config)
-    return Decoder(ctx, config_from_gguf(metadata, tensors), tensors)
+    return Decoder(ctx, model_from_gguf(metadata, tensors), tensors)
 
 
 def build_head(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> tuple[Decoder, DraftHead]:
     """The model of a `config.json` with the weights of a seed, and its layer that drafts."""
     weights = make_weights(config, seed) | make_head_weights(config, seed)
     tensors = make_hf_tensors(weights, config, type_name)
-    model = Decoder(ctx, config_from_hf(config), tensors)
+    model = Decoder(ctx, model_from_folder(config), tensors)
     layer = take_draft_layer(model.config, tensors)
     assert layer is not None
     return model, DraftHead(model, layer)
@@ -130,30 +131,16 @@ def build_head(ctx: Context, config: Config, seed: int, type_name: str = "f32") 
 Windows = tuple[int | None, ...]  # of each layer
 
 
-class ChangedConfig(ModelConfig):
-    """A configuration whose layers are not quite those that its family builds."""
-
-    changed_specs: tuple[Layer, ...] = ()
-
-    @property
-    def layer_specs(self) -> tuple[Layer, ...]:
-        return self.changed_specs
-
-
-def change_layers(config: ModelConfig, specs: Sequence[Layer]) -> ModelConfig:
-    """The configuration with these layers, which it alone could not say."""
-    changed = ChangedConfig(**{field.name: getattr(config, field.name) for field in fields(config)})
-    object.__setattr__(changed, "changed_specs", tuple(specs))
-    return changed
+def change_layers(model: Model, layers: Sequence[Layer]) -> Model:
+    """The model with these layers."""
+    return replace(model, layers=tuple(layers))
 
 
 def give_windows(model: Decoder, windows: Windows) -> None:
     """Give the layers of `model` these windows, and so groups of their own, which one configuration could not."""
-    specs = zip(model.config.layer_specs, windows, strict=True)
-    model.config = change_layers(
-        model.config,
-        [replace(layer, mixer=replace(layer.mixer, window=window)) for layer, window in specs],
-    )
+    pairs = zip(model.config.layers, windows, strict=True)
+    changed = [replace(layer, mixer=replace(layer.mixer, window=window)) for layer, window in pairs]  # type: ignore[arg-type]
+    model.config = change_layers(model.config, changed)
     places = form_groups(model.config.cache_layers).places
 
     def change(operator: Operator, window: int | None, group: int) -> Operator:

@@ -1,4 +1,4 @@
-"""A family is named by its row among the models, and by tokenizers: all else follows from its layers."""
+"""A family is named in its file, and by tokenizers: all else follows from its layers and its folders."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from mlxr.models.architectures import ARCHITECTURES
-from mlxr.models.folders.registry import FOLDERS
+from mlxr.models.families import FAMILIES, FOLDERS
 
 SOURCES = Path(__file__).parents[2] / "src" / "mlxr"
-WHERE = ("models/rows/", "tokenizers/")
-NAMES = {name for row in ARCHITECTURES for name in (row.name, row.gguf_name)}
-NAMES |= {name for family in FOLDERS for name in (family.model_type, family.hf_class)}
+WHERE = ("models/families/", "tokenizers/")
+NAMES = {name for folder in FOLDERS for name in (folder.model_type, folder.hf_class, folder.older_class)}
+NAMES |= {family.name for family in FAMILIES}
 
 
 def find_named(source: str) -> set[str]:
@@ -35,6 +34,8 @@ def test_no_other_file_knows_families() -> None:
     assert {name: named for name, named in list_files().items() if not name.startswith(WHERE)} == {}
 
 
-def test_the_test_finds_families() -> None:
-    rows = [named for name, named in list_files().items() if name.startswith(WHERE[0])]
-    assert {row.name for row in ARCHITECTURES} <= set().union(*rows)
+def test_each_family_is_named_in_one_file() -> None:
+    files = {name: named for name, named in list_files().items() if name.startswith(WHERE[0])}
+    assert {family.name for family in FAMILIES} <= set().union(*files.values())
+    for family in FAMILIES:
+        assert len([name for name, named in files.items() if family.name in named]) == 1, family.name

@@ -30,8 +30,8 @@ from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.memory import read_free_bytes
-from mlxr.models.config import ModelConfig
-from mlxr.models.shares import Place, share_config
+from mlxr.models.model import Model
+from mlxr.models.shares import Place, share_model
 
 
 class Memory(Protocol):
@@ -244,8 +244,8 @@ def estimate_arena(
     Of several GPUs those of the first one. No model is needed. Raises SettingError and DeviceError as making the engine
     does.
     """
-    if settings.gpus > 1 and isinstance(config, ModelConfig):
-        config = share_config(config, Place(0, settings.gpus))
+    if settings.gpus > 1 and isinstance(config, Model):
+        config = share_model(config, Place(0, settings.gpus))
     chosen = choose_device(settings.device)
     tokens = choose_context(settings.context_tokens, config.context_length)
     plan = plan_memory(replace(settings, store_bytes=0), tokens, shares_prefixes=True, has_fingerprint=True)

@@ -13,7 +13,7 @@ from mlxr.formats import GGUFFile, SafetensorsFolder, open_gguf, open_safetensor
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.pooling import read_folder_pooling, read_gguf_pooling
 from mlxr.model_files.tensors import read_contents
-from mlxr.models import ModelConfig, list_unknown_keys
+from mlxr.models import Model, list_unknown_keys
 from mlxr.tokenizers import (
     ChatTemplate,
     Tokenizer,
@@ -47,7 +47,7 @@ class ModelFiles:
 
     file: GGUFFile | SafetensorsFolder
     tensors: Mapping[str, TensorSource]
-    config: ModelConfig
+    config: Model
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     pooling: str | None

@@ -11,7 +11,7 @@ from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
 from mlxr.model_files.source import find_draft_layer
 from mlxr.model_files.tensors import read_contents
-from mlxr.models import ModelConfig, list_unknown_keys
+from mlxr.models import Model, list_unknown_keys
 from mlxr.models.eagle import is_eagle, read_eagle_config
 from mlxr.models.footprint import Footprint, measure_footprint
 from mlxr.models.weights import arrange_tensors
@@ -40,7 +40,7 @@ def read_unknown_keys(path_or_name: str | Path) -> list[str]:
         return list_unknown_keys(file.metadata, file.tensors)
 
 
-def read_eagle(path: Path) -> ModelConfig | None:
+def read_eagle(path: Path) -> Model | None:
     """The sizes of the EAGLE-3 head in a folder; None for other models. Raises FormatError and ModelError."""
     if not path.is_dir():
         return None

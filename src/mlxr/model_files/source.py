@@ -15,7 +15,7 @@ from mlxr.model_files.files import name_in_errors
 from mlxr.model_files.finding import find_model
 from mlxr.model_files.pooling import GGUF_KEY, GGUF_POOLINGS, read_folder_pooling
 from mlxr.model_files.tensors import read_contents
-from mlxr.models import ModelConfig
+from mlxr.models import Model
 from mlxr.models.draft_layer import (
     DraftLayer,
     describe_draft_layer,
@@ -35,12 +35,12 @@ _FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is r
 class SourceModel:
     """A model as it would be written to GGUF: its tensors by their names there, in the order of the file."""
 
-    config: ModelConfig
+    config: Model
     metadata: Mapping[str, object]
     metadata_types: Mapping[str, str]  # that the source file gave its keys
     tensors: Mapping[str, WeightSource]
     file: GGUFFile | SafetensorsFolder
-    head_config: ModelConfig | None  # of the layer that drafts, as a model of its own, if there is one
+    head_config: Model | None  # of the layer that drafts, as a model of its own, if there is one
 
 
 def open_source(path_or_name: str | Path) -> SourceModel:
@@ -73,7 +73,7 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
     tensors = arrange_tensors(config, contents.tensors)
     check_tensors(config, tensors)
     layer = find_draft_layer(path, config, contents.tensors)
-    if config.tied_embeddings:  # to other programs a stored copy would say the contrary
+    if config.is_tied:  # to other programs a stored copy would say the contrary
         tensors.pop("output.weight", None)
     if layer is None:
         metadata = drop_draft_layer(metadata)
@@ -88,7 +88,7 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
         metadata_types={},
         tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
         file=folder,
-        head_config=None if layer is None else layer.config,
+        head_config=None if layer is None else layer.model,
     )
 
 
@@ -101,7 +101,7 @@ def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, obje
     return {key: GGUF_POOLINGS.index(pooling)} if pooling in GGUF_POOLINGS else {}
 
 
-def find_draft_layer(path: Path, config: ModelConfig, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
+def find_draft_layer(path: Path, config: Model, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
     """The layer that drafts; one that does not fit is left out, as the model runs without."""
     try:
         return take_draft_layer(config, tensors)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mlxr.formats import GGUFFile, SafetensorsFolder, join_quantised
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models import ModelConfig, config_from_gguf
-from mlxr.models.folders.metadata import read_config, read_folder
+from mlxr.models import Model, model_from_gguf
+from mlxr.models.folders.metadata import read_folder, read_model
 from mlxr.models.folders.tensors import convert_tensors, state_drafting
 
 
@@ -18,14 +18,14 @@ class Contents:
 
     metadata: Mapping[str, object]
     tensors: Mapping[str, TensorSource]
-    config: ModelConfig
+    config: Model
 
 
 def read_contents(file: GGUFFile | SafetensorsFolder) -> Contents:
     """Return what the files of a model hold. Raises FormatError and ModelError, in the words of those files."""
     if isinstance(file, GGUFFile):
-        return Contents(file.metadata, file.tensors, config_from_gguf(file.metadata, file.tensors))
+        return Contents(file.metadata, file.tensors, model_from_gguf(file.metadata, file.tensors))
     stated = read_folder(file.config)
-    config = read_config(stated)
+    config = read_model(stated)
     tensors = convert_tensors(join_quantised(file.tensors, file.config), stated, config)
     return Contents(state_drafting(stated, config, tensors), tensors, config)

@@ -1,8 +1,8 @@
-"""Architectures: structure and weight names, no scheduling. One decoder, configured by a row and a file's numbers."""
+"""Models: families, the components of their layers and the names of their weights, no scheduling. One decoder."""
 
-from mlxr.models.config import ModelConfig
 from mlxr.models.decoder import Decoder
-from mlxr.models.folders.metadata import config_from_hf
-from mlxr.models.gguf_config import config_from_gguf, list_unknown_keys
+from mlxr.models.families import list_unknown_keys, model_from_gguf
+from mlxr.models.folders.metadata import model_from_folder
+from mlxr.models.model import Model
 
-__all__ = ["Decoder", "ModelConfig", "config_from_gguf", "config_from_hf", "list_unknown_keys"]
+__all__ = ["Decoder", "Model", "list_unknown_keys", "model_from_folder", "model_from_gguf"]

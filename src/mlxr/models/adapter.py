@@ -15,8 +15,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.models.config import ModelConfig
 from mlxr.models.expert_updates import is_expert
+from mlxr.models.model import Model
 from mlxr.models.updates import OUTPUT as OUTPUT
 from mlxr.models.updates import TABLE, Pair, list_updates
 
@@ -67,7 +67,7 @@ def make_adapter(
     pairs: Iterable[Pair],
     ctx: Context,
     weights: Iterable[LinearWeight],
-    config: ModelConfig,
+    model: Model,
     *,
     is_gguf: bool,
 ) -> Adapter:
@@ -80,9 +80,9 @@ def make_adapter(
     parts: dict[LinearWeight, list[LoraPart]] = {}
     table = None
     found: dict[str, LoraPart | TablePart] = {}
-    for update in list_updates(name, pairs, config, is_gguf=is_gguf):
+    for update in list_updates(name, pairs, model, is_gguf=is_gguf):
         if update.name == TABLE:
-            update.check_shape(config.vocab_size, config.hidden)
+            update.check_shape(model.vocab_size, model.hidden)
             table = found[TABLE] = TablePart(update.b, update.a, update.scale)
             continue
         if update.name not in places:

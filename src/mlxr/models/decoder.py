@@ -1,6 +1,6 @@
 """The decoder: token ids and a paged cache in, logits out. One for all architectures.
 
-Written against the operators only; what a model is comes from its `ModelConfig`, what it weighs from its tensors. It
+Written against the operators only; what a model is comes from its `Model`, what it weighs from its tensors. It
 schedules nothing: which tokens of which sequences run is the caller's batch.
 """
 
@@ -34,10 +34,9 @@ from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
-from mlxr.models.architectures import by_name
 from mlxr.models.components import Weights
-from mlxr.models.config import ModelConfig
 from mlxr.models.footprint import list_expert_bytes
+from mlxr.models.model import Model
 from mlxr.models.residency import plan_experts
 from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
@@ -87,7 +86,7 @@ class Decoder:
     def __init__(
         self,
         ctx: Context,
-        config: ModelConfig,
+        config: Model,
         tensors: Mapping[str, TensorSource],
         progress: Callable[[int, int], None] | None = None,
         expert_bytes: int | None = None,
@@ -96,33 +95,33 @@ class Decoder:
         check_tensors(config, tensors)
         tensors = split_joined(config, tensors)
         share = take_share(ctx, config, tensors)
-        config, tensors = share.config, share.tensors
+        config, tensors = share.model, share.tensors
         self.ctx = ctx
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in list_matrices(tensors))
-        specs, sizes = config.layer_specs, list_expert_bytes(config, tensors)
+        layers, sizes = config.layers, list_expert_bytes(config, tensors)
         total_bytes = sum(tensor.nbytes for tensor in tensors.values())
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
         weights = Weights(ctx, tensors, budget, share.summed)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
         self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for those who look between them
-        self._rotations = Rotations(specs, config.context_length, factors)
+        self._rotations = Rotations(layers, config.context_length, factors)
         places = form_groups(config.cache_layers).places
-        layers = []
-        for index, (spec, place) in enumerate(zip(specs, places, strict=True)):
-            rope, group = self._rotations.find(spec), 0 if place is None else place.group
-            layers.append(spec.load(weights, index, config.hidden, rope=rope, group=group))
+        loaded = []
+        for index, (layer, place) in enumerate(zip(layers, places, strict=True)):
+            rope, group = self._rotations.find(layer), 0 if place is None else place.group
+            loaded.append(layer.load(weights, index, config.hidden, rope=rope, group=group))
             if progress is not None:
-                progress(index + 1, config.layers + 1)
+                progress(index + 1, len(layers) + 1)
         table = tensors["token_embd.weight"]
-        is_tied = config.tied_embeddings and not share.columns
-        bias = [read_vector(tensors["output.bias"])] if config.logit_bias else None
+        is_tied = config.is_tied and not share.columns
+        bias = [read_vector(tensors["output.bias"])] if config.has_output_bias else None
         output = prepare(ctx, [table if is_tied else tensors["output.weight"]], bias, (OUTPUT,))
-        norm = weights.of_model(specs[-1].norms).norm(by_name(config.architecture).tensors.output_norm)
+        norm = weights.of_model(layers[-1].norms).norm(config.output_norm)
         self._weights = make_model(
             ModelWeights(
                 table,
-                prepare_layers(ctx, layers),
+                prepare_layers(ctx, loaded),
                 norm,
                 output,
                 Ends(config.embedding_scale, config.logit_scale, config.final_softcap),
@@ -130,7 +129,7 @@ class Decoder:
             )
         )
         if progress is not None:
-            progress(config.layers + 1, config.layers + 1)
+            progress(len(layers) + 1, len(layers) + 1)
 
     @property
     def weights(self) -> ModelWeights:
@@ -245,7 +244,7 @@ class Decoder:
 
         A tap may be the number of layers: then it is what leaves the last one. The bits of the states are the same.
         """
-        ends = [0, *sorted(taps), self.config.layers]
+        ends = [0, *sorted(taps), len(self.config.layers)]
         parts = self._parts.get(tuple(ends))
         if parts is None:
             layers = self._weights.layers.layers

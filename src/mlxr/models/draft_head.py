@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxr.cache.shapes import LayerCache
-from mlxr.core.errors import ModelError
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward import ModelWeights
 from mlxr.kernels.forward.reference import project
@@ -50,19 +49,17 @@ class DraftHead:
     taps: tuple[int, ...] | None = None
 
     def __init__(self, target: Decoder, layer: DraftLayer) -> None:
-        ctx, config = target.ctx, layer.config
-        tensors, shared, spec = layer.tensors, target.weights, layer.spec
-        if spec.attention is None:
-            raise ModelError("the layer that drafts does not attend")
+        ctx, model = target.ctx, layer.model
+        tensors, shared, own_layer = layer.tensors, target.weights, layer.layer
         self.ctx = ctx
-        self.config = HeadShape(config.cache_layers, config.heads, config.vocab_size, config.context_length)
-        self.read_share = 2 / (1 + target.config.layers)  # of the time that the model takes to read as many tokens
-        self._rotations = Rotations([spec], config.context_length)
+        self.config = HeadShape(model.cache_layers, model.heads, model.vocab_size, model.context_length)
+        self.read_share = 2 / (1 + len(target.config.layers))  # of the time that the model takes to read as many tokens
+        self._rotations = Rotations([own_layer], model.context_length)
         weights = Weights(ctx, tensors)
-        around = weights.of_model(Norms(config.rms_eps))
+        around = weights.of_model(Norms(own_layer.norms.eps))
         self._product = prepare(ctx, [tensors[PRODUCT]])
         self._token_norm, self._state_norm = (around.norm(name) for name in (TOKEN_NORM, STATE_NORM))
-        layers = prepare_layers(ctx, [spec.load(weights, 0, config.hidden)])
+        layers = prepare_layers(ctx, [own_layer.load(weights, 0, model.hidden)])
         self._has_output = OUTPUT in tensors
         own_output: LinearWeight | None = prepare(ctx, [tensors[OUTPUT]]) if OUTPUT in tensors else None
         self._weights = ModelWeights(

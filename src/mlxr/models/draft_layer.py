@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.architectures import by_name
 from mlxr.models.components import Layer
 from mlxr.models.components.weights import Shape
-from mlxr.models.config import ModelConfig
+from mlxr.models.model import Model
 from mlxr.models.weights import arrange_tensors, split_joined
 
 PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm", "nextn.hnorm"  # norms without .weight
@@ -28,16 +27,16 @@ HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm", "nextn.embed_tokens.weight"
 class DraftLayer:
     """The layer of a file that drafts: `tensors` by name, those of the layer itself as if it were a model's first.
 
-    `config` is that of a model of this layer alone.
+    `model` is one of this layer alone.
     """
 
-    config: ModelConfig
+    model: Model
     tensors: Mapping[str, TensorSource]
 
     @property
-    def spec(self) -> Layer:
+    def layer(self) -> Layer:
         """The layer itself, without what stands around it."""
-        return self.config.layer_specs[0]
+        return self.model.layers[0]
 
     @property
     def nbytes(self) -> int:
@@ -45,30 +44,30 @@ class DraftLayer:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def describe_draft_layer(config: ModelConfig, tensors: Collection[str]) -> ModelConfig | None:
-    """The configuration of the layer that drafts, as a model of it alone; None where tensors of these names have none.
+def describe_draft_layer(model: Model, tensors: Collection[str]) -> Model | None:
+    """The layer that drafts, as a model of it alone; None where tensors of these names have none.
 
     Nothing else is looked at: the tensors may still not fit.
     """
-    return None if _find_prefix(config, tensors) is None else _describe_alone(config)
+    return None if _find_prefix(model, tensors) is None else _describe_alone(model)
 
 
-def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
+def take_draft_layer(model: Model, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
     """The layer that drafts out of all tensors of a file; None without one.
 
     Raises ModelError, naming the tensor, for a layer that lacks one, or whose tensors do not fit.
     """
-    prefix = _find_prefix(config, tensors)
+    prefix = _find_prefix(model, tensors)
     if prefix is None:
         return None
     own = {name.removeprefix(prefix + "."): tensor for name, tensor in tensors.items() if name.startswith(prefix + ".")}
-    alone = _describe_alone(config)
+    alone = _describe_alone(model)
     around = {name: tensor for name, tensor in own.items() if name.startswith("nextn.")}
     block = {f"blk.0.{name}": tensor for name, tensor in own.items() if name not in around}
     arranged = split_joined(alone, arrange_tensors(alone, block))
-    expected = {f"blk.0.{name}": shape for name, shape in alone.layer_specs[0].tensors(config.hidden)}
+    expected = {f"blk.0.{name}": shape for name, shape in alone.layers[0].tensors(model.hidden)}
     _check(prefix, arranged, expected, optional={})
-    hidden, table = config.hidden, (config.vocab_size, config.hidden)
+    hidden, table = model.hidden, (model.vocab_size, model.hidden)
     needed: dict[str, Shape] = {
         PRODUCT: (hidden, 2 * hidden),
         f"{TOKEN_NORM}.weight": (hidden,),
@@ -78,9 +77,9 @@ def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -
     return DraftLayer(alone, {**arranged, **around})
 
 
-def name_draft_layer(layer: DraftLayer, config: ModelConfig) -> dict[str, TensorSource]:
+def name_draft_layer(layer: DraftLayer, model: Model) -> dict[str, TensorSource]:
     """Return the tensors of a layer that drafts by their names as one more block of a model."""
-    return {f"blk.{config.layers}.{name.removeprefix('blk.0.')}": tensor for name, tensor in layer.tensors.items()}
+    return {f"blk.{len(model.layers)}.{name.removeprefix('blk.0.')}": tensor for name, tensor in layer.tensors.items()}
 
 
 def drop_draft_layer(metadata: Mapping[str, object]) -> dict[str, object]:
@@ -94,25 +93,18 @@ def drop_draft_layer(metadata: Mapping[str, object]) -> dict[str, object]:
     return kept | {f"{prefix}block_count": blocks - drafting}
 
 
-def _find_prefix(config: ModelConfig, tensors: Collection[str]) -> str | None:
+def _find_prefix(model: Model, tensors: Collection[str]) -> str | None:
     """Return the prefix of the names of the layer's tensors, None without one."""
-    if by_name(config.architecture).single_blocks:
+    if model.draft_layer is None:
         return None  # those of Nemotron read fewer columns than the stream has, as do its models that have them
-    prefix = f"blk.{config.layers}"
+    prefix = f"blk.{len(model.layers)}"
     return prefix if f"{prefix}.{PRODUCT}" in tensors else None
 
 
-def _describe_alone(config: ModelConfig) -> ModelConfig:
-    """The configuration of a model of one layer, which attends, and has experts where the family has some."""
-    return replace(
-        config,
-        layers=1,
-        recurrence=None,
-        recurrent_layers=None,
-        window_layers=None,
-        rope_layers=None if config.rope_layers is None else config.rope_layers[-1:],
-        mixture_layers=None,
-    )
+def _describe_alone(model: Model) -> Model:
+    """A model of the layer alone."""
+    assert model.draft_layer is not None
+    return replace(model, layers=(model.draft_layer,))
 
 
 def _check(

@@ -31,17 +31,18 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rows import join_columns, take_outputs
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
+from mlxr.models.components import Attention, FeedForward
 from mlxr.models.components.weights import Shape
-from mlxr.models.config import ModelConfig
 from mlxr.models.decoder import Decoder, Pools
 from mlxr.models.draft_head import HeadShape
+from mlxr.models.families import llama
 from mlxr.models.fields import Fields
-from mlxr.models.folders.metadata import read_config, read_folder
+from mlxr.models.folders.metadata import read_folder, read_model
 from mlxr.models.folders.statement import Statement
 from mlxr.models.folders.tensors import order_rows
+from mlxr.models.model import Model
 from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
-from mlxr.models.rows import llama
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _PLAIN = llama.FOLDERS[0]  # Llama, whose layer the head's is but for its first product
@@ -57,12 +58,21 @@ def is_eagle(config: Mapping[str, object]) -> bool:
     return isinstance(classes, list) and len(classes) == 1 and classes[0] in CLASSES
 
 
-def read_eagle_config(config: Mapping[str, object]) -> ModelConfig:
+def read_eagle_config(config: Mapping[str, object]) -> Model:
     """The sizes of the head's layer, as those of a Llama of one layer. Raises ModelError as `read_folder` does."""
-    made = read_config(_read_plain(config))
-    if made.layers != 1 or made.qkv_bias or made.ffn_bias:
+    made = read_model(_read_plain(config))
+    attention, block = _take_blocks(made)
+    if len(made.layers) != 1 or attention.qkv_bias or block.bias:
         raise ModelError("an EAGLE-3 head of more than one layer, or with biases, is not supported")
     return made
+
+
+def _take_blocks(own: Model) -> tuple[Attention, FeedForward]:
+    """The blocks of the head's layer."""
+    attention, block = own.layers[0].mixer, own.layers[0].feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(block, FeedForward)
+    return attention, block
 
 
 def _read_plain(config: Mapping[str, object]) -> Statement:
@@ -94,17 +104,17 @@ class EagleHead:
     def __init__(self, target: Decoder, config: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> None:
         self.ctx, shared = target.ctx, target.weights
         own = read_eagle_config(config)
-        if target.config.input_features is not None:
+        if target.config.layers[0].inputs is not None:
             raise ModelError("an EAGLE-3 head cannot read a model whose layers have inputs of their own")
-        self.taps: tuple[int, ...] | None = find_taps(config, target.config.layers)
+        self.taps: tuple[int, ...] | None = find_taps(config, len(target.config.layers))
         named = {_rename(name): tensor for name, tensor in tensors.items()}
         _check(named, config, own, target.config, len(self.taps))
         vocabulary = target.config.vocab_size
         self.config = HeadShape(own.cache_layers, own.heads, vocabulary, own.context_length)
-        self.read_share = 2 / (1 + target.config.layers)
+        self.read_share = 2 / (1 + len(target.config.layers))
         vectors = _read_plain(config).list_vectors()
         factors = read_rope_factors(vectors, ROPE_FACTORS) if ROPE_FACTORS in vectors else None
-        self._rotations = Rotations(own.layer_specs, own.context_length, factors)
+        self._rotations = Rotations(own.layers, own.context_length, factors)
         self._norms_first = bool(config.get("norm_before_residual", False))
         self._fuse = prepare(self.ctx, [named[_FUSE]])
         self._fuse_norm = _read_norm(named, _FUSE_NORM, own) if _FUSE_NORM in named else None
@@ -159,11 +169,12 @@ def _rename(name: str) -> str:
 def _check(
     tensors: Mapping[str, TensorSource],
     config: Mapping[str, object],
-    own: ModelConfig,
-    target: ModelConfig,
+    own: Model,
+    target: Model,
     taps: int,
 ) -> None:
-    hidden, queries, keys = own.hidden, own.heads * own.head_dim, own.kv_heads * own.head_dim
+    attention, block = _take_blocks(own)
+    hidden, queries, keys, features = own.hidden, attention.queries, attention.keys, block.features
     columns = Fields(config).integer("draft_vocab_size", 1, target.vocab_size, default=target.vocab_size)
     needed: dict[str, Shape] = {
         _FUSE: (hidden, taps * target.hidden),
@@ -175,9 +186,9 @@ def _check(
         "self_attn.k_proj.weight": (keys, 2 * hidden),
         "self_attn.v_proj.weight": (keys, 2 * hidden),
         "self_attn.o_proj.weight": (hidden, queries),
-        "mlp.gate_proj.weight": (own.ffn, hidden),
-        "mlp.up_proj.weight": (own.ffn, hidden),
-        "mlp.down_proj.weight": (hidden, own.ffn),
+        "mlp.gate_proj.weight": (features, hidden),
+        "mlp.up_proj.weight": (features, hidden),
+        "mlp.down_proj.weight": (hidden, features),
     }
     optional: dict[str, Shape] = {
         _FUSE_NORM: (taps * target.hidden,),
@@ -205,8 +216,8 @@ def _check(
             )
 
 
-def _read_norm(tensors: Mapping[str, TensorSource], name: str, config: ModelConfig) -> NormWeight:
-    return NormWeight(read_vector(tensors[name]), config.rms_eps)
+def _read_norm(tensors: Mapping[str, TensorSource], name: str, own: Model) -> NormWeight:
+    return NormWeight(read_vector(tensors[name]), own.layers[0].norms.eps)
 
 
 def _read_map(tensor: TensorSource, vocabulary: int) -> list[int]:
@@ -220,18 +231,19 @@ def _read_map(tensor: TensorSource, vocabulary: int) -> list[int]:
     return tokens
 
 
-def _order_rows(name: str, tensor: TensorSource, config: ModelConfig) -> TensorSource:
+def _order_rows(name: str, tensor: TensorSource, own: Model) -> TensorSource:
     """Return a projection with its rows as rotations need them."""
-    order = order_rows(f"blk.0.attn_{name}.weight", config)
+    order = order_rows(f"blk.0.attn_{name}.weight", own)
     return tensor if order is None else pick_rows(tensor, order)
 
 
-def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], config: ModelConfig) -> tuple[Operator, ...]:
+def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], own: Model) -> tuple[Operator, ...]:
     """List the operators of a layer, whose first product reads the joined row instead of a norm of the stream."""
     q, k, v, output = (f"self_attn.{name}_proj.weight" for name in "qkvo")
     gate, up, down = (f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-    projections = [_order_rows("q", tensors[q], config), _order_rows("k", tensors[k], config), tensors[v]]
-    heads = Heads(config.heads, config.kv_heads, config.head_dim, float(config.head_dim**-0.5))
+    projections = [_order_rows("q", tensors[q], own), _order_rows("k", tensors[k], own), tensors[v]]
+    attention, block = _take_blocks(own)
+    heads = Heads(attention.heads, attention.kv_heads, attention.head_dim, attention.scale)
     return (
         Product(
             prepare(ctx, projections),
@@ -241,8 +253,8 @@ def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], config: Model
         SplitHeads(heads),
         Attend(heads),
         Product(prepare(ctx, [tensors[output]]), "x", "delta"),
-        Norm(_read_norm(tensors, "post_attention_layernorm.weight", config), "stream", "normed"),
+        Norm(_read_norm(tensors, "post_attention_layernorm.weight", own), "stream", "normed"),
         Product(prepare(ctx, [tensors[gate], tensors[up]]), "normed", "x"),
-        Activate(config.activation, config.ffn, is_gated=True),
+        Activate(block.activation, block.features, is_gated=True),
         Product(prepare(ctx, [tensors[down]]), "x", "delta"),
     )

@@ -12,8 +12,8 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.components import Experts
 from mlxr.models.components.weights import name_expert
-from mlxr.models.config import ModelConfig
-from mlxr.models.folders.registry import find_layout
+from mlxr.models.families import find_layout
+from mlxr.models.model import Model
 
 _STACK = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)_exps\.weight")
 _ONE = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)\.(?P<expert>\d{1,5})\.weight")
@@ -55,13 +55,13 @@ def is_expert(name: str) -> bool:
     return _ONE.fullmatch(name) is not None
 
 
-def list_experts(config: ModelConfig) -> dict[str, tuple[int, int]]:
+def list_experts(model: Model) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of the matrices of all experts, by the names that the model gives them."""
     return {
         name_expert(f"blk.{index}.{product}", expert): shape
-        for index, layer in enumerate(config.layer_specs)
+        for index, layer in enumerate(model.layers)
         if layer.experts is not None
-        for product, shape in layer.experts.shapes(config.hidden).items()
+        for product, shape in layer.experts.shapes(model.hidden).items()
         for expert in range(layer.experts.count)
     }
 
@@ -80,7 +80,7 @@ def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, Tensor
     }
 
 
-def part_experts(name: str, pair: ExpertPair, config: ModelConfig, is_gguf: bool) -> Parts | None:
+def part_experts(name: str, pair: ExpertPair, model: Model, is_gguf: bool) -> Parts | None:
     """The updates of an expert's matrices by a pair for the weight `name`; None for a weight that all tokens have.
 
     Raises ModelError for a stack of another number of experts, and where the model has none.
@@ -91,20 +91,20 @@ def part_experts(name: str, pair: ExpertPair, config: ModelConfig, is_gguf: bool
             raise ModelError(f"{pair.name} has {pair.expert[1]} pairs of matrices, and is no stack of experts")
         return None
     index, prefix, product = int(found["layer"]), found["prefix"], found["product"]
-    mixture = config.layer_specs[index].experts if index < len(config.layer_specs) else None
+    mixture = model.layers[index].experts if index < len(model.layers) else None
     if mixture is None:
         raise ModelError(f"{pair.name} is a weight of experts, and the model has none there")
     expert = int(found["expert"]) if found.re is _ONE else _check_stack(pair, mixture)
     if expert >= mixture.count:
         raise ModelError(f"{pair.name} is for expert {expert}, and the model has {mixture.count} there")
-    a, b = _turn(pair, product, mixture, config)
+    a, b = _turn(pair, product, mixture, model)
     target = prefix + product
     if product != _BOTH:
         return [(name_expert(target, expert), a, b)]
     if b.shape[0] != 2 * mixture.features:
         raise ModelError(f"{pair.name} has {b.shape[0]} rows for gate and up, expected {2 * mixture.features}")
     halves = (b[: mixture.features], b[mixture.features :])
-    if _alternates(config) and not is_gguf:
+    if _alternates(model) and not is_gguf:
         halves = (b[0::2].copy(), b[1::2].copy())
     return [(name_expert(prefix + half, expert), a, rows) for half, rows in zip(_HALVES, halves, strict=True)]
 
@@ -116,14 +116,14 @@ def _check_stack(pair: ExpertPair, mixture: Experts) -> int:
     return number
 
 
-def _alternates(config: ModelConfig) -> bool:
+def _alternates(model: Model) -> bool:
     """Return true if folders keep stacks with their columns first, and the rows of gate and up in turns."""
-    return find_layout(config).alternates
+    return find_layout(model).alternates
 
 
-def _turn(pair: ExpertPair, product: str, mixture: Experts, config: ModelConfig) -> tuple[FloatArray, FloatArray]:
+def _turn(pair: ExpertPair, product: str, mixture: Experts, model: Model) -> tuple[FloatArray, FloatArray]:
     """Both matrices, which PEFT once took for each other where a stack does not have its columns first."""
-    shape = mixture.shapes(config.hidden).get(product, (2 * mixture.features, config.hidden))
-    if not pair.may_be_turned or _alternates(config) or (pair.a.shape[1], pair.b.shape[0]) != shape:
+    shape = mixture.shapes(model.hidden).get(product, (2 * mixture.features, model.hidden))
+    if not pair.may_be_turned or _alternates(model) or (pair.a.shape[1], pair.b.shape[0]) != shape:
         return pair.a, pair.b
     return pair.b.T.copy(), pair.a.T.copy()

@@ -60,13 +60,13 @@ class Fields:
         """The keys that are there, without the prefix."""
         return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
 
-    def was_asked(self, name: str) -> bool:
-        """Return true if somebody asked for the key."""
-        return name in self._asked
-
     def note(self, names: Iterable[str]) -> None:
         """Count the keys as asked for: what they say is known otherwise."""
         self._asked.update(names)
+
+    def was_asked(self, name: str) -> bool:
+        """Return true if somebody asked for the key."""
+        return name in self._asked
 
     def list_unread(self) -> list[str]:
         """The keys, without the prefix, that nobody has asked for and that switch something on."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from mlxr.kernels.tensor import IntArray, TensorSource
 from mlxr.kernels.updated import Update, Updated, UpdatedStack, number_rows, read_numbers
-from mlxr.models.config import ModelConfig
 from mlxr.models.expert_updates import part_stack
+from mlxr.models.model import Model
 from mlxr.models.updates import OUTPUT, TABLE, Pair, list_updates
 from mlxr.models.weights import split_rows
 
 
 def merge_pairs(
-    adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], config: ModelConfig, *, is_gguf: bool
+    adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], model: Model, *, is_gguf: bool
 ) -> dict[str, TensorSource]:
     """The `tensors`, by canonical name, with updates of an adapter added to those that it has some for.
 
@@ -22,10 +22,10 @@ def merge_pairs(
     for an update that is of none of the tensors, or of another shape.
     """
     merged = dict(tensors)
-    updates = list(list_updates(adapter, pairs, config, is_gguf=is_gguf))
+    updates = list(list_updates(adapter, pairs, model, is_gguf=is_gguf))
     if OUTPUT not in merged and not {TABLE, OUTPUT}.isdisjoint(update.name for update in updates):
         merged[OUTPUT] = merged[TABLE]
-    places = _find_places(config, merged)
+    places = _find_places(model, merged)
     own: dict[tuple[str, int | None], list[Update]] = {}
     for update in updates:
         if update.name not in places:
@@ -56,12 +56,12 @@ class _Place:
     expert: int | None = None
 
 
-def _find_places(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, _Place]:
+def _find_places(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, _Place]:
     """The place of each weight by the name that the model gives it."""
     places = {}
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2 and name.endswith(".weight"):
-            for part, rows in split_rows(config, name, number_rows(name, tensor.shape[0])).items():
+            for part, rows in split_rows(model, name, number_rows(name, tensor.shape[0])).items():
                 places[part] = _Place(name, read_numbers(rows))
         elif len(tensor.shape) == 3:
             for expert in range(tensor.shape[0]):

@@ -1,7 +1,7 @@
 """The share of a model that one of several ranks has, each of which computes its share of every product.
 
 A rank has some of the attention heads, with their keys and values, some of the features of each feed-forward block, and
-some of the vocabulary. Its configuration says so; which tensors are cut, and how, follows from the shapes that the
+some of the vocabulary. Its layers say so; which tensors are cut, and how, follows from the shapes that the
 layers have by it: rows where the rank makes fewer outputs, columns where it reads fewer inputs. Then what it makes is a
 part of a sum, and a bias is added by the first rank alone.
 """
@@ -15,9 +15,9 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.cut import cut_columns, cut_vector
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.components import Attention, FeedForward
+from mlxr.models.components import Attention, FeedForward, Layer
 from mlxr.models.components.weights import Shape
-from mlxr.models.config import ModelConfig
+from mlxr.models.model import Model
 
 BLOCKS = 256, 32, 1  # features and tokens of the vocabulary are cut where so many end, if there are enough
 OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
@@ -25,13 +25,13 @@ OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A rank's share of a model: the configuration of its layers, and its tensors.
+    """A rank's share of a model: its layers, and its tensors.
 
     `summed` names the weights whose products are parts of sums over all ranks; `columns` are how many logits each rank
     makes, none where there is but one.
     """
 
-    config: ModelConfig
+    model: Model
     tensors: Mapping[str, TensorSource]
     summed: frozenset[str] = frozenset()
     columns: tuple[int, ...] = ()
@@ -45,40 +45,40 @@ class Place:
     count: int
 
 
-def take_share(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Share:
+def take_share(ctx: Context, model: Model, tensors: Mapping[str, TensorSource]) -> Share:
     """The share of the context's rank, out of the tensors that layers are made of; all where there is one rank.
 
     Raises ModelError, with the reason, for a model that cannot be shared.
     """
     ranks = None if ctx.gpu is None else ctx.gpu.ranks
     if ranks is None:
-        return Share(config, tensors)
-    return make_share(config, tensors, Place(ranks.rank, ranks.count))
+        return Share(model, tensors)
+    return make_share(model, tensors, Place(ranks.rank, ranks.count))
 
 
-def make_share(config: ModelConfig, tensors: Mapping[str, TensorSource], place: Place) -> Share:
+def make_share(model: Model, tensors: Mapping[str, TensorSource], place: Place) -> Share:
     """The share of one of several ranks. Raises as above."""
-    own, summed = share_tensors(config, tensors, place)
-    return Share(share_config(config, place), own, summed, tuple(share_out(config.vocab_size, place.count)))
+    own, summed = share_tensors(model, tensors, place)
+    return Share(share_model(model, place), own, summed, tuple(share_out(model.vocab_size, place.count)))
 
 
-def share_config(config: ModelConfig, place: Place) -> ModelConfig:
-    """The configuration of one rank's layers. Raises ModelError, with the reason, for a model that cannot be shared."""
-    _check(config, place.count)
+def share_model(model: Model, place: Place) -> Model:
+    """The layers of one rank. Raises ModelError, with the reason, for a model that cannot be shared."""
+    why = _find_obstacle(model, place.count)
+    if why is not None:
+        raise ModelError(f"the model cannot be shared by {place.count} GPUs: {why}")
+    return replace(model, layers=tuple(_share_layer(layer, place) for layer in model.layers))
 
-    def part(heads: int | None) -> int | None:
-        return None if heads is None else heads // place.count
 
-    def cut(features: int | None) -> int | None:
-        return None if features is None else share_out(features, place.count)[place.rank]
-
+def _share_layer(layer: Layer, place: Place) -> Layer:
+    attention, block = layer.mixer, layer.feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(block, FeedForward)
+    heads, kv_heads = attention.heads // place.count, attention.kv_heads // place.count
     return replace(
-        config,
-        heads=config.heads // place.count,
-        kv_heads=config.kv_heads // place.count,
-        window_kv_heads=part(config.window_kv_heads),
-        ffn=share_out(config.ffn, place.count)[place.rank],
-        shared_ffn=cut(config.shared_ffn),
+        layer,
+        mixer=replace(attention, heads=heads, kv_heads=kv_heads),
+        feed_forward=replace(block, features=share_out(block.features, place.count)[place.rank]),
     )
 
 
@@ -91,17 +91,17 @@ def share_out(features: int, count: int) -> list[int]:
 
 
 def share_tensors(
-    config: ModelConfig, tensors: Mapping[str, TensorSource], place: Place
+    model: Model, tensors: Mapping[str, TensorSource], place: Place
 ) -> tuple[dict[str, TensorSource], frozenset[str]]:
     """The tensors of one rank, out of those that layers are made of, and the names of those that make parts of sums.
 
     Raises ModelError where a share would cut blocks of quantised weights.
     """
     shared, parts = dict(tensors), set()
-    configs = [share_config(config, Place(rank, place.count)) for rank in range(place.count)]
-    for index, spec in enumerate(config.layer_specs):
-        shapes = [dict(one.layer_specs[index].tensors(config.hidden)) for one in configs]
-        for name, whole in spec.tensors(config.hidden):
+    models = [share_model(model, Place(rank, place.count)) for rank in range(place.count)]
+    for index, layer in enumerate(model.layers):
+        shapes = [dict(one.layers[index].tensors(model.hidden)) for one in models]
+        for name, whole in layer.tensors(model.hidden):
             own, full = [shape[name] for shape in shapes], f"blk.{index}.{name}"
             if own[0] == whole or full not in tensors:
                 continue
@@ -111,11 +111,11 @@ def share_tensors(
                 bias = f"{full.removesuffix('.weight')}.bias"
                 if place.rank:
                     shared.pop(bias, None)
-    rows = share_out(config.vocab_size, place.count)
-    source = tensors[TABLE if config.tied_embeddings else OUTPUT]
+    rows = share_out(model.vocab_size, place.count)
+    source = tensors[TABLE if model.is_tied else OUTPUT]
     start, stop = sum(rows[: place.rank]), sum(rows[: place.rank + 1])
     shared[OUTPUT] = source.take_rows(start, stop)
-    if config.logit_bias:
+    if model.has_output_bias:
         shared[OUTPUT_BIAS] = cut_vector(tensors[OUTPUT_BIAS], start, stop)
     return shared, frozenset(parts)
 
@@ -130,15 +130,9 @@ def _cut(tensor: TensorSource, whole: Shape, own: Sequence[Shape], rank: int) ->
     return tensor.take_rows(start, stop) if axis == 0 else cut_columns(tensor, start, stop)
 
 
-def _check(config: ModelConfig, count: int) -> None:
-    why = _find_obstacle(config, count)
-    if why is not None:
-        raise ModelError(f"the model cannot be shared by {count} GPUs: {why}")
-
-
-def _find_obstacle(config: ModelConfig, count: int) -> str | None:
-    for index, spec in enumerate(config.layer_specs):
-        mixer, block = spec.mixer, spec.feed_forward
+def _find_obstacle(model: Model, count: int) -> str | None:
+    for index, layer in enumerate(model.layers):
+        mixer, block = layer.mixer, layer.feed_forward
         if not isinstance(mixer, Attention):
             return f"layer {index} is recurrent" if mixer is not None else f"layer {index} has no attention"
         if not isinstance(block, FeedForward):
@@ -147,8 +141,8 @@ def _find_obstacle(config: ModelConfig, count: int) -> str | None:
             return f"layer {index} has {mixer.heads} heads with {mixer.kv_heads} of keys, which {count} does not divide"
         if mixer.head_norms == "joint":
             return f"layer {index} norms all its heads together"
-        if spec.inputs is not None:
+        if layer.inputs is not None:
             return "its layers have inputs of their own"
-        if min(block.features, config.vocab_size) < count:
-            return f"it has {block.features} features in layer {index}, and {config.vocab_size} tokens"
+        if min(block.features, model.vocab_size) < count:
+            return f"it has {block.features} features in layer {index}, and {model.vocab_size} tokens"
     return None

@@ -13,12 +13,11 @@ from typing import Protocol
 from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import FloatArray
-from mlxr.models.architectures import by_name
-from mlxr.models.config import ModelConfig
 from mlxr.models.expert_updates import ExpertPair, Parts, part_experts
+from mlxr.models.families import find_layout
 from mlxr.models.folders.names import canonical_name
-from mlxr.models.folders.registry import find_layout
 from mlxr.models.folders.tensors import order_columns, order_rows
+from mlxr.models.model import Model
 from mlxr.models.names import from_gguf_name
 from mlxr.models.weights import split_rows
 
@@ -59,16 +58,16 @@ class WeightUpdate:
             )
 
 
-def list_updates(adapter: str, pairs: Iterable[Pair], config: ModelConfig, *, is_gguf: bool) -> Iterator[WeightUpdate]:
+def list_updates(adapter: str, pairs: Iterable[Pair], model: Model, *, is_gguf: bool) -> Iterator[WeightUpdate]:
     """The updates of all pairs, each of one weight; `is_gguf`: the adapter's file names and orders as GGUF files do.
 
     Raises ModelError for what is no weight or not supported.
     """
     found = set()
     for pair in pairs:
-        own = from_gguf_name(pair.name, config) if is_gguf else _name_peft(adapter, pair.name, config)
+        own = from_gguf_name(pair.name, model) if is_gguf else _name_peft(adapter, pair.name, model)
         try:
-            parts = _part(own, pair, config, is_gguf)
+            parts = _part(own, pair, model, is_gguf)
         except ModelError as error:
             raise ModelError(f"adapter {adapter}: {error}") from error
         for name, a, b in parts:
@@ -78,31 +77,29 @@ def list_updates(adapter: str, pairs: Iterable[Pair], config: ModelConfig, *, is
             yield WeightUpdate(adapter, pair.name, name, a, b, pair.scale)
 
 
-def _part(name: str, pair: Pair, config: ModelConfig, is_gguf: bool) -> Parts:
+def _part(name: str, pair: Pair, model: Model, is_gguf: bool) -> Parts:
     """The updates of the weights that layers multiply by, of which the file's weight `name` is one or several."""
     if name == TABLE:
         return [(name, pair.a, pair.b)]
-    if by_name(config.architecture).recurrence.beside and not is_gguf:
-        raise ModelError(f"folders of {config.architecture} multiply what adapters add")
-    experts = part_experts(name, pair, config, is_gguf)
+    if not is_gguf and any(layer.attention and layer.recurrence for layer in model.layers):
+        raise ModelError(f"folders of {model.architecture} multiply what adapters add")
+    experts = part_experts(name, pair, model, is_gguf)
     if experts is not None:
         return experts
-    parts = [
-        (part, pair.a, rows.to_float32()) for part, rows in split_rows(config, name, Decoded(name, pair.b)).items()
-    ]
-    return parts if is_gguf else [(part, *_order(part, a, b, config)) for part, a, b in parts]
+    parts = [(part, pair.a, rows.to_float32()) for part, rows in split_rows(model, name, Decoded(name, pair.b)).items()]
+    return parts if is_gguf else [(part, *_order(part, a, b, model)) for part, a, b in parts]
 
 
-def _name_peft(adapter: str, module: str, config: ModelConfig) -> str:
-    name = canonical_name(f"{module}.weight", find_layout(config).names)
+def _name_peft(adapter: str, module: str, model: Model) -> str:
+    name = canonical_name(f"{module}.weight", find_layout(model).names)
     if name is None:
         raise ModelError(f"adapter {adapter}: module {module[:120]} is not of a text model")
-    return from_gguf_name(name, config)
+    return from_gguf_name(name, model)
 
 
-def _order(name: str, a: FloatArray, b: FloatArray, config: ModelConfig) -> tuple[FloatArray, FloatArray]:
+def _order(name: str, a: FloatArray, b: FloatArray, model: Model) -> tuple[FloatArray, FloatArray]:
     """The columns and rows of an update in the order that GGUF files have them in, where folders have another one."""
-    rows, columns = order_rows(name, config), order_columns(name, config)
+    rows, columns = order_rows(name, model), order_columns(name, model)
     if rows is not None and len(rows) == len(b):
         b = b[rows]
     if columns is not None and len(columns) == a.shape[1]:

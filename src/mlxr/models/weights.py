@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import take_halves
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.architectures import by_name
-from mlxr.models.components import FeedForward, GatedDelta, Layer
+from mlxr.models.components import NO_ROPE, FeedForward, GatedDelta, Layer, Rope
 from mlxr.models.components.attention import GATE
 from mlxr.models.components.experts import ROUTER
 from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
 from mlxr.models.components.weights import Shape
-from mlxr.models.config import ModelConfig
+from mlxr.models.model import Model
 from mlxr.models.names import from_gguf_name
 from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
@@ -34,46 +33,45 @@ def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]
             yield tensor
 
 
-def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, Shape]:
+def expected_tensors(model: Model, tensors: Collection[str] = ()) -> dict[str, Shape]:
     """Canonical name and shape of every tensor that a file of the model must have, which has those of these names."""
-    table = (config.vocab_size, config.hidden)
-    norm = by_name(config.architecture).tensors.output_norm
-    expected: dict[str, Shape] = {"token_embd.weight": table, f"{norm}.weight": (config.hidden,)}
-    if config.layer_specs[-1].norms.bias:
-        expected[f"{norm}.bias"] = (config.hidden,)
-    if not config.tied_embeddings:
+    table = (model.vocab_size, model.hidden)
+    expected: dict[str, Shape] = {"token_embd.weight": table, f"{model.output_norm}.weight": (model.hidden,)}
+    if model.layers[-1].norms.bias:
+        expected[f"{model.output_norm}.bias"] = (model.hidden,)
+    if not model.is_tied:
         expected["output.weight"] = table
-    if config.logit_bias:
-        expected["output.bias"] = (config.vocab_size,)
-    inputs = config.layer_specs[0].inputs
+    if model.has_output_bias:
+        expected["output.bias"] = (model.vocab_size,)
+    inputs = model.layers[0].inputs
     if inputs is not None:
-        expected |= inputs.model_tensors(config.layers, config.hidden, config.vocab_size)
-    for index, layer in enumerate(config.layer_specs):
-        for part, shape in _list_stored(layer, config, index, tensors).items():
+        expected |= inputs.model_tensors(len(model.layers), model.hidden, model.vocab_size)
+    for index, layer in enumerate(model.layers):
+        for part, shape in _list_stored(layer, model, index, tensors).items():
             expected[f"blk.{index}.{part}"] = shape
     return expected
 
 
-def _list_stored(layer: Layer, config: ModelConfig, index: int, tensors: Collection[str]) -> dict[str, Shape]:
+def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, Shape]:
     """Name and shape of each tensor of a layer, as the file has them."""
-    stored = dict(layer.tensors(config.hidden))
-    for name, parts in _list_joined(layer, config, index, tensors).items():
-        stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
+    stored = dict(layer.tensors(model.hidden))
+    for name, parts in _list_joined(layer, model, index, tensors).items():
+        stored[name] = (sum(stored.pop(part)[0] for part in parts), model.hidden)
     if f"blk.{index}.{BETAS_AND_ALPHAS}" in tensors and isinstance(layer.recurrence, GatedDelta):
-        stored[BETAS_AND_ALPHAS] = (sum(stored.pop(part)[0] for part in PARTED_BETAS), config.hidden)
+        stored[BETAS_AND_ALPHAS] = (sum(stored.pop(part)[0] for part in PARTED_BETAS), model.hidden)
     return stored
 
 
-def _list_joined(layer: Layer, config: ModelConfig, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
-    joined = _JOINED if by_name(config.architecture).tensors.is_joined else {}
+    joined = _JOINED if model.is_joined else {}
     attention = layer.attention
     if attention is not None and f"blk.{index}.{_QKV}" in tensors:
         joined = joined | {_QKV: tuple(f"{name}.weight" for name in attention.parts)}
     return joined
 
 
-def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+def arrange_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     """The tensors by canonical name, with those of all experts of a layer as one stack (experts, rows, columns).
 
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
@@ -81,39 +79,39 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
     Layers at the end that draft tokens are left out. Raises ModelError for an expert or a norm that is missing and
     for experts of different shapes.
     """
-    drafting = find_drafting(config, tensors)
+    drafting = find_drafting(model, tensors)
     arranged = {
-        from_gguf_name(name, config): tensor for name, tensor in tensors.items() if _name_layer(name) not in drafting
+        from_gguf_name(name, model): tensor for name, tensor in tensors.items() if _name_layer(name) not in drafting
     }
-    for index, layer in enumerate(config.layer_specs):
-        layer.arrange(arranged, f"blk.{index}.", config.hidden)
+    for index, layer in enumerate(model.layers):
+        layer.arrange(arranged, f"blk.{index}.", model.hidden)
     return arranged
 
 
-def find_drafting(config: ModelConfig, tensors: Collection[str]) -> set[str]:
+def find_drafting(model: Model, tensors: Collection[str]) -> set[str]:
     """The prefixes of the layers of a file that draft tokens, such as blk.40; `draft_layer` reads them."""
     drafting = {_name_layer(name) for name in tensors if ".nextn." in name}
-    return drafting - {f"blk.{index}" for index in range(config.layers)}
+    return drafting - {f"blk.{index}" for index in range(len(model.layers))}
 
 
 def _name_layer(name: str) -> str:
     return ".".join(name.split(".", 2)[:2])
 
 
-def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+def split_joined(model: Model, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
     """The tensors that layers are made of, out of those that `check_tensors` found right: views of joined ones."""
     split = dict(tensors)
-    for index in range(len(config.layer_specs)):
-        _split_layer(split, config, index)
+    for index in range(len(model.layers)):
+        _split_layer(split, model, index)
     return split
 
 
-def _split_layer(split: dict[str, TensorSource], config: ModelConfig, index: int) -> None:
+def _split_layer(split: dict[str, TensorSource], model: Model, index: int) -> None:
     """Part what a file has as one tensor of a layer."""
-    layer = config.layer_specs[index]
-    shapes = dict(layer.tensors(config.hidden))
+    layer = model.layers[index]
+    shapes = dict(layer.tensors(model.hidden))
     names = [name for name in split if name.startswith(f"blk.{index}.")]
-    for name, parts in _list_joined(layer, config, index, names).items():
+    for name, parts in _list_joined(layer, model, index, names).items():
         joined, stop = split.pop(f"blk.{index}.{name}", None), 0
         if joined is None:
             continue
@@ -126,16 +124,16 @@ def _split_layer(split: dict[str, TensorSource], config: ModelConfig, index: int
         split |= {f"blk.{index}.{name}": part for name, part in zip(PARTED_BETAS, parted, strict=True)}
 
 
-def split_rows(config: ModelConfig, name: str, tensor: TensorSource) -> dict[str, TensorSource]:
+def split_rows(model: Model, name: str, tensor: TensorSource) -> dict[str, TensorSource]:
     """The rows of `tensor`, one for each output of the file's tensor `name`, by the weights that layers multiply by.
 
     Raises ModelError for another number of rows than the file's tensor has.
     """
-    prefix, index = _place(name, len(config.layer_specs))
+    prefix, index = _place(name, len(model.layers))
     if index is None:
         return {name: tensor}
-    layer, split = config.layer_specs[index], {name: tensor}
-    stored = _list_stored(layer, config, index, (name,)).get(name.removeprefix(prefix))
+    layer, split = model.layers[index], {name: tensor}
+    stored = _list_stored(layer, model, index, (name,)).get(name.removeprefix(prefix))
     rows = None if stored is None else stored[0] if len(stored) > 1 else 1  # a vector multiplies as one row
     if rows not in (None, tensor.shape[0]):
         raise ModelError(f"tensor {name} has {tensor.shape[0]} rows, expected {rows}")
@@ -144,8 +142,8 @@ def split_rows(config: ModelConfig, name: str, tensor: TensorSource) -> dict[str
     elif layer.experts is not None and layer.experts.shared is not None:
         layer.experts.shared.arrange(split, prefix)
     if layer.recurrence is not None:
-        layer.recurrence.arrange(split, prefix, config.hidden)
-    _split_layer(split, config, index)
+        layer.recurrence.arrange(split, prefix, model.hidden)
+    _split_layer(split, model, index)
     query = split.get(f"{prefix}attn_q.weight")
     if query is not None and layer.attention is not None and layer.attention.gated:
         halves = take_halves(query, layer.attention.heads)
@@ -160,39 +158,46 @@ def _place(name: str, layers: int) -> tuple[str, int | None]:
     return f"blk.{number}.", int(number) if is_of_layer else None
 
 
-def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:
+def check_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> None:
     """Raise ModelError naming the first tensor that is missing, has another shape, or has no place in the model."""
-    expected = expected_tensors(config, tensors)
+    expected = expected_tensors(model, tensors)
     for name, shape in expected.items():
         if name not in tensors:
             raise ModelError(
-                f"tensor {name} is missing, which a {config.architecture} model of {config.layers} layers needs"
+                f"tensor {name} is missing, which a {model.architecture} model of {len(model.layers)} layers needs"
             )
-        _check_shape(name, tensors[name].shape, shape, config)
+        _check_shape(name, tensors[name].shape, shape, model)
     unread = {  # some files have them in layers that read the keys and values of others
         f"blk.{index}.{name}.weight"
-        for index, layer in enumerate(config.layer_specs)
+        for index, layer in enumerate(model.layers)
         if layer.attention is not None and layer.attention.reads is not None
         for name in ("attn_k", "attn_v", "attn_k_norm")
     }
-    has_longrope = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"
+    rope = _find_rope(model)
+    has_longrope = rope.scaling is not None and rope.scaling.kind == "longrope"
     for name, tensor in tensors.items():
         if name == ROPE_FACTORS or (has_longrope and name in (LONG_FACTORS, SHORT_FACTORS)):
-            _check_shape(name, tensor.shape, (config.rope_dim // 2,), config)
-        elif name == "output.weight" and config.tied_embeddings:
-            # some folders store the copy that the configuration calls tied; the table is what counts
-            _check_shape(name, tensor.shape, expected["token_embd.weight"], config)
+            _check_shape(name, tensor.shape, (rope.dim // 2,), model)
+        elif name == "output.weight" and model.is_tied:
+            # some folders store the copy that the modeluration calls tied; the table is what counts
+            _check_shape(name, tensor.shape, expected["token_embd.weight"], model)
         elif name not in expected and name not in unread and not name.endswith(_DERIVED_SUFFIX):
             why = "; mixture of experts is not supported there" if "_exps" in name or "gate_inp" in name else ""
             why = "; norms of queries and keys are not supported there" if "_q_norm." in name else why
             raise ModelError(
-                f"tensor {name} has no place in a {config.architecture} model of {config.layers} layers{why}"
+                f"tensor {name} has no place in a {model.architecture} model of {len(model.layers)} layers{why}"
             )
 
 
-def _check_shape(name: str, has: tuple[int, ...], wants: tuple[int, ...], config: ModelConfig) -> None:
+def _find_rope(model: Model) -> Rope:
+    """The rotation that the model's tensors of factors are for; one that turns nothing where no layer has it."""
+    ropes = [layer.attention.rope for layer in model.layers if layer.attention is not None]
+    return next((rope for rope in ropes if rope.has_factors), NO_ROPE)
+
+
+def _check_shape(name: str, has: tuple[int, ...], wants: tuple[int, ...], model: Model) -> None:
     if has != wants:
         raise ModelError(
-            f"tensor {name} has shape {has}, expected {wants} by hidden {config.hidden}, heads {config.heads}, "
-            f"kv_heads {config.kv_heads}, head_dim {config.head_dim}, ffn {config.ffn}, vocab_size {config.vocab_size}"
+            f"tensor {name} has shape {has}, expected {wants} by hidden {model.hidden}, heads {model.heads}, "
+            f"kv_heads {model.kv_heads}, vocab_size {model.vocab_size}"
         )

@@ -25,7 +25,7 @@ from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats
 from mlxr.engine.stats import EngineReport
-from mlxr.loading import Adapter, LoadedModel, ModelConfig
+from mlxr.loading import Adapter, LoadedModel, Model
 from mlxr.registry import AdapterRecord
 from mlxr.service.async_stream import AsyncStream as AsyncStream
 from mlxr.service.async_stream import forward_to
@@ -179,7 +179,7 @@ class AsyncSession:
         return self.loaded.tokenizer
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> Model:
         """The configuration of the loaded model."""
         return self.loaded.config
 

@@ -17,10 +17,9 @@ from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
 from mlxr.engine.drafts.choice import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.engine.engine import Engine
-from mlxr.engine.runner import Model
+from mlxr.engine.runner import Model, ModelShape
 from mlxr.loading import (
     LoadedModel,
-    ModelConfig,
     Progress,
     check_vocabulary,
     choose_device,
@@ -266,7 +265,7 @@ def _load_on(
     )
 
 
-def find_draft_config(path: Path, settings: Settings) -> ModelConfig | None:
+def find_draft_config(path: Path, settings: Settings) -> ModelShape | None:
     """Read the configuration of the model that drafts, or of the model's own layer that does; None without either.
 
     Raises as loading it does.

@@ -12,7 +12,8 @@ from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.kernels.sources import stack_vectors, take_halves
 from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, list_product
+from mlxr.models import limits
+from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
 
 SINKS = "attn_sinks.weight"
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
@@ -29,6 +30,17 @@ class Rope:
     scaling: RopeScaling | None = None
     temperature: QueryTemperature | None = None  # by which queries grow with their position
     has_factors: bool = True  # the model's tensor of factors divides the frequencies
+
+    def __post_init__(self) -> None:
+        if not 1 < self.theta <= limits.MAX_THETA:
+            raise ModelError(f"model has rope_theta {self.theta}, expected above 1 and at most 1e15")
+        if self.dim % 2:
+            raise ModelError(f"model has rope_dim {self.dim}, expected even")
+        factors = () if self.scaling is None else self.scaling.long_factors
+        if len(factors) not in (0, self.dim // 2):
+            raise ModelError(
+                f"model has rope_dim {self.dim} with {len(factors)} longrope factors, expected {self.dim // 2}"
+            )
 
 
 NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation (NoPE)
@@ -53,6 +65,22 @@ class Attention:
     reads: int | None = None  # the layer before this one whose keys and values it reads; it projects queries alone
     sinks: bool = False  # each head has a score more, which has no value
     gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
+
+    def __post_init__(self) -> None:
+        check_range("heads", self.heads, 1, limits.MAX_HEADS)
+        check_range("kv_heads", self.kv_heads, 1, limits.MAX_HEADS)
+        check_range("head_dim", self.head_dim, 1, limits.MAX_HEAD_DIM)
+        if self.heads % self.kv_heads:
+            raise ModelError(f"model has {self.heads} heads, which its kv_heads {self.kv_heads} do not divide")
+        if self.rope.dim > self.head_dim:
+            raise ModelError(f"model has rope_dim {self.rope.dim}, expected at most head_dim {self.head_dim}")
+        if self.window is not None and self.window < 1:
+            raise ModelError(f"model has sliding_window {self.window}, expected at least 1")
+        for name, value in (("scale", self.scale), ("softcap", self.softcap)):
+            if value is not None and not 0 < value <= limits.MAX_SCALE:
+                raise ModelError(
+                    f"model has attention_{name} {value}, expected above 0 and at most {limits.MAX_SCALE:g}"
+                )
 
     @property
     def queries(self) -> int:

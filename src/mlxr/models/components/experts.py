@@ -16,6 +16,7 @@ from mlxr.kernels.layers.operators import GateRows, Join, Mix, Norm, NormWeight,
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router
 from mlxr.kernels.sources import Columns, Rows, Stack, as_float32
 from mlxr.kernels.tensor import TensorSource
+from mlxr.models import limits
 from mlxr.models.components.feed_forward import HALVES, FeedForward
 from mlxr.models.components.weights import Flow, LayerWeights, Tensors, list_product
 
@@ -41,6 +42,32 @@ class Experts:
     expert_scales: bool = False  # that shares are multiplied by
     shared_features: int = 0  # of a block that all tokens go through, too
     shared_gate: bool = False  # a number of each token says how much of that block counts
+
+    def __post_init__(self) -> None:
+        rule, count = self.rule, self.count
+        for name, value, high in (
+            ("experts", count, limits.MAX_EXPERTS),
+            ("used experts", rule.used, min(count, limits.MAX_USED_EXPERTS)),
+            ("features of an expert", self.features, limits.MAX_WIDTH),
+            ("groups of experts", rule.groups, count),
+            ("used groups of experts", rule.groups_used, rule.groups),
+        ):
+            if not 1 <= value <= high:
+                raise ModelError(f"model has {value} {name}, expected from 1 to {high}")
+        if not 0 <= self.shared_features <= limits.MAX_WIDTH:
+            raise ModelError(
+                f"model has {self.shared_features} features of its shared expert, expected up to {limits.MAX_WIDTH}"
+            )
+        size, rest = divmod(count, rule.groups)
+        if rest or (rule.groups > 1 and size < 2) or rule.groups_used * size < rule.used:
+            raise ModelError(
+                f"model uses {rule.used} of {count} experts out of {rule.groups_used} of {rule.groups} groups, "
+                "expected groups of one size, two experts or more, and enough of them"
+            )
+        if not 0 < rule.scale <= limits.MAX_SCALE:
+            raise ModelError(
+                f"model multiplies shares of experts by {rule.scale}, expected above 0 and at most {limits.MAX_SCALE:g}"
+            )
 
     @property
     def projections(self) -> tuple[str, ...]:

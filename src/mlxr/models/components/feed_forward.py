@@ -9,7 +9,8 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.layers.operators import Activate, Operator, Product
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.components.weights import Flow, LayerWeights, Tensors, list_product
+from mlxr.models import limits
+from mlxr.models.components.weights import Flow, LayerWeights, Tensors, check_range, list_product
 
 HALVES = (("ffn_gate", 0), ("ffn_up", 1))  # of what files keep as one tensor
 _JOINED = "ffn_gate_up_shexp.weight"
@@ -26,6 +27,7 @@ class FeedForward:
     suffix: str = ""  # of the tensors' names
 
     def __post_init__(self) -> None:
+        check_range("ffn", self.features, 1, limits.MAX_WIDTH)
         if self.activation not in ACTIVATIONS or (self.activation == ALWAYS_GATED and not self.gated):
             known = [name for name in ACTIVATIONS if self.gated or name != ALWAYS_GATED]
             kind = "with" if self.gated else "without"

@@ -6,10 +6,12 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
+from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers import operators as ops
 from mlxr.kernels.layers.operators import Activate, Join, Norm, NormWeight, Operator, Product, Register, Scale, Sum
 from mlxr.kernels.tensor import TensorSource
+from mlxr.models import limits
 from mlxr.models.components.attention import Attention
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
@@ -104,6 +106,12 @@ class Layer:
     residual_scale: float = 1.0  # of what each block adds to the stream
     scales_output: bool = False  # multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
+
+    def __post_init__(self) -> None:
+        if not 0 < self.residual_scale <= limits.MAX_SCALE:
+            raise ModelError(
+                f"model has residual_scale {self.residual_scale}, expected above 0 and at most {limits.MAX_SCALE:g}"
+            )
 
     @property
     def attention(self) -> Attention | None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 
+from mlxr.core.errors import ModelError
 from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.operators import Convolve, GatedNorm, MixerNorm, Operator, Product, Recur
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.short_conv import Convolution, ConvolutionKind, make_convolution
 from mlxr.kernels.sources import Decoded, part_groups, pick_parts
 from mlxr.kernels.tensor import FloatArray, TensorSource
+from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors
 
 # What Qwen3-Next keeps as one tensor: in folders, and in old files of GGUF; and in all of them
@@ -35,6 +37,9 @@ class ShortConv:
 
     channels: int
     taps: int
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, channels=limits.MAX_WIDTH)
 
     @property
     def state_floats(self) -> int:
@@ -71,6 +76,10 @@ class GatedDelta:
     value_dim: int
     taps: int
     tiled: bool = False  # value head h reads key head h % key_heads, else h // (value_heads / key_heads)
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_divisor("value_heads", self.value_heads, "key_heads", self.key_heads)
 
     @property
     def channels(self) -> int:
@@ -173,6 +182,10 @@ class Mamba2:
     taps: int
     normed: bool = True
 
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_divisor("heads", self.heads, "groups", self.groups)
+
     @property
     def channels(self) -> int:
         """Channels of the convolution."""
@@ -220,6 +233,20 @@ class Mamba2:
 
 
 Recurrence = ShortConv | GatedDelta | Mamba2
+
+
+def _check_sizes(mixer: Recurrence, channels: int = limits.MAX_HEAD_DIM) -> None:
+    for field in fields(mixer):
+        value = getattr(mixer, field.name)
+        low, high = (2, limits.MAX_TAPS) if field.name == "taps" else (1, limits.MAX_HEAD_DIM)
+        high = channels if field.name == "channels" else high
+        if not isinstance(value, bool) and not low <= value <= high:
+            raise ModelError(f"model has {field.name} {value} in its recurrent layers, expected up to {high}")
+
+
+def _check_divisor(many: str, count: int, few: str, parts: int) -> None:
+    if count % parts:
+        raise ModelError(f"model has {count} {many}, which its {few} {parts} do not divide")
 
 
 def _read_flat(w: LayerWeights, name: str) -> FloatArray:

@@ -33,6 +33,10 @@ class Norms:
     places: NormPlaces = "before"  # of a block: its input is normed, what it adds to the stream, or both
     feed_forward: str = "ffn_norm"  # what tensors call the norm of the second block's input
 
+    def __post_init__(self) -> None:
+        if not 0 < self.eps < 1:
+            raise ModelError(f"model has norms with eps {self.eps}, expected between 0 and 1")
+
 
 @dataclass(frozen=True, slots=True)
 class Flow:
@@ -164,6 +168,12 @@ class LayerWeights:
         if not math.isfinite(value):
             raise ModelError(f"tensor {self.prefix}{name} holds {value}, expected a finite number")
         return value
+
+
+def check_range(what: str, value: float, low: float, high: float) -> None:
+    """Raise ModelError for a number of a model outside [low, high]."""
+    if not low <= value <= high:
+        raise ModelError(f"model has {what} {value:g}, expected from {low:g} to {high:g}")
 
 
 def list_product(name: str, rows: int, columns: int, *, bias: bool = False) -> Tensors:

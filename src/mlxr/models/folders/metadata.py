@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.models.config import ModelConfig
+from mlxr.models.families import FOLDERS, model_from_gguf
 from mlxr.models.fields import Fields
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
-from mlxr.models.folders.registry import FOLDERS
 from mlxr.models.folders.statement import Statement
-from mlxr.models.gguf_config import config_from_gguf
+from mlxr.models.model import Model
 
 
-def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
-    """Return the configuration of a model folder: that of its metadata. Raises as `read_folder` does."""
-    return read_config(read_folder(config))
+def model_from_folder(config: Mapping[str, object]) -> Model:
+    """Return the model of a folder: that of its metadata. Raises as `read_folder` does."""
+    return read_model(read_folder(config))
 
 
-def read_config(stated: Statement) -> ModelConfig:
-    """Return the configuration that a folder's metadata state; errors name keys of `config.json`."""
-    return config_from_gguf(stated.values, stated.list_vectors(), stated.origins)
+def read_model(stated: Statement) -> Model:
+    """Return the model that a folder's metadata state; errors name keys of `config.json`."""
+    return model_from_gguf(stated.values, stated.list_vectors(), stated.origins)
 
 
 def read_folder(config: Mapping[str, object]) -> Statement:

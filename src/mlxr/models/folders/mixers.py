@@ -11,7 +11,7 @@ from mlxr.kernels.moe import Scoring
 from mlxr.models import limits
 from mlxr.models.fields import Fields
 from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig
-from mlxr.models.mixture import SCORING_NUMBERS
+from mlxr.models.metadata import SCORING_NUMBERS
 
 ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
 Shared = Literal["features", "count"]

@@ -20,8 +20,8 @@ from mlxr.models import limits
 from mlxr.models.fields import Fields
 from mlxr.models.folders.config import Flags, FolderConfig
 from mlxr.models.folders.statement import Statement
+from mlxr.models.metadata import WINDOW_PATTERN, WINDOW_THETA
 from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, STANDS_STILL
-from mlxr.models.window_config import PATTERN, WINDOW_THETA
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 FULL, WINDOWED = "full_attention", "sliding_attention"  # what `config.json` calls kinds of layers
@@ -94,7 +94,7 @@ def state_windows(
         if flags != _flag_all_but_last_of(full_every, c.layers) and not states_layers:
             c.out.put_own("attention.sliding_window_layers", list(flags))
     if states_layers:
-        c.out.put(PATTERN, list(flags))
+        c.out.put(WINDOW_PATTERN, list(flags))
     return flags
 
 

@@ -1,13 +1,22 @@
-"""Folders of Qwen3.5 and Qwen3-Next, with experts and without: gated delta nets in three of four layers."""
+"""Qwen3.5 and Qwen3-Next: gated delta nets in three of four layers, gated attention in the others; with experts
+beside a block that all tokens go through, or without.
+
+GGUF files have the value heads of Qwen3.5's gated delta nets in another order than folders: the first ones of all key
+heads, then the second ones.
+"""
 
 from __future__ import annotations
 
 from mlxr.models import limits
+from mlxr.models.components import Experts, GatedDelta, Layer, Norms
+from mlxr.models.family import Family
 from mlxr.models.folders.config import Biases, FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import read_divisor, read_recurrent_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.folders.statement import TensorLayout
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 _NAMES = {
     "post_attention_layernorm": "post_attention_norm",
@@ -78,8 +87,64 @@ def _state_experts(c: FolderConfig) -> None:
     state_expert_width(c, experts)
 
 
+def build(m: Metadata) -> Model:
+    """Return a model of Qwen3.5."""
+    return _build(m, is_tiled=True)
+
+
+def build_next(m: Metadata) -> Model:
+    """Return a model of Qwen3-Next."""
+    return _build(m, is_tiled=False)
+
+
+def _build(m: Metadata, *, is_tiled: bool) -> Model:
+    norms, rope = Norms(m.rms_eps, feed_forward="post_attention_norm"), m.rope()
+    m.fields.note(("rope.dimension_sections",))  # of a text all sections turn by the same position
+    delta, experts, kv_heads = _read_delta(m, is_tiled), _read_experts(m), max(m.kv_counts)
+    layers = []
+    for index, is_recurrent in enumerate(_find_recurrent(m)):
+        attention = m.attention(rope, kv_heads=kv_heads, head_norms="each", gated=True)
+        has_experts = experts is not None and m.has_experts[index]
+        layers.append(Layer(delta if is_recurrent else attention, experts if has_experts else m.feed_forward(), norms))
+    return m.model(layers)
+
+
+def _read_delta(m: Metadata, is_tiled: bool) -> GatedDelta:
+    heads, value_dim = m.ssm_heads("value heads")
+    key_heads = m.ssm_groups(heads, "value heads")
+    key_dim = m.integer("ssm.state_size", 1, limits.MAX_STATED)
+    taps = m.integer("ssm.conv_kernel", 2, limits.MAX_TAPS)
+    return GatedDelta(key_heads, heads, key_dim, value_dim, taps, tiled=is_tiled and key_heads < heads)
+
+
+def _find_recurrent(m: Metadata) -> tuple[bool, ...]:
+    """Return which layers are recurrent: a flag for each, or all but one in so many."""
+    stated = m.fields.flags("attention.recurrent_layers", m.layers)
+    every = m.integer(_EVERY, 1, m.layers, default=min(m.layers, _USUAL_EVERY))
+    return stated or m.all_but_last_of(every)
+
+
+def _read_experts(m: Metadata) -> Experts | None:
+    if not m.experts:
+        return None
+    shared = m.shared_features(old_key="feed_forward_length")
+    return Experts(
+        m.experts,
+        m.expert_features,
+        m.activation(),
+        m.routing(renormalises=True),
+        shared_features=shared,
+        shared_gate=shared > 0,
+    )
+
+
 FOLDERS = (
     FolderFamily("qwen3_5_text", "Qwen3_5ForCausalLM", "qwen35", state_dense, _TENSORS),
     FolderFamily("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen35moe", state_mixture, _TENSORS),
     FolderFamily("qwen3_next", "Qwen3NextForCausalLM", "qwen3next", state_next, _TENSORS),
+)
+FAMILIES = (
+    Family("qwen35", build),
+    Family("qwen35moe", build),
+    Family("qwen3next", build_next),
 )

@@ -1,15 +1,20 @@
-"""Folders of Nemotron-H and Nemotron 3, whose layers are one block each."""
+"""Nemotron-H and Nemotron 3: each layer is one block, a mixer (Mamba-2, or attention that rotates nothing) or a
+feed-forward block without a gate, or experts."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from mlxr.models import limits
+from mlxr.models.components import NO_ROPE, Experts, Layer, Norms
+from mlxr.models.family import Family
 from mlxr.models.folders.config import LAYER_EPS, RMS_EPS, FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import ATTENDS, Mamba2Keys, state_experts, state_mamba2
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.folders.statement import TensorLayout
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 BlockKind = Literal["recurrent", "attention", "dense", "experts"]
 
@@ -91,6 +96,40 @@ def _read_blocks(c: FolderConfig) -> tuple[BlockKind, ...]:
     return found
 
 
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata: a layer with features is a feed-forward block, else one with keys attends."""
+    norms, mamba, rope = Norms(m.rms_eps, feed_forward="attn_norm"), m.mamba2(), m.rope()
+    widths, kv_heads = m.integers("feed_forward_length", 0, limits.MAX_WIDTH), max(m.kv_counts)
+    if len({*widths} - {0}) != 1:
+        m.fields.refuse("feed_forward_length", "one number for all layers that are no mixers, and 0 for these")
+    rotates, experts = m.rotates((False,) * m.layers), _read_experts(m)
+    layers = []
+    for index, width in enumerate(widths):
+        if not width:
+            attention = m.attention(rope if rotates[index] else NO_ROPE, kv_heads=kv_heads)
+            layers.append(Layer(attention if m.kv_counts[index] else mamba, None, norms))
+        elif experts is not None and m.has_experts[index]:
+            layers.append(Layer(None, experts, norms))
+        else:
+            block = m.feed_forward("relu_squared", gated=False, features=width)
+            layers.append(Layer(None, block, norms))
+    return m.model(layers)
+
+
+def _read_experts(m: Metadata) -> Experts | None:
+    if not m.experts:
+        return None
+    return Experts(
+        m.experts,
+        m.expert_features,
+        m.activation("relu_squared"),
+        m.routing("sigmoid", renormalises=True, floor=1e-20),
+        gated=False,
+        choice_bias=True,
+        shared_features=m.shared_features(),
+    )
+
+
 FOLDERS = (
     FolderFamily(
         "nemotron_h",
@@ -100,4 +139,8 @@ FOLDERS = (
         TensorLayout(_NAMES),
         experts_architecture=_WITH_EXPERTS,
     ),
+)
+FAMILIES = (
+    Family("nemotron_h", build),
+    Family("nemotron_h_moe", build),
 )

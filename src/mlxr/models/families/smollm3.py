@@ -1,10 +1,14 @@
-"""Folders of SmolLM3, of which every fourth layer rotates nothing."""
+"""SmolLM3: Llama's layers, of which every fourth rotates nothing."""
 
 from __future__ import annotations
 
+from mlxr.models.components import NO_ROPE, Layer, Norms
+from mlxr.models.family import Family
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.rotations import state_rotation, state_turning_layers
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 _STATED = "no_rope_layers"  # 1 means that a layer rotates
 
@@ -23,4 +27,15 @@ def state(c: FolderConfig) -> None:
     state_turning_layers(c, [*map(bool, stated)], usual)
 
 
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope = Norms(m.rms_eps), m.rope(interleaved=True)
+    rotates = m.rotates(m.all_but_last_of(4))
+    return m.model(
+        Layer(m.attention(rope if flag else NO_ROPE, window=window), m.feed_forward(), norms)
+        for flag, window in zip(rotates, m.windows(), strict=True)
+    )
+
+
 FOLDERS = (FolderFamily("smollm3", "SmolLM3ForCausalLM", "smollm3", state),)
+FAMILIES = (Family("smollm3", build),)

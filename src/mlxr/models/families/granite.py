@@ -1,7 +1,15 @@
-"""Folders of Granite: with experts, with Mamba-2 in some layers, and without either."""
+"""Granite: embeddings, scores, what blocks add to the stream, and logits are multiplied by numbers of the file.
+
+Granite 4 has layers with Mamba-2 instead of attention, which may all rotate nothing; there are models with experts
+beside a block that all tokens go through, and without.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mlxr.models.components import NO_ROPE, Attention, Experts, Layer, Mamba2, Norms, Rope
+from mlxr.models.family import Family
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import (
@@ -13,6 +21,8 @@ from mlxr.models.folders.mixers import (
 )
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.folders.statement import TensorLayout
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 _NAMES = {
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -84,9 +94,62 @@ def state_hybrid(c: FolderConfig) -> None:
     c.out.put(_TURNS, positions == "rope", c.fields, _POSITIONS)
 
 
+def build(m: Metadata) -> Model:
+    """Return a model of which all layers attend."""
+    rope, mixers = _find_rope(m), []
+    for window in m.windows():
+        mixers.append(_attend(m, rope, window, m.kv_heads))
+    return _make_model(m, mixers)
+
+
+def build_hybrid(m: Metadata) -> Model:
+    """Return a model some of whose layers have Mamba-2."""
+    rope, mamba, kv_heads = _find_rope(m), m.mamba2(), max(m.kv_counts)
+    mixers = [
+        _attend(m, rope, window, kv_heads) if count else mamba
+        for count, window in zip(m.kv_counts, m.windows(), strict=True)
+    ]
+    return _make_model(m, mixers)
+
+
+def _find_rope(m: Metadata) -> Rope:
+    rope = m.rope(interleaved=True)
+    return rope if m.fields.flag(_TURNS, True) else NO_ROPE
+
+
+def _attend(m: Metadata, rope: Rope, window: int | None, kv_heads: int) -> Attention:
+    return m.attention(rope, kv_heads=kv_heads, window=window, scale=m.scale("attention.scale"))
+
+
+def _make_model(m: Metadata, mixers: Sequence[Attention | Mamba2]) -> Model:
+    norms, residual_scale = Norms(m.rms_eps), m.scale("residual_scale") or 1.0
+    experts = None
+    if m.experts:
+        rule = m.routing(renormalises=True)
+        experts = Experts(m.experts, m.expert_features, m.activation(), rule, shared_features=m.shared_features())
+    return m.model(
+        (
+            Layer(
+                mixer,
+                experts if experts is not None and has_experts else m.feed_forward(),
+                norms,
+                residual_scale=residual_scale,
+            )
+            for mixer, has_experts in zip(mixers, m.has_experts, strict=True)
+        ),
+        embedding_scale=m.scale("embedding_scale") or 1.0,
+        logit_scale=1.0 / (m.scale("logit_scale") or 1.0),  # files state what logits are divided by
+    )
+
+
 FOLDERS = (
     FolderFamily("granite", "GraniteForCausalLM", "granite", state_dense, _TENSORS),
     FolderFamily("granitemoe", "GraniteMoeForCausalLM", "granitemoe", state_mixture, _TENSORS),
     FolderFamily("granitemoeshared", "GraniteMoeSharedForCausalLM", "granitemoe", state_mixture, _TENSORS),
     FolderFamily("granitemoehybrid", "GraniteMoeHybridForCausalLM", "granitehybrid", state_hybrid, _TENSORS),
+)
+FAMILIES = (
+    Family("granite", build),
+    Family("granitemoe", build),
+    Family("granitehybrid", build_hybrid),
 )

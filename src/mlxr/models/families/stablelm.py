@@ -1,10 +1,15 @@
-"""Folders of StableLM, which are read as those of Llama but for their norms."""
+"""StableLM: layer norms with biases; of 12B the blocks stand side by side, and each head is normed."""
 
 from __future__ import annotations
 
+from mlxr.kernels.split_heads import HeadNormKind
+from mlxr.models.components import Layer, Norms
+from mlxr.models.family import Family
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 _PARALLEL = "use_parallel_residual"
 
@@ -20,4 +25,15 @@ def state(c: FolderConfig) -> None:
     state_rotation(c, part=0.25)
 
 
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope, is_parallel = Norms(m.layer_eps, kind="layer", bias=True), m.rope(), m.is_parallel()
+    head_norms: HeadNormKind | None = "layer" if m.has_head_norms() else None
+    return m.model(
+        Layer(m.attention(rope, window=window, head_norms=head_norms), m.feed_forward(), norms, is_parallel=is_parallel)
+        for window in m.windows()
+    )
+
+
 FOLDERS = (FolderFamily("stablelm", "StableLmForCausalLM", "stablelm", state),)
+FAMILIES = (Family("stablelm", build),)

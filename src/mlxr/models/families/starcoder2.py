@@ -1,10 +1,14 @@
-"""Folders of StarCoder 2."""
+"""StarCoder 2: layer norms with biases, and feed-forward blocks without a gate."""
 
 from __future__ import annotations
 
+from mlxr.models.components import Layer, Norms
+from mlxr.models.family import Family
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.rotations import state_rotation, state_windows
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 
 def state(c: FolderConfig) -> None:
@@ -16,4 +20,14 @@ def state(c: FolderConfig) -> None:
     state_windows(c, default=0)
 
 
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope = Norms(m.layer_eps, kind="layer", bias=True), m.rope()
+    return m.model(
+        Layer(m.attention(rope, window=window), m.feed_forward("gelu_tanh", gated=False), norms)
+        for window in m.windows()
+    )
+
+
 FOLDERS = (FolderFamily("starcoder2", "Starcoder2ForCausalLM", "starcoder2", state),)
+FAMILIES = (Family("starcoder2", build),)

@@ -1,11 +1,15 @@
-"""Folders of Llama, Mistral and Mixtral."""
+"""Llama, Mistral, and Mixtral, whose feed-forward blocks are mixtures of experts: one architecture in GGUF."""
 
 from __future__ import annotations
 
+from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models.family import Family
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 
 def state_llama(c: FolderConfig) -> None:
@@ -32,8 +36,21 @@ def state_mixtral(c: FolderConfig) -> None:
     state_windows(c, default=0)
 
 
+def build(m: Metadata) -> Model:
+    """Return the model: RMS norm before each block, neighbouring pairs rotate."""
+    norms, rope, windows = Norms(m.rms_eps), m.rope(interleaved=True), m.windows()
+    mixture = None
+    if m.experts:
+        mixture = Experts(m.experts, m.expert_features, m.activation(), m.routing(renormalises=True))
+    return m.model(
+        Layer(m.attention(rope, window=window), mixture if mixture and has_experts else m.feed_forward(), norms)
+        for window, has_experts in zip(windows, m.has_experts, strict=True)
+    )
+
+
 FOLDERS = (
     FolderFamily("llama", "LlamaForCausalLM", "llama", state_llama),
     FolderFamily("mistral", "MistralForCausalLM", "llama", state_mistral),
     FolderFamily("mixtral", "MixtralForCausalLM", "llama", state_mixtral),
 )
+FAMILIES = (Family("llama", build),)

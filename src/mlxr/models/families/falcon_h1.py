@@ -1,14 +1,21 @@
-"""Folders of Falcon-H1: what results of products are multiplied by stands beside the weights; GGUF has it in them."""
+"""Falcon-H1: attention and Mamba-2 side by side in each layer.
+
+Its folders state numbers that results of products are multiplied by, which GGUF files have in the weights.
+"""
 
 from __future__ import annotations
 
 from math import prod
 
+from mlxr.models.components import Layer, Norms, ParallelMixers
+from mlxr.models.family import Family
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import Mamba2Keys, state_mamba2
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.folders.statement import TensorLayout, WeightFactors
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 _NAMES = {
     "mamba.in_proj": "ssm_in",
@@ -68,4 +75,14 @@ def _read_list(c: FolderConfig, name: str, count: int) -> tuple[float, ...]:
     return numbers
 
 
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope, mamba, kv_heads = Norms(m.rms_eps), m.rope(), m.mamba2(), max(m.kv_counts)
+    return m.model(
+        Layer(ParallelMixers(m.attention(rope, kv_heads=kv_heads, window=window), mamba), m.feed_forward(), norms)
+        for window in m.windows()
+    )
+
+
 FOLDERS = (FolderFamily("falcon_h1", "FalconH1ForCausalLM", "falcon-h1", state, TensorLayout(_NAMES)),)
+FAMILIES = (Family("falcon-h1", build, gguf_bare=("ffn_norm",)),)

@@ -1,13 +1,17 @@
-"""Folders of LFM2, with experts and without: short convolutions in most layers."""
+"""LFM2: short convolutions instead of attention in most layers; with experts or without."""
 
 from __future__ import annotations
 
 from mlxr.models import limits
+from mlxr.models.components import Experts, Layer, Norms, ShortConv
+from mlxr.models.family import Family
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import read_recurrent_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.folders.statement import TensorLayout
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
 
 _NAMES = {
     "operator_norm": "attn_norm",
@@ -59,7 +63,32 @@ def _read_width(c: FolderConfig) -> int:
     return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple
 
 
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope, kv_heads = Norms(m.rms_eps), m.rope(), max(m.kv_counts)
+    conv = ShortConv(m.hidden, m.integer("shortconv.l_cache", 2, limits.MAX_TAPS))
+    experts = None
+    if m.experts:
+        rule = m.routing("sigmoid", renormalises=True, floor=1e-6)
+        experts = Experts(m.experts, m.expert_features, m.activation(), rule, choice_bias=True)
+    return m.model(
+        (
+            Layer(
+                m.attention(rope, kv_heads=kv_heads, window=window, head_norms="each") if count else conv,
+                experts if experts is not None and has_experts else m.feed_forward(),
+                norms,
+            )
+            for count, window, has_experts in zip(m.kv_counts, m.windows(), m.has_experts, strict=True)
+        ),
+        output_norm="token_embd_norm",
+    )
+
+
 FOLDERS = (
     FolderFamily("lfm2", "Lfm2ForCausalLM", "lfm2", state_dense, _TENSORS),
     FolderFamily("lfm2_moe", "Lfm2MoeForCausalLM", "lfm2moe", state_mixture, _TENSORS),
+)
+FAMILIES = (
+    Family("lfm2", build),
+    Family("lfm2moe", build),
 )

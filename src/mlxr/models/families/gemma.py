@@ -1,0 +1,89 @@
+"""Gemma 2 and 3: norms before and after each block.
+
+Gemma 2 has windows in every other layer, and scores and logits that are capped. Gemma 3 norms queries and keys; five of
+six layers have windows and a rotation of their own, which is not stretched. Folders store norms less one.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from mlxr.models.components import Layer, Norms, Rope
+from mlxr.models.family import Family
+from mlxr.models.folders.config import FolderConfig
+from mlxr.models.folders.family import FolderFamily
+from mlxr.models.folders.rotations import state_rotation, state_window_theta, state_windows
+from mlxr.models.folders.statement import TensorLayout
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
+
+NORM_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+}
+# Layers of the models of 27B, whose scores are scaled by hidden / heads, not by the head size: GGUF has no key for it.
+_LAYERS_OF_GEMMA2, _LAYERS_OF_GEMMA3 = 46, 62
+_TENSORS = TensorLayout(NORM_NAMES, norms_from_one=True)
+
+
+def state_gemma2(c: FolderConfig) -> None:
+    """State the sizes of a Gemma 2."""
+    c.state_model(activation="gelu_tanh", biases="block", tied=True)
+    c.state_width()
+    state_rotation(c)
+    state_windows(c, full_every=2)
+    c.state_score_size(by_width_layers=_LAYERS_OF_GEMMA2)
+    c.state_softcaps()
+
+
+def state_gemma3(c: FolderConfig) -> None:
+    """State the sizes of a Gemma 3."""
+    c.state_model(activation="gelu_tanh", biases="block", tied=True)
+    c.state_width()
+    state_rotation(c)
+    state_windows(c, full_every=6)
+    state_window_theta(c, 10000.0)
+    c.state_score_size(by_width_layers=_LAYERS_OF_GEMMA3)
+
+
+def build_gemma2(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope = Norms(m.rms_eps, places="both"), m.rope()
+    scale = float((m.hidden / m.heads) ** -0.5) if m.layers == _LAYERS_OF_GEMMA2 else None
+    softcap = m.scale("attn_logit_softcapping")
+    return m.model(
+        (
+            Layer(m.attention(rope, window=window, scale=scale, softcap=softcap), m.feed_forward("gelu_tanh"), norms)
+            for window in m.windows(full_every=2)
+        ),
+        embedding_scale=sqrt(m.hidden),
+        final_softcap=m.scale("final_logit_softcapping"),
+    )
+
+
+def build_gemma3(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope = Norms(m.rms_eps, places="both"), m.rope()
+    window_rope = Rope(m.window_theta(10000.0), rope.dim, interleaved=False, has_factors=False)
+    scale = float((m.hidden / m.heads) ** -0.5) if m.layers == _LAYERS_OF_GEMMA3 else None
+    layers = []
+    for windowed in m.windowed(full_every=6):
+        attention = m.attention(
+            window_rope if windowed else rope,
+            window=m.window if windowed else None,
+            head_norms="each",
+            scale=scale,
+        )
+        layers.append(Layer(attention, m.feed_forward("gelu_tanh"), norms))
+    return m.model(layers, embedding_scale=sqrt(m.hidden))
+
+
+FOLDERS = (
+    FolderFamily("gemma2", "Gemma2ForCausalLM", "gemma2", state_gemma2, _TENSORS),
+    FolderFamily("gemma3_text", "Gemma3ForCausalLM", "gemma3", state_gemma3, _TENSORS),
+)
+FAMILIES = (
+    Family("gemma2", build_gemma2),
+    Family("gemma3", build_gemma3),
+)

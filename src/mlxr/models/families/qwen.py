@@ -1,0 +1,114 @@
+"""Qwen2 and Qwen3, with experts and without.
+
+Qwen2 has biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE has a
+block that all tokens go through beside the experts, and a gate says for each token how much of it counts.
+"""
+
+from __future__ import annotations
+
+from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models.family import Family
+from mlxr.models.folders.config import FolderConfig
+from mlxr.models.folders.family import FolderFamily
+from mlxr.models.folders.mixers import state_expert_width, state_experts
+from mlxr.models.folders.rotations import state_rotation, state_windows
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
+
+
+def state_qwen2(c: FolderConfig) -> None:
+    """State the sizes of a Qwen2."""
+    c.state_model(biases="qkv")
+    c.state_width()
+    state_rotation(c)
+    state_windows(c, switch=True)
+
+
+def state_qwen3(c: FolderConfig) -> None:
+    """State the sizes of a Qwen3."""
+    c.state_model(biases="block")
+    c.state_width()
+    state_rotation(c)
+    state_windows(c, switch=True)
+
+
+def state_qwen2_moe(c: FolderConfig) -> None:
+    """State a Qwen2 with experts, beside a block that all tokens go through."""
+    c.state_model(biases="qkv")
+    state_expert_width(c, state_experts(c, shared_key="shared_expert_intermediate_size"))
+    state_rotation(c)
+    state_windows(c, switch=True)
+
+
+def state_qwen3_moe(c: FolderConfig) -> None:
+    """State a Qwen3 with experts."""
+    c.state_model(biases="block")
+    state_expert_width(c, state_experts(c, renormalises=True))
+    state_rotation(c)
+    state_windows(c, switch=True)
+
+
+def build_qwen2(m: Metadata) -> Model:
+    """Return a dense model."""
+    norms, rope = Norms(m.rms_eps), m.rope()
+    return m.model(
+        Layer(m.attention(rope, window=window, qkv_bias=True), m.feed_forward(), norms) for window in m.windows()
+    )
+
+
+def build_qwen2_moe(m: Metadata) -> Model:
+    """Return a model with experts."""
+    norms, rope = Norms(m.rms_eps), m.rope()
+    shared = m.shared_features(old_key="feed_forward_length")
+    experts = Experts(
+        m.experts,
+        m.expert_features,
+        m.activation(),
+        m.routing(),
+        shared_features=shared,
+        shared_gate=shared > 0,
+    )
+    return m.model(
+        Layer(
+            m.attention(rope, window=window, qkv_bias=True),
+            experts if has_experts else m.feed_forward(),
+            norms,
+        )
+        for window, has_experts in zip(m.windows(), m.has_experts, strict=True)
+    )
+
+
+def build_qwen3(m: Metadata) -> Model:
+    """Return a dense model."""
+    norms, rope = Norms(m.rms_eps), m.rope()
+    return m.model(
+        Layer(m.attention(rope, window=window, head_norms="each"), m.feed_forward(), norms) for window in m.windows()
+    )
+
+
+def build_qwen3_moe(m: Metadata) -> Model:
+    """Return a model with experts."""
+    norms, rope = Norms(m.rms_eps), m.rope()
+    experts = Experts(m.experts, m.expert_features, m.activation(), m.routing(renormalises=True))
+    return m.model(
+        Layer(
+            m.attention(rope, window=window, head_norms="each"),
+            experts if has_experts else m.feed_forward(),
+            norms,
+        )
+        for window, has_experts in zip(m.windows(), m.has_experts, strict=True)
+    )
+
+
+FOLDERS = (
+    FolderFamily("qwen2", "Qwen2ForCausalLM", "qwen2", state_qwen2),
+    FolderFamily("qwen3", "Qwen3ForCausalLM", "qwen3", state_qwen3),
+    FolderFamily("qwen2_moe", "Qwen2MoeForCausalLM", "qwen2moe", state_qwen2_moe),
+    FolderFamily("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe", state_qwen3_moe),
+)
+FAMILIES = (
+    Family("qwen2", build_qwen2),
+    Family("qwen2moe", build_qwen2_moe),
+    Family("qwen3", build_qwen3),
+    Family("qwen3moe", build_qwen3_moe),
+)
