@@ -1,12 +1,11 @@
 """`LLM`: the front door for Python programs. Opens a model and answers, alone or many prompts at once.
 
-A thin face over the service; everything it does, the command line does through the same path.
+The face of a `Session` for programs that wait. A thread of its own runs the engine, as in the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
@@ -15,26 +14,16 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.keywords import resolve_keywords, show_keywords
 from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.types import Grammar, SamplingParams
-from mlxr.loading import LoadedModel, Progress
-from mlxr.service.adapters import AdapterChoice, Adapters
+from mlxr.loading import Progress
+from mlxr.service.adapters import AdapterChoice
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.embedding import Pooling, choose_pooling, scale_vector
-from mlxr.service.opening import (
-    build_engine,
-    build_session,
-    find_adapter_path,
-    find_own_adapter,
-    find_record,
-    open_model,
-    open_record,
-    split_adapter,
-    warm_up,
-)
+from mlxr.service.opening import find_adapter_path, find_own_adapter, find_record, open_model, split_adapter
 from mlxr.service.prompt import Message, Prompt
-from mlxr.service.requests import ChatRequest
-from mlxr.service.session import Session, Stream
-from mlxr.service.stats import SessionStats, collect_stats
-from mlxr.service.thought_budget import Thinking
+from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.session import Session
+from mlxr.service.stats import SessionStats
+from mlxr.service.streams import Stream
 
 __all__ = ["LLM", "Completion"]
 
@@ -69,31 +58,21 @@ class LLM:
         settings = resolve_keywords(keywords)
         self._name = str(model)
         model, named = split_adapter(model, settings)
-        adapter = adapter or named
         record = find_record(model, settings)
-        with ExitStack() as undo:
-            if record is None:
-                loaded = open_model(
-                    model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True
-                )
-            else:
-                loaded = open_record(
-                    record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True
-                )
-            undo.callback(loaded.close)
-            self._adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
-            own = None if record is None else find_own_adapter(record, settings)
-            if adapter is not None:
-                chosen: str | None = self._adapters.load(find_adapter_path(adapter, settings))
-            else:
-                chosen = None if own is None else self._adapters.load(own.path, loaded.name)
-            system = None if record is None else record.system
-            engine = build_engine(loaded, settings)
-            undo.callback(engine.close)
-            warm_up(engine, loaded.ctx.device, settings, 1, progress)
-            session = build_session(loaded, engine, system, self._adapters, chosen, Thinking.read(settings))
-            undo.pop_all()
-        self._opened: tuple[LoadedModel, Session] | None = (loaded, session)
+        own = None if record is None else find_own_adapter(record, settings)
+        chosen = adapter or named
+        path = None if chosen is None else find_adapter_path(chosen, settings)
+        loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
+        self._opened: Session | None = Session(
+            loaded,
+            settings,
+            system=None if record is None else record.system,
+            adapter=own.path if path is None and own is not None else path,
+            adapter_name=None if path is not None else loaded.name,
+            warm_up_sequences=1,
+            progress=progress,
+            learns_template=False,
+        )
 
     def generate(
         self,
@@ -114,8 +93,15 @@ class LLM:
         listed = [adapter] * len(wanted) if adapter is None or isinstance(adapter, str | Mapping) else list(adapter)
         if len(listed) != len(wanted):
             raise InvalidRequest("adapter", f"must be one for each prompt; got {len(listed)} for {len(wanted)}")
-        token_ids = [self._session.encode_prompt(prompt) for prompt in wanted]
-        return self._session.generate(token_ids, own_params, listed)
+        requests = [
+            TextRequest(prompt, own, adapter=name) for prompt, own, name in zip(wanted, own_params, listed, strict=True)
+        ]
+        streams = self._session.ask_all(requests, waits_for_room=True)
+        try:
+            return [fold_events(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
 
     def embed(self, texts: str | Sequence[str], *, pooling: Pooling | None = None) -> list[list[float]]:
         """A vector of length 1 for each text, (hidden size,); all of them are computed together.
@@ -124,27 +110,26 @@ class LLM:
         files state, else of all. Raises InvalidRequest for a text that is too long, and where the files state what mlxr
         does not do.
         """
-        used = choose_pooling(self._loaded.pooling, pooling, "texts")
-        listed = [texts] if isinstance(texts, str) else list(texts)
-        token_ids = [self._loaded.tokenizer.encode(text) for text in listed]
-        return [scale_vector(vector).tolist() for vector in self._session.embed(token_ids, used)]
+        session, listed = self._session, [texts] if isinstance(texts, str) else list(texts)
+        used = choose_pooling(session.loaded.pooling, pooling, "texts")
+        token_ids = [session.tokenizer.encode(text) for text in listed]
+        return [scale_vector(vector).tolist() for vector in session.embed_all(token_ids, used)]
 
     def load_adapter(self, path: str | Path, name: str | None = None) -> str:
         """Load a low-rank adapter (LoRA): a PEFT folder or a GGUF file; returns the name by which requests choose it.
 
         All adapters take at most `adapter_bytes`. Raises MlxrError for files that are none of this model's adapters.
         """
-        self._require_open()
-        return self._adapters.load(path, name)
+        return self._session.adapters.load(path, name)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Raises InvalidRequest for an unknown name, and for one that answers under way have."""
-        self._adapters.unload(name)
+        self._session.adapters.unload(name)
 
     @property
     def adapters(self) -> list[str]:
         """Names of the adapters that are loaded."""
-        return self._adapters.names
+        return self._session.adapters.names
 
     def chat(
         self,
@@ -168,7 +153,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: AdapterChoice | None = None
     ) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
-        return self._session.stream(self._session.encode_prompt(prompt), params or SamplingParams(), adapter)
+        return self._session.ask(TextRequest(prompt, params or SamplingParams(), adapter=adapter))
 
     def stream_chat(
         self,
@@ -181,7 +166,7 @@ class LLM:
     ) -> Stream:
         """`chat` as a stream of events."""
         request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter)
-        return self._session.start(request)
+        return self._session.ask(request)
 
     @property
     def can_chat(self) -> bool:
@@ -199,28 +184,20 @@ class LLM:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without control tokens; bytes that form no character become U+FFFD."""
-        return self._loaded.tokenizer.decode(token_ids)
+        return self._session.decode(token_ids)
 
     def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed, and by which implementation of operators."""
-        return collect_stats(self._loaded, self._session.stats(), self._loaded.model.read_routing())
+        return self._session.read_stats()
 
     def close(self) -> None:
         """Bring cache pages to disk where that is asked for, give the memory back; no use is possible afterwards."""
         if self._opened is not None:
-            self._session.close()
-            self._loaded.close()
+            self._opened.close()
             self._opened = None
 
     @property
-    def _loaded(self) -> LoadedModel:
-        return self._require_open()[0]
-
-    @property
     def _session(self) -> Session:
-        return self._require_open()[1]
-
-    def _require_open(self) -> tuple[LoadedModel, Session]:
         if self._opened is None:
             raise InvalidRequest("LLM", f"{self._name} is closed; open it again")
         return self._opened

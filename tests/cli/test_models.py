@@ -15,7 +15,9 @@ import pytest
 
 from mlxr import LLM
 from mlxr.cli.main import main
+from mlxr.core.types import SamplingParams
 from mlxr.loading import ASSETS
+from mlxr.service.requests import ChatRequest
 
 sys.path.append(str(Path(__file__).parents[1] / "registry"))
 from fake_hub import FakeHub
@@ -128,7 +130,7 @@ def test_create(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
     assert "Talk." in shown
     assert "options   top_k 3" in shown
     with LLM("mine") as llm:
-        ids = llm._session.encode_chat([{"role": "user", "content": "Hi"}])
+        ids = llm._session.encode_chat(ChatRequest([{"role": "user", "content": "Hi"}], SamplingParams()))
         assert llm.detokenize(ids).endswith("system: Talk.\nuser: Hi\n")
 
 
@@ -205,7 +207,7 @@ def test_create_from_a_go_template(mlxr: Run, own_file: Path, tmp_path: Path) ->
     modelfile.write_text(f'FROM ./{own_file.name}\nTEMPLATE """{template}"""\nSYSTEM Talk.\n')
     mlxr("create", "mine", "-f", modelfile)
     with LLM("mine") as llm:
-        ids = llm._session.encode_chat([{"role": "user", "content": "Hi"}])
+        ids = llm._session.encode_chat(ChatRequest([{"role": "user", "content": "Hi"}], SamplingParams()))
         assert llm.detokenize(ids).endswith("<|system|>Talk.<|user|>Hi<|assistant|>")
 
 

@@ -21,6 +21,7 @@ from amounts import choose_amount
 from following_models import make_draft, make_eagle_head, make_target
 from oracle import draft_eagerly
 from safetensors.numpy import load_file
+from stepped_session import SteppedSession, SteppedStream
 from test_adapters import write_peft
 from test_draft_head_text import poison_free_pages
 
@@ -34,9 +35,8 @@ from mlxr.engine.engine import Engine
 from mlxr.loading import LoadedModel
 from mlxr.service.adapters import Adapters
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.opening import build_engine, build_session, open_model
+from mlxr.service.opening import build_engine, open_model
 from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.session import Session, Stream
 
 TARGETS = ("qwen35", "glm4moe")  # with recurrent layers, and without
 DRAFTERS = ("ngram", "draft model", "mtp", "eagle")
@@ -135,7 +135,7 @@ def answer_alone(path: Path, requests: list[Request]) -> list[Answer]:
     """One after the other, without drafts, on one thread, with a cache that keeps nothing."""
     settings = make_settings("off", kv_cache="simple")
     with open_model(path, settings) as loaded:
-        session = build_session(loaded, build_engine(loaded, settings), adapters=load_adapters(loaded, path))
+        session = SteppedSession(loaded, build_engine(loaded, settings), load_adapters(loaded, path))
         with closing(session):
             return [describe(fold_events(session.start(request))) for request in requests]
 
@@ -159,10 +159,12 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 class Schedule:
     """Requests that come to one session at random; `counts` what happened to them."""
 
-    def __init__(self, chance: random.Random, made: Made, numbers: list[int], engine: Engine, session: Session) -> None:
+    def __init__(
+        self, chance: random.Random, made: Made, numbers: list[int], engine: Engine, session: SteppedSession
+    ) -> None:
         self._chance, self._made, self._engine, self._session = chance, made, engine, session
         self._waiting, self._given_up = list(numbers), set[int]()
-        self._open: dict[int, tuple[Stream, list[Event]]] = {}
+        self._open: dict[int, tuple[SteppedStream, list[Event]]] = {}
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -216,7 +218,7 @@ def open_small(loaded: LoadedModel, settings: Settings, tokens: int) -> Engine:
     raise AssertionError("no cache is large enough")
 
 
-def open_sessions(chance: random.Random, made: Made, drafter: str) -> Iterator[tuple[Engine, Session]]:
+def open_sessions(chance: random.Random, made: Made, drafter: str) -> Iterator[tuple[Engine, SteppedSession]]:
     """Of one model, one after the other; each engine has a small cache of another form."""
     loaded, adapters = made.open(drafter)
     with loaded:
@@ -229,7 +231,7 @@ def open_sessions(chance: random.Random, made: Made, drafter: str) -> Iterator[t
             )
             engine = open_small(loaded, settings, made.longest + chance.choice([0, 0, 40]))
             draft_eagerly(engine, chance.choice([1, 3, 6, 15]))
-            with closing(build_session(loaded, engine, adapters=adapters)) as session:
+            with closing(SteppedSession(loaded, engine, adapters)) as session:
                 yield engine, session
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from mlxr.core.settings import Settings
 from mlxr.registry import ModelRecord
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.opening import open_model
+from mlxr.service.session import Session
 
 STEP_S = 30.0
 
@@ -37,11 +37,11 @@ class Gate:
         self.steps += 1
         self.on_step(self.steps)
 
-    def open_session(self, record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
+    def open_session(self, record: ModelRecord, settings: Settings, memory_bytes: int) -> Session:
         """What the pool loads."""
         loaded = open_model(record.path, settings)
         gated = replace(loaded, name=record.short_name, model=GatedModel(loaded.model, self))  # type: ignore[arg-type]
-        return AsyncSession(gated, settings, memory_bytes=memory_bytes)
+        return Session(gated, settings, memory_bytes=memory_bytes)
 
 
 class GatedModel:

@@ -18,8 +18,8 @@ from running_server import MakeServer, RunningServer, post_and_leave, used_pages
 from mlxr.core.settings import Settings, resolve
 from mlxr.registry import Changes, ModelRecord
 from mlxr.server.logs import start_logging
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_pool import open_session
+from mlxr.service.session import Session
 
 LONG = {"model": "demo", "prompt": "import os\n", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 WAIT_S = 60.0
@@ -76,7 +76,7 @@ def test_a_whole_answer_whose_client_goes_is_cancelled(gate: Gate, gated: Runnin
 def test_a_client_that_goes_while_the_model_is_loaded(make_server: MakeServer) -> None:
     may_load = threading.Event()
 
-    def load_slowly(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
+    def load_slowly(record: ModelRecord, settings: Settings, memory_bytes: int) -> Session:
         assert may_load.wait(WAIT_S)
         return open_session(record, settings, memory_bytes)
 
@@ -187,7 +187,7 @@ def test_what_takes_longer_than_the_drain_is_ended_with_what_it_has(gate: Gate, 
 def test_who_waits_for_a_model_is_told_when_the_drain_is_over(make_server: MakeServer) -> None:
     may_load, loads = threading.Event(), []
 
-    def load_slowly(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
+    def load_slowly(record: ModelRecord, settings: Settings, memory_bytes: int) -> Session:
         loads.append(record.name)
         if record.name != "demo:latest":
             assert may_load.wait(WAIT_S)

@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
-from mlxr.service.session import Session
+from mlxr.service.completion import Completion, fold_events
+from mlxr.service.preparation import Preparation
+from mlxr.service.prompt import Message
+from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.streams import Stream, open_streams
 
 BOS, EOS, STOP_MARK, USER = range(4)
 SPECIALS = {BOS: "<s>", EOS: "</s>", STOP_MARK: "<|stop|>", USER: "<|user|>"}
@@ -83,6 +88,8 @@ class FakeEngine:
 
     `on_step` is called before each step with its number, and may raise.
     """
+
+    exchange = None
 
     def __init__(
         self, script: Callable[[list[int]], Sequence[int]], on_step: Callable[[int], None] | None = None
@@ -179,12 +186,52 @@ class UserTemplate:
         return self.prefix + "".join(f"{SPECIALS[USER]}{message['content']}" for message in messages)
 
 
+class FakeSession:
+    """What a `Session` does for programs that wait, over the fakes."""
+
+    def __init__(self, engine: FakeEngine, tokenizer: PieceTokenizer, template: UserTemplate | None) -> None:
+        self.engine = AsyncEngine(engine)  # type: ignore[arg-type]
+        self.preparation = Preparation(
+            tokenizer,  # type: ignore[arg-type]
+            template,  # type: ignore[arg-type]
+            vocab_size=4096,
+            context_tokens=engine.context_tokens,
+            model_name="fake",
+        )
+
+    @property
+    def can_chat(self) -> bool:
+        return self.preparation.can_chat
+
+    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        return self.preparation.encode_prompt(prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.preparation.encode_chat(ChatRequest(messages, SamplingParams()))
+
+    def open(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, waits_for_room: bool = False
+    ) -> list[Stream]:
+        prepared = [self.preparation.prepare(TextRequest(prompt, params)) for prompt in prompts]
+        return open_streams(self.engine, prepared, waits_for_room=waits_for_room)
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Stream:
+        return self.open([prompt], params)[0]
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
+        return [fold_events(stream) for stream in self.open(prompts, params, waits_for_room=True)]
+
+    def stats(self) -> object:
+        return self.engine.call(lambda engine: engine.stats())
+
+    def close(self) -> None:
+        self.engine.close()
+
+
 def make_session(
     engine: FakeEngine, tokenizer: PieceTokenizer | None = None, template: UserTemplate | None = None
-) -> Session:
-    """A session over the fakes."""
-    tokenizer = tokenizer or PieceTokenizer()
-    return Session(engine, tokenizer, template, vocab_size=4096, model_name="fake")  # type: ignore[arg-type]
+) -> FakeSession:
+    return FakeSession(engine, tokenizer or PieceTokenizer(), template)
 
 
 def script_text(tokenizer: PieceTokenizer, pieces: Sequence[bytes | int]) -> list[int]:

@@ -179,7 +179,7 @@ def test_what_is_streamed_is_what_comes_whole(llm: LLM) -> None:
     for most_tokens in (24, 32, 40):
         (whole,) = answer(llm, [case.ask(most_tokens)])
         text = ""
-        for event in llm._session.start(case.ask(most_tokens)):
+        for event in llm._session.ask(case.ask(most_tokens)):
             text += event.text if isinstance(event, TextDelta) else ""
             assert whole.text.startswith(text)
         assert text == whole.text

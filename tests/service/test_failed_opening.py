@@ -14,7 +14,7 @@ from mlxr import llm
 from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings
 from mlxr.loading import ASSETS
-from mlxr.service import async_session, model_pool, opening, ranks
+from mlxr.service import model_pool, opening, ranks, session
 from mlxr.service.opening import open_model
 
 DEMO = str(ASSETS / "demo.gguf")
@@ -50,27 +50,30 @@ def count_engines() -> int:
     return sum(thread.name == "mlxr-engine" and thread.is_alive() for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("part", ["Adapters", "build_engine", "warm_up", "build_session"])
-def test_a_model_that_cannot_be_opened_is_closed(part: str, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, part, fail)
+def open_llm() -> object:
+    return llm.LLM(DEMO, threads=1, arena_bytes=2**22)
+
+
+def open_session() -> object:
+    return session.Session(open_model(DEMO, SETTINGS), SETTINGS)
+
+
+@pytest.mark.parametrize("open_one", [open_llm, open_session])
+@pytest.mark.parametrize("part", ["SessionAdapters", "build_engine", "warm_up", "PreparingThreads", "Preparation"])
+def test_a_model_that_cannot_be_opened_is_closed(
+    part: str, open_one: Callable[[], object], group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = count_engines()
+    monkeypatch.setattr(session, part, fail)
     with pytest.raises(MlxrError, match="it failed"):
-        llm.LLM(DEMO, threads=1, arena_bytes=2**22)
-    assert group.closed == 1
+        open_one()
+    assert (group.closed, count_engines()) == (1, engines)
 
 
 def test_an_adapter_that_is_none_closes_the_model(group: Group, tmp_path: Path) -> None:
     with pytest.raises(MlxrError):
         llm.LLM(DEMO, threads=1, arena_bytes=2**22, adapter=tmp_path)
     assert group.closed == 1
-
-
-@pytest.mark.parametrize("part", ["SessionAdapters", "build_engine", "warm_up", "PreparingThreads", "Preparation"])
-def test_a_session_that_cannot_be_opened_is_closed(part: str, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = count_engines()
-    monkeypatch.setattr(async_session, part, fail)
-    with pytest.raises(MlxrError, match="it failed"):
-        async_session.AsyncSession(open_model(DEMO, SETTINGS), SETTINGS)
-    assert (group.closed, count_engines()) == (1, engines)
 
 
 @pytest.mark.parametrize("part", ["find_draft_path", "_add_head"])

@@ -1,377 +1,399 @@
-"""Sessions over a scripted engine: events, stop strings, cancelling, failures, several answers at once."""
+"""Sessions on an event loop, over the demo model: the same answers as alone, whoever reads them and how."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
-import itertools
-from threading import Thread
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
-from fake_engine import (
-    BOS,
-    EOS,
-    FIRST_PIECE,
-    STOP_MARK,
-    USER,
-    FakeEngine,
-    PieceTokenizer,
-    UserTemplate,
-    make_session,
-    script_text,
-)
-from hypothesis import given
-from hypothesis import strategies as st
-from service_models import open_demo
+from cuts import fold_stream
 
-from mlxr.core.errors import InvalidRequest, QueueFull, TemplateError
-from mlxr.core.events import Event, Finish, TextDelta
-from mlxr.core.types import FinishReason, SamplingParams, Usage
+from mlxr.cache.stats import EvictionCause
+from mlxr.core.errors import EngineStopped, InvalidRequest, OutOfPages, QueueFull, TemplateError
+from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from mlxr.core.settings import Settings
+from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.prompt import find_message_ends
+from mlxr.service.opening import open_model
+from mlxr.service.requests import ChatRequest, NamedTool, TextRequest, Tool
+from mlxr.service.session import Session
+from mlxr.service.streams import AsyncStream
+from mlxr.tokenizers import ChatTemplate
 
-UNLIMITED = SamplingParams(max_tokens=None)
-
-
-def answer(pieces: list[bytes | int], params: SamplingParams = UNLIMITED) -> tuple[Completion, list[Event], FakeEngine]:
-    """What becomes of an answer that the engine gives in these pieces."""
-    tokenizer = PieceTokenizer()
-    tokens = script_text(tokenizer, pieces)
-    engine = FakeEngine(lambda prompt: tokens)
-    session = make_session(engine, tokenizer)
-    events = list(session.stream(session.encode_prompt("hi"), params))
-    return fold_events(events), events, engine
-
-
-def test_text_streams_and_ends_at_the_end_token() -> None:
-    completion, events, _ = answer([b"Hel", b"lo", EOS])
-    assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hel", "lo", ""]
-    assert isinstance(events[-1], Finish)
-    assert completion.text == "Hello"
-    assert completion.finish_reason is FinishReason.STOP
-    assert completion.stop is None
-    assert completion.usage == Usage(3, 3, cached_tokens=1)
-    assert len(completion.token_ids) == 3
-    assert completion.token_ids[-1] == EOS
+SETTINGS = Settings(arena_bytes=48 * 2**20, max_sequences=32)
+QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
+TOOLS = [
+    Tool("weather", "", {"properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}),
+    Tool("now", "", {"additionalProperties": False}),
+]
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking %}<think>\n{% endif %}{# </think> #}"
+)
 
 
-def test_length_ends_an_answer() -> None:
-    completion, _, _ = answer([b"a", b"b", b"c"], SamplingParams(max_tokens=2))
-    assert (completion.text, completion.finish_reason) == ("ab", FinishReason.LENGTH)
+def run(test: Callable[[Session], Awaitable[None]], settings: Settings = SETTINGS, template: str = "") -> None:
+    """`test` with a session of its own, which has given all pages back at its end."""
+
+    async def with_session() -> None:
+        async with open_session(settings, template) as session:
+            await test(session)
+            assert (await session.stats()).engine.used_pages == 0
+            await session._engine.check()
+
+    asyncio.run(with_session())
 
 
-def test_half_a_character_waits_and_a_broken_one_is_marked() -> None:
-    _, events, _ = answer(["é".encode()[:1], "é".encode()[1:], b"\xf0\x9f", EOS])
-    assert [event.text for event in events if isinstance(event, TextDelta)] == ["é", "\ufffd"]
+@asynccontextmanager
+async def open_session(settings: Settings = SETTINGS, template: str = "") -> AsyncIterator[Session]:
+    loaded = open_model("demo", settings)
+    own = loaded.chat_template
+    assert own is not None
+    changed = ChatTemplate(template, name="test", **own.tokens) if template else None  # type: ignore[arg-type]
+    session = Session(loaded, settings, template=changed)
+    try:
+        yield session
+    finally:
+        await session.stop()
 
 
-def test_a_stop_string_over_three_tokens_cancels_the_sequence() -> None:
-    completion, events, engine = answer([b"one E", b"N", b"D two", b" three", EOS], SamplingParams(stop=("END",)))
-    assert (completion.text, completion.finish_reason, completion.stop) == ("one ", FinishReason.STOP, "END")
-    assert engine.cancelled == [1]
-    assert completion.usage.completion_tokens == len(completion.token_ids) == 3
-    assert isinstance(events[0], TextDelta)
-    assert events[0].text == "one "
+async def answer(session: Session, request: TextRequest | ChatRequest) -> Completion:
+    async with await session.start(request) as stream:
+        return await fold_stream(stream)
 
 
-def test_text_held_back_comes_when_it_was_no_stop_string() -> None:
-    completion, events, _ = answer([b"EN", b"TER", b" E", EOS], SamplingParams(stop=("END",)))
-    assert completion.text == "ENTER E"
-    assert [event.text for event in events if isinstance(event, TextDelta)] == ["ENTER", " ", "E"]
+async def wait_for_pages(session: Session, pages: int = 0) -> None:
+    """Pages come back within the step that runs."""
+    for _ in range(3):
+        if (await session.stats()).engine.used_pages == pages:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("pages are missing")
 
 
-def test_a_stop_string_in_the_flushed_rest_counts() -> None:
-    completion, _, _ = answer([b"a\xf0", EOS], SamplingParams(stop=("\ufffd",)))
-    assert (completion.text, completion.stop) == ("a", "\ufffd")
+def test_who_waits_gets_the_same_answers() -> None:
+    requests = [
+        ChatRequest(QUESTION, SamplingParams(max_tokens=30)),
+        ChatRequest(QUESTION, SamplingParams(max_tokens=30, temperature=1, seed=5, n=3, stop=("as",), logprobs=2)),
+        TextRequest("import os", SamplingParams(max_tokens=20, temperature=1, seed=1)),
+        TextRequest([1, 2, 3], SamplingParams(max_tokens=5), grammar=Grammar("regex", "[a-f]{3}")),
+        ChatRequest(QUESTION, SamplingParams(max_tokens=60, seed=2, temperature=1), TOOLS, "required"),
+    ]
+
+    async def test(session: Session) -> None:
+        def wait() -> list[Completion]:
+            return [fold_events(stream) for stream in session.ask_all(requests)]
+
+        expected = await asyncio.to_thread(wait)
+        found = await asyncio.gather(*(answer(session, request) for request in requests))
+        assert [forget_ids(one) for one in found] == [forget_ids(one) for one in expected]
+        assert all(choice.timings is not None for one in found for choice in one.choices)
+        assert expected[0].text.startswith("`os.path.join`: Join two or more")
+        assert expected[1].choices[0].stop == "as"
+        assert len(expected[3].text) == 3
+
+    run(test)
 
 
-def test_a_stop_string_that_is_a_special_token_stops_the_engine() -> None:
-    completion, _, engine = answer([b"a", STOP_MARK, b"b", EOS], SamplingParams(stop=("<|stop|>",)))
-    assert engine.submitted[0].params.stop_token_ids == {STOP_MARK}
-    assert (completion.text, completion.finish_reason, completion.stop) == ("a", FinishReason.STOP, "<|stop|>")
+def forget_ids(completion: Completion) -> Completion:
+    calls = tuple(replace(call, id="") for call in completion.tool_calls)
+    others, usage = tuple(map(forget_ids, completion.others)), replace(completion.usage, cached_tokens=0)
+    return replace(completion, tool_calls=calls, others=others, usage=usage)
 
 
-def test_a_stop_token_of_plain_text_is_not_shown() -> None:
-    tokenizer = PieceTokenizer()
-    token_id = tokenizer.token_of(b"!")
-    completion, _, _ = answer([b"a", token_id, b"b"], SamplingParams(stop_token_ids=frozenset({token_id})))
-    assert (completion.text, completion.token_ids) == ("a", (tokenizer.token_of(b"a"), token_id))
+def test_a_stop_string_ends_an_answer_that_nobody_reads() -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=1500, stop=("\n",), ignore_eos=True))
+        stream = await session.start(request)
+        while not any(isinstance(event, Finish) for event in stream._events):
+            await asyncio.sleep(0.01)
+        await wait_for_pages(session)
+        completion = fold_events([event async for event in stream])
+        assert completion.stop == "\n"
+        assert completion.usage.completion_tokens < 100
+        assert completion.timings is not None
+
+    run(test)
 
 
-def test_end_tokens_are_hidden_when_ignored() -> None:
-    completion, _, _ = answer([b"a", EOS, b"b"], SamplingParams(ignore_eos=True, max_tokens=None))
-    assert (completion.text, completion.finish_reason) == ("ab", FinishReason.LENGTH)
+def test_cancelling_gives_the_pages_back_and_ends_the_events() -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True, n=2))
+        stream = await session.start(request)
+        assert len(stream.prompt_ids) == 3
+        events = [await anext(stream)]
+        stream.cancel()
+        stream.cancel()
+        events += [event async for event in stream]
+        completion = fold_events(events)
+        assert [choice.finish_reason for choice in completion.choices] == [FinishReason.CANCELLED] * 2
+        assert completion.usage.completion_tokens == len(completion.token_ids)
+        await wait_for_pages(session)
+        assert await stream.take() == []
 
-
-def test_logprobs_belong_to_their_tokens() -> None:
-    completion, _, _ = answer([b"E", b"N", b"x", EOS], SamplingParams(stop=("END",), logprobs=2))
-    assert [info.chosen.token_id for info in completion.tokens] == list(completion.token_ids)
-    assert [info.chosen.logprob for info in completion.tokens] == [-float(token) for token in completion.token_ids]
-    assert all(len(info.top) == 2 for info in completion.tokens)
-    assert answer([b"a", EOS])[0].tokens == ()
-
-
-TEXTS = st.text("abé😀", max_size=20)
-
-
-@given(TEXTS, st.lists(st.text("abé😀", min_size=1, max_size=3), max_size=2), st.lists(st.integers(0, 80), max_size=9))
-def test_any_split_into_tokens_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
-    data = text.encode()
-    places = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})
-    pieces: list[bytes | int] = [data[a:b] for a, b in itertools.pairwise(places)]
-    params = SamplingParams(stop=tuple(stops), max_tokens=None)
-    split, events, _ = answer([*pieces, EOS], params)
-    whole, _, _ = answer([data, EOS], params)
-    assert (split.text, split.stop, split.finish_reason) == (whole.text, whole.stop, whole.finish_reason)
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == split.text
-    assert all(isinstance(event, TextDelta) for event in events[:-1])
-
-
-def make_echo_session(on_step: object = None) -> tuple[FakeEngine, object]:
-    """The engine answers with the prompt's own tokens, without BOS."""
-    engine = FakeEngine(lambda prompt: [*prompt[1:], EOS], on_step)  # type: ignore[arg-type]
-    return engine, make_session(engine, template=UserTemplate())
-
-
-def test_a_batch_runs_side_by_side_and_keeps_its_order() -> None:
-    engine, session = make_echo_session()
-    texts = ["longest of them", "b", "", "some"]
-    prompts = [session.encode_prompt(text) for text in texts]
-    completions = session.generate(prompts, [SamplingParams(max_tokens=None)] * 4)
-    assert [completion.text for completion in completions] == texts
-    assert engine.steps == len(texts[0]) + 1
-    assert not engine.has_work
-
-
-def test_when_one_prompt_is_refused_none_runs() -> None:
-    engine, session = make_echo_session()
-    with pytest.raises(InvalidRequest, match="too long"):
-        session.generate([[BOS, 5], [5] * 2000], [UNLIMITED] * 2)
-    assert engine.steps == 0
-    assert not engine.has_work
-
-
-def test_two_streams_share_steps() -> None:
-    engine, session = make_echo_session()
-    first, second = (session.stream(session.encode_prompt(text), UNLIMITED) for text in ("abc", "xyz"))
-    assert next(first) == TextDelta("a", (FIRST_PIECE + ord("a"),))
-    assert "".join(event.text for event in second if isinstance(event, TextDelta)) == "xyz"
-    assert engine.steps == 4
-    assert fold_events(first).text == "bc"
-    assert engine.steps == 4
-
-
-def test_threads_share_one_engine() -> None:
-    _, session = make_echo_session()
-    texts = [f"text of thread {number} " * 3 for number in range(8)]
-    answers: dict[int, str] = {}
-
-    def run(number: int) -> None:
-        stream = session.stream(session.encode_prompt(texts[number]), UNLIMITED)
-        answers[number] = fold_events(stream).text
-
-    threads = [Thread(target=run, args=(number,)) for number in range(len(texts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == dict(enumerate(texts))
-
-
-def test_cancelling_ends_with_a_finish() -> None:
-    engine, session = make_echo_session()
-    stream = session.stream(session.encode_prompt("abc"), SamplingParams(stop=("bc",), max_tokens=None))
-    next(stream)
-    stream.cancel()
-    assert [type(event) for event in stream] == [Finish]
-    assert engine.cancelled == [1]
-    assert list(stream) == []
-
-
-def test_cancelling_gives_out_the_text_held_back() -> None:
-    _, session = make_echo_session()
-    stream = session.stream(session.encode_prompt("abx"), SamplingParams(stop=("abc",), max_tokens=None))
-    other = session.stream(session.encode_prompt("..."), UNLIMITED)
-    next(other), next(other)
-    stream.cancel()
-    completion = fold_events(stream)
-    assert (completion.text, completion.finish_reason) == ("ab", FinishReason.CANCELLED)
-    assert completion.usage.completion_tokens == 2
+    run(test)
 
 
 @pytest.mark.slow
-def test_closing_and_forgetting_a_stream_stop_it() -> None:
-    engine, session = make_echo_session()
-    with session.stream(session.encode_prompt("abc"), UNLIMITED) as stream:
-        next(stream)
-    assert engine.cancelled == [1]
-    lost = session.stream(session.encode_prompt("abc"), UNLIMITED)
-    del lost
-    gc.collect()
-    assert session.stats() == "stats"
-    assert engine.cancelled == [1, 2]
+def test_leaving_a_stream_early_cancels_it() -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True))
+        async with await session.start(request) as stream:
+            await anext(stream)
+        assert [event async for event in stream] == []
+        await wait_for_pages(session)
+        forgotten = await session.start(request)
+        await anext(forgotten)
+        del forgotten
+        gc.collect()
+        await wait_for_pages(session)
+        task = asyncio.create_task(session.start(request))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await wait_for_pages(session)
+
+    run(test)
 
 
-def test_a_failing_engine_ends_all_answers() -> None:
-    def fail(number: int) -> None:
-        if number == 2:
-            raise ValueError("broken")
+def test_a_slow_reader_holds_up_nobody_and_loses_nothing() -> None:
+    async def test(session: Session) -> None:
+        slow_request = TextRequest("import os", SamplingParams(max_tokens=200, ignore_eos=True))
+        slow = await session.start(slow_request)
+        await answer(session, TextRequest("import re", SamplingParams(max_tokens=200, ignore_eos=True)))
+        events: list[Event] = []
+        while batch := await slow.take():
+            events += batch
+            await asyncio.sleep(0.01)
+        assert fold_events(events).usage.completion_tokens == 200
+        assert fold_events(events).text == (await answer(session, slow_request)).text
 
-    engine, session = make_echo_session(fail)
-    first, second = (session.stream(session.encode_prompt(text), UNLIMITED) for text in ("abc", "xyz"))
-    next(first)
-    with pytest.raises(ValueError, match="broken"):
-        next(first)
-    completion = fold_events(second)
-    assert (completion.text, completion.finish_reason, completion.error) == ("x", FinishReason.ERROR, "broken")
-    assert sorted(engine.cancelled) == [1, 2]
-    assert fold_events(session.stream(session.encode_prompt("again"), UNLIMITED)).text == "again"
-
-
-def test_chat_goes_through_the_template() -> None:
-    _, session = make_echo_session()
-    ids = session.encode_chat(
-        [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
-    )
-    assert ids == [BOS, USER, FIRST_PIECE + ord("a"), USER, FIRST_PIECE + ord("b")]
-    assert session.can_chat
+    run(test)
 
 
-def test_bos_is_written_once() -> None:
-    session = make_session(FakeEngine(lambda prompt: [EOS]), template=UserTemplate(writes_bos=True))
-    assert session.encode_chat([{"role": "user", "content": "a"}]) == [BOS, USER, FIRST_PIECE + ord("a")]
+@pytest.mark.slow
+def test_many_streams_at_once_answer_as_if_alone() -> None:
+    async def test(session: Session) -> None:
+        requests = [
+            ChatRequest(
+                [{"role": "user", "content": f"What does os.path.{name} do?"}],
+                SamplingParams(max_tokens=24, temperature=1, seed=seed, n=1 + seed % 2),
+            )
+            for seed, name in enumerate(["join", "split", "exists", "isdir"] * 10)
+        ]
+        alone = [(await answer(session, request)).choices for request in requests]
+        chooser = random.Random(7)
+
+        async def read(request: ChatRequest) -> tuple[Completion, ...] | None:
+            await asyncio.sleep(chooser.random() / 50)
+            async with await session.start(request) as stream:
+                if chooser.random() < 0.25:
+                    await anext(stream)
+                    return None
+                return (await fold_stream(stream)).choices
+
+        together = await asyncio.gather(*map(read, requests))
+        assert None in together
+        for own, other in zip(alone, together, strict=True):
+            assert other is None or [choice.token_ids for choice in own] == [choice.token_ids for choice in other]
+        await wait_for_pages(session)
+
+    run(test)
 
 
-def test_without_a_template_chat_says_so_and_completion_works() -> None:
-    session = make_session(FakeEngine(lambda prompt: [EOS]))
-    assert not session.can_chat
-    with pytest.raises(TemplateError, match=r"fake has no chat template.*completion"):
-        session.encode_chat([{"role": "user", "content": "a"}])
-    assert session.generate([session.encode_prompt("a")], [UNLIMITED])[0].text == ""
+def test_refusals_come_at_the_start() -> None:
+    async def test(session: Session) -> None:
+        params = SamplingParams(max_tokens=5)
+        cases: list[tuple[Any, type[Exception]]] = [
+            (TextRequest([9999999], params), InvalidRequest),
+            (TextRequest("import os " * 3000, params), InvalidRequest),
+            (TextRequest("x", SamplingParams(max_tokens=2000)), OutOfPages),
+            (ChatRequest([], params), InvalidRequest),
+            (ChatRequest(QUESTION, params, think=True), InvalidRequest),
+            (TextRequest("x", params, grammar=Grammar("regex", "(")), InvalidRequest),
+            (TextRequest("x", params, priority=1000), InvalidRequest),
+        ]
+        for request, kind in cases:
+            with pytest.raises(kind):
+                await session.start(request)
+
+    run(test, replace(SETTINGS, arena_bytes=2 * 2**20))
 
 
-@pytest.mark.parametrize(
-    ("messages", "field"),
-    [
-        ("hello", "messages"),
-        ({"role": "user", "content": "a"}, "messages"),
-        ([], "messages"),
-        (["hello"], "messages[0]"),
-        ([{"content": "a"}], "messages[0].role"),
-        ([{"role": "", "content": "a"}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "mood": "x"}], "messages[1].mood"),
-    ],
-)
-def test_messages_are_checked(messages: object, field: str) -> None:
-    _, session = make_echo_session()
-    with pytest.raises(InvalidRequest) as caught:
-        session.encode_chat(messages)
-    assert caught.value.field == field
+def test_a_full_queue_says_when_to_come_back() -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=300, ignore_eos=True))
+        started = await asyncio.gather(*(session.start(request) for _ in range(10)), return_exceptions=True)
+        refusals = [one for one in started if isinstance(one, QueueFull)]
+        assert 1 <= len(refusals) <= 9
+        assert all(refusal.retry_after_s > 0 for refusal in refusals)
+        for stream in started:
+            if isinstance(stream, AsyncStream):
+                stream.close()
+        await wait_for_pages(session)
+
+    run(test, replace(SETTINGS, max_sequences=1, max_waiting=1))
 
 
-def test_prompts_are_text_or_ids() -> None:
-    session = make_session(FakeEngine(lambda prompt: [EOS]))
-    assert session.encode_prompt("<|user|>a") == [BOS, USER, FIRST_PIECE + ord("a")]
-    assert session.encode_prompt([7, 8]) == [7, 8]
-    assert session.encode_prompt("") == [BOS]
-    for bad in ([4096], [-1], [True], [1.5], ["a"], []):
+def test_stopping_ends_every_stream() -> None:
+    async def test() -> None:
+        async with open_session() as session:
+            request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True))
+            short = TextRequest("import os", SamplingParams(max_tokens=3))
+            streams = [await session.start(request), await session.start(short)]
+            reading = [asyncio.create_task(fold_stream(stream)) for stream in streams]
+            await session.stop(drain_s=0.15)
+            long, quick = await asyncio.gather(*reading)
+            assert long.finish_reason is FinishReason.CANCELLED
+            assert quick.finish_reason is FinishReason.LENGTH
+            with pytest.raises(EngineStopped):
+                await session.start(short)
+            await session.stop()
+
+    asyncio.run(test())
+
+
+def test_a_deadline_ends_an_answer() -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=1900, ignore_eos=True), deadline_s=0.05)
+        completion = await answer(session, request)
+        assert completion.finish_reason is FinishReason.DEADLINE
+        assert "deadline" in str(completion.error)
+
+    run(test)
+
+
+def test_an_answer_that_fails_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=30))
+        good, bad = await session.start(request), await session.start(request)
+
+        def fail(text: str) -> list[Event]:
+            raise ValueError("broken on purpose")
+
+        monkeypatch.setattr(bad._answers[0], "_read", fail)
+        first, second = await asyncio.gather(fold_stream(good), fold_stream(bad))
+        assert first.finish_reason is FinishReason.LENGTH
+        assert (second.finish_reason, second.error) == (FinishReason.ERROR, "ValueError: broken on purpose")
+        await wait_for_pages(session)
+
+    run(test)
+
+
+def test_embeddings_do_not_depend_on_company() -> None:
+    async def test(session: Session) -> None:
+        texts = ["import os", "What does os.path.join do?", "x" * 3000]
+        alone = [await session.embed(text, "mean") for text in texts]
+        request = TextRequest("import os", SamplingParams(max_tokens=50))
+        together = await asyncio.gather(*(session.embed(text, "mean") for text in texts), answer(session, request))
+        assert all(np.array_equal(own, other) for own, other in zip(alone, together[:3], strict=True))
+        assert alone[0].shape == (session.config.hidden,)
+        assert not np.array_equal(alone[0], await session.embed("import os", "last"))
         with pytest.raises(InvalidRequest):
-            session.encode_prompt(bad)
-    without_bos = make_session(FakeEngine(lambda prompt: [EOS]), PieceTokenizer(add_bos=False))
-    with pytest.raises(InvalidRequest, match="no BOS"):
-        without_bos.encode_prompt("")
+            await session.embed([], "mean")
+
+    run(test)
 
 
-def test_several_answers_to_one_prompt_are_choices() -> None:
-    completion, events, engine = answer([b"a", b"b", b"c", EOS], SamplingParams(n=3, max_tokens=None))
-    assert [choice.text for choice in completion.choices] == ["abc", "bc", "c"]
-    assert [choice.usage.completion_tokens for choice in completion.choices] == [4, 3, 2]
-    assert completion.text == "abc"
-    assert all(choice.others == () for choice in completion.choices)
-    assert [event.index for event in events if isinstance(event, Finish)] == [2, 1, 0]
-    assert {event.index for event in events if isinstance(event, TextDelta)} == {0, 1, 2}
-    assert len(engine.submitted) == 1
+def test_what_a_session_tells_of_itself() -> None:
+    async def test(session: Session) -> None:
+        assert session.capabilities == {"completion", "embedding", "tools"}
+        ids = session.encode_chat(ChatRequest(QUESTION, SamplingParams()))
+        assert session.tokenizer.decode(ids, skip_special=False) == session.render_chat(
+            ChatRequest(QUESTION, SamplingParams())
+        )
+        assert session.decode(session.encode_prompt("import os")) == "import os"
+        assert session.encode_prompt("<|im_end|>x", add_special=False, parse_special=False)[0] != 3
+        assert session.encode_prompt("<|im_end|>x", add_special=False)[0] == 3
+        assert 20 * 2**20 < session.weight_bytes <= session.size_bytes < session.least_bytes
+        assert session.context_tokens == session.config.context_length == 2048
+
+    run(test)
 
 
-def test_a_stop_string_ends_one_of_several_answers() -> None:
-    params = SamplingParams(n=2, max_tokens=None, stop=("ab",))
-    completion, _, engine = answer([b"a", b"b", b"c", EOS], params)
-    assert [(choice.text, choice.stop) for choice in completion.choices] == [("", "ab"), ("bc", None)]
-    assert engine.cancelled == [1]
+def test_a_cache_gives_back_what_it_may_not_keep() -> None:
+    async def test(session: Session) -> None:
+        requests = [TextRequest(f"import {name}\n" * 40, SamplingParams(max_tokens=2)) for name in ("os", "re", "sys")]
+        before = [(await answer(session, request)).token_ids for request in requests]
+        await session.limit_cache(0)
+        engine = (await session.stats()).engine
+        assert engine.cache.evictions[EvictionCause.SHRINK] > 0
+        assert 0 < engine.cached_pages <= 128 // session.page_size  # what a whole context needs
+        assert session.measure_cache().in_use_bytes == engine.cache_in_use_bytes <= engine.arena_bytes
+        assert [(await answer(session, request)).token_ids for request in requests] == before
+
+    run(test, replace(SETTINGS, arena_bytes=None, arena_percent=1, context_tokens=128))
 
 
-def test_cancelling_ends_all_answers_to_a_prompt() -> None:
-    engine = FakeEngine(lambda prompt: [FIRST_PIECE + 97] * 50)
-    session = make_session(engine)
-    stream = session.stream([1], SamplingParams(n=3, max_tokens=None))
-    assert isinstance(next(stream), TextDelta)
-    stream.cancel()
-    completion = fold_events(stream)
-    assert [choice.finish_reason for choice in completion.choices] == [FinishReason.CANCELLED] * 3
-    assert not engine.running
+def test_without_a_template_there_is_no_chat() -> None:
+    async def test() -> None:
+        loaded = replace(open_model("demo", SETTINGS), chat_template=None)
+        session = Session(loaded, SETTINGS)
+        assert session.capabilities == {"completion", "embedding"}
+        with pytest.raises(TemplateError, match="no chat template"):
+            await session.start(ChatRequest(QUESTION, SamplingParams()))
+        await session.stop()
+
+    asyncio.run(test())
 
 
-def test_events_without_every_finish_are_no_answer() -> None:
-    _, events, _ = answer([b"a", b"b", EOS], SamplingParams(n=2, max_tokens=None))
-    with pytest.raises(ValueError, match="without a Finish"):
-        fold_events(events[:-1])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("choice", ["required", NamedTool("weather")], ids=["required", "named"])
+def test_calls_that_must_be_are(choice: Any, seed: int) -> None:
+    async def test(session: Session) -> None:
+        params = SamplingParams(max_tokens=200, temperature=1, seed=seed, n=3)
+        completion = await answer(session, ChatRequest(QUESTION, params, TOOLS, choice))
+        for one in completion.choices:
+            assert one.text == ""
+            assert one.tool_calls
+            for call in one.tool_calls:
+                arguments = json.loads(call.arguments)
+                assert call.name in ("weather", "now")
+                assert isinstance(arguments.get("city", ""), str) if call.name == "weather" else arguments == {}
+            if choice != "required":
+                assert [call.name for call in one.tool_calls] == ["weather"]
+            assert one.finish_reason is FinishReason.TOOL_CALLS
+            assert one.usage.completion_tokens == len(one.token_ids)
+        ids = [call.id for one in completion.choices for call in one.tool_calls]
+        assert len(set(ids)) == len(ids)
+
+    run(test)
 
 
-def test_prompts_wait_for_room_in_a_batch_and_are_refused_alone() -> None:
-    tokenizer = PieceTokenizer()
-    engine = FakeEngine(lambda prompt: [FIRST_PIECE + 97, EOS])
-    engine.max_running = 2
-    session = make_session(engine, tokenizer)
-    completions = session.generate([[index] for index in range(7)], [UNLIMITED] * 7)
-    assert [completion.text for completion in completions] == ["a"] * 7
-    streams = [session.stream([1], UNLIMITED) for _ in range(2)]
-    with pytest.raises(QueueFull):
-        session.stream([1], UNLIMITED)
-    assert all(fold_events(stream).text == "a" for stream in streams)
+def test_without_parallel_calls_there_is_one() -> None:
+    async def test(session: Session) -> None:
+        for seed in range(4):
+            params = SamplingParams(max_tokens=200, temperature=1, seed=seed)
+            request = ChatRequest(QUESTION, params, TOOLS, "required", parallel_tool_calls=False)
+            assert len((await answer(session, request)).tool_calls) == 1
+
+    run(test)
 
 
-def test_closing_a_session_ends_its_answers_and_the_engine() -> None:
-    engine = FakeEngine(lambda prompt: [FIRST_PIECE + 97] * 50)
-    session = make_session(engine)
-    stream = session.stream([1], UNLIMITED)
-    next(stream)
-    session.close()
-    assert engine.closed
-    assert not engine.running
-    assert fold_events(stream).finish_reason is FinishReason.CANCELLED
+def test_reasoning_comes_first_and_the_grammar_after_it() -> None:
+    async def test(session: Session) -> None:
+        assert "thinking" in session.capabilities
+        # The toy never closes a tag by itself: it is made likely enough, and its thoughts short.
+        close = session.encode_prompt("</think>", add_special=False)
+        params = SamplingParams(max_tokens=400, temperature=1, seed=4, logit_bias=dict.fromkeys(close, 9.0), logprobs=0)
+        request = ChatRequest(QUESTION, params, grammar=Grammar("regex", "[xyz]{4}"), think=True)
+        async with await session.start(request) as stream:
+            events = [event async for event in stream]
+        completion = fold_events(events)
+        assert completion.reasoning
+        assert set(completion.text) <= set("xyz")
+        assert len(completion.text) == 4
+        kinds = [type(event) for event in events]
+        assert kinds.index(TextDelta) > max(place for place, kind in enumerate(kinds) if kind is ReasoningDelta)
+        assert ToolCallDelta not in kinds
+        assert len(completion.token_ids) == completion.usage.completion_tokens == len(completion.tokens)
 
-
-def test_the_engine_hears_where_messages_end() -> None:
-    engine = FakeEngine(lambda prompt: [EOS])
-    session = make_session(engine, PieceTokenizer())
-    for prompt, ends in (
-        ([BOS, USER, 65, 66, EOS, USER, 67, EOS, USER, 68], (5, 8)),
-        ([BOS, USER, 65, 66, USER, 67], (1, 4)),  # nothing ends, but something begins
-        ([65, 66], ()),
-    ):
-        list(session.stream(prompt, UNLIMITED))
-        assert engine.submitted[-1].boundary_tokens == ends
-
-
-def test_messages_end_where_a_shorter_conversation_does() -> None:
-    loaded = open_demo()
-    template, tokenizer = loaded.chat_template, loaded.tokenizer
-    assert template is not None
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Who are you?"},
-        {"role": "assistant", "content": "A model."},
-        {"role": "user", "content": "Go on."},
-    ]
-
-    def encode(count: int) -> list[int]:
-        text = template.render(messages[:count], add_generation_prompt=count == len(messages))
-        return tokenizer.encode(text, add_special=False, parse_special=True)
-
-    whole = encode(len(messages))
-    ends = find_message_ends(tokenizer, whole)
-    for count, end in zip((1, 2, 3, 4), ends, strict=True):
-        assert whole[:end] == encode(count)[:end]
-        assert len(encode(count)) - end <= (1 if count < 4 else 8)  # at most the line break after it
+    run(test, template=THINKING)

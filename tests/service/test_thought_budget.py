@@ -14,16 +14,16 @@ from cuts import merge
 from hypothesis import given
 from hypothesis import strategies as st
 from service_models import open_demo
+from stepped_session import SteppedSession, SteppedStream
 from test_harmony import open_tokenizer
 
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import FREE_TOKENS, MaskSource
 from mlxr.service.completion import fold_events
-from mlxr.service.opening import build_engine, build_session
+from mlxr.service.opening import build_engine
 from mlxr.service.reasoning import TAGS, ReasoningSplitter, Tags, Thought
-from mlxr.service.requests import ChatRequest
-from mlxr.service.session import Session, Stream
+from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.thought_budget import (
     ThoughtBudget,
     ThoughtEnd,
@@ -338,14 +338,14 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def open_session(**options: object) -> Session:
+def open_session(**options: object) -> SteppedSession:
     loaded = open_demo()
     template = ChatTemplate(THINKING_TEMPLATE, bos_token="<s>", eos_token="</s>", name="test")
     settings = resolve({"threads": 1, "context_tokens": 128, **options}, {})
-    return build_session(replace(loaded, chat_template=template), build_engine(loaded, settings))
+    return SteppedSession(replace(loaded, chat_template=template), build_engine(loaded, settings))
 
 
-def start(session: Session, question: str, options: dict[str, Any], priority: int = 0) -> Stream:
+def start(session: SteppedSession, question: str, options: dict[str, Any], priority: int = 0) -> SteppedStream:
     params = SamplingParams(**{"max_tokens": 48, **options})
     return session.start(ChatRequest([{"role": "user", "content": question}], params, priority=priority))
 
@@ -363,7 +363,7 @@ def test_answers_are_the_same_alone_together_drafted_and_preempted() -> None:
         begun = [next(first), next(first)]
         urgent = [start(session, *asked, priority=1) for asked in guessed[1:]]
         together = [fold_events([*begun, *first]), *map(fold_events, urgent)]
-        stats = session.stats()
+        stats = session.engine.stats()
     for one, other in zip(alone, together, strict=True):
         assert [choice.token_ids for choice in one.choices] == [choice.token_ids for choice in other.choices]
     assert stats.preemptions > 0, "the arena is too large for this test"
@@ -372,12 +372,13 @@ def test_answers_are_the_same_alone_together_drafted_and_preempted() -> None:
 
 def test_a_prompt_of_tokens_has_a_budget_too() -> None:
     with closing(open_session(arena_bytes="64M")) as session:
-        prompt = session.encode_chat([{"role": "user", "content": "What is a list?"}])
         params = SamplingParams(max_tokens=48, thinking_budget=4)
-        (completion,) = session.generate([prompt], [params])
+        prompt = session.preparation.encode_chat(ChatRequest([{"role": "user", "content": "What is a list?"}], params))
+        completion = fold_events(session.start(TextRequest(prompt, params)))
         chat = fold_events(start(session, "What is a list?", {"thinking_budget": 4}))
         stream = start(session, "What is a list?", {"max_tokens": 20})
-        stream.end_thinking()
+        assert stream.thought_end is not None
+        stream.thought_end.end()
         ended = fold_events(stream)
     assert completion.token_ids == chat.token_ids
     assert chat.usage.reasoning_tokens > 4

@@ -133,7 +133,7 @@ def _make_request(kind: str, number: int, question: str, params: SamplingParams)
 
 def answer(llm: LLM, requests: Iterable[ChatRequest]) -> list[Completion]:
     """Return the whole answers to all of them, computed side by side."""
-    streams = [llm._session.start(request) for request in requests]
+    streams = [llm._session.ask(request) for request in requests]
     return [fold_events(stream) for stream in streams]
 
 
@@ -147,8 +147,8 @@ def is_whole(llm: LLM, case: Case, given: Completion) -> bool:
     """Whether the answer may end where it does, by its grammar."""
     constraint = llm._session._preparation.prepare(case.request).request.constraint
     assert constraint is not None
-    tokenizer = llm._loaded.tokenizer
-    mask = np.zeros(-(-llm._loaded.config.vocab_size // 32), np.uint32)
+    tokenizer = llm._session.tokenizer
+    mask = np.zeros(-(-llm._session.config.vocab_size // 32), np.uint32)
     for token_id in given.token_ids:
         if token_id in tokenizer.eos_ids:
             break

@@ -82,12 +82,12 @@ def _ask(settings: Settings, url: str, model: str, texts: Sequence[str], pooling
 
 
 async def _compute(settings: Settings, model: str, texts: Sequence[str], pooling: Pooling | None) -> list[list[float]]:
-    from mlxr.service.async_session import AsyncSession
     from mlxr.service.embedding import scale_vector
     from mlxr.service.opening import open_model
+    from mlxr.service.session import Session
 
     with show_progress("loading") as progress:
-        session = AsyncSession(open_model(model, settings, progress), settings)
+        session = Session(open_model(model, settings, progress), settings)
     try:
         vectors = []
         for number, text in enumerate(texts):

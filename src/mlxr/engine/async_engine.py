@@ -1,15 +1,16 @@
-"""An engine on a thread of its own, for programs with an event loop: requests go in, events come out as they happen.
+"""An engine on a thread of its own, which serves everybody: requests go in, events come out as they happen.
 
 `AsyncEngine` is the face of a `Worker`, whose thread owns the engine. A request is submitted and cancelled by calls
-that run between two steps, and its events travel to the loop of whoever asked, all of one step at once. So nothing
-here blocks a loop, and requests may come from several loops and threads. Knows no text.
+that run between two steps. What is awaited blocks no loop, and its events travel to the loop of whoever asked, all of
+one step at once; programs without a loop call what waits, and are told on the engine's thread. Requests may come from
+several loops and threads. Knows no text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mlxr.core.errors import RequestFailed
@@ -48,13 +49,34 @@ class AsyncEngine:
 
         Refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
         """
-        job = Job(request, asyncio.get_running_loop(), receiver)
+        ticket = self.open(request, receiver, asyncio.get_running_loop())
+        await self.start(ticket)
+        return ticket
+
+    def open(self, request: EngineRequest, receiver: Receiver, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+        """Make a request that can be started, once; without a `loop` its receiver is called on the engine's thread."""
+        return Ticket(self._worker, Job(request, receiver, loop))
+
+    async def start(self, ticket: Ticket) -> None:
+        """Start a request; raises as `submit` does."""
         try:
-            await asyncio.wrap_future(self._worker.submit(job))
+            await asyncio.wrap_future(self._worker.submit([ticket.job]))
         except BaseException:
-            self._worker.cancel(job)  # whoever gave up waiting may have been accepted a moment later
+            ticket.cancel()  # whoever gave up waiting may have been accepted a moment later
             raise
-        return Ticket(self._worker, job)
+
+    def start_all(self, tickets: Sequence[Ticket], *, waits_for_room: bool = False) -> None:
+        """Start requests together and wait until they are accepted; when one is refused, none of them runs.
+
+        With `waits_for_room` those that the queue cannot hold now are started as soon as it can. Raises as `submit`
+        does; not for a thread with a running loop.
+        """
+        try:
+            self._worker.submit([ticket.job for ticket in tickets], waits_for_room=waits_for_room).result()
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
 
     async def embed(self, request: EngineRequest) -> Floats:
         """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit`.
@@ -78,13 +100,13 @@ class AsyncEngine:
         """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
         return await self._call(lambda engine: engine.read_report(whole=whole))
 
-    def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine's thread and return its result; blocks, so not for a thread with a running loop."""
-        return self._worker.post(lambda _: work()).result()
+    def call(self, work: Callable[[Engine], T]) -> T:
+        """Run `work` on the engine's thread and return its result; waits, so not for a thread with a running loop."""
+        return self._worker.post(work).result()
 
-    async def run_between_steps(self, work: Callable[[], T]) -> T:
-        """What `work()` returns, on the engine's thread while it computes nothing; answers pause for as long."""
-        return await self._call(lambda _: work())
+    async def run_between_steps(self, work: Callable[[Engine], T]) -> T:
+        """`call` for a loop: run `work` while the engine computes nothing; answers pause for as long."""
+        return await self._call(work)
 
     async def read_live(self, work: StepWork, *, full: bool) -> LiveReading:
         """What happened since the last reading, read between two steps; see `Live.read`."""
@@ -130,14 +152,17 @@ class AsyncEngine:
 
 
 class Ticket:
-    """A request under way, for whoever may want to end it."""
+    """A request that can be started, and ended by whoever may want to."""
 
     def __init__(self, worker: Worker, job: Job) -> None:
-        self._worker, self._job = worker, job
+        self._worker, self.job = worker, job
 
     def cancel(self, index: int | None = None) -> None:
-        """Stop the request, or one of its answers, before the next step; its last events still come."""
-        self._worker.cancel(self._job, index)
+        """Stop the request, or one of its answers, before the next step; its last events still come.
+
+        Takes no lock, so it is fit for signal handlers and finalisers.
+        """
+        self._worker.cancel(self.job, index)
 
 
 def read_embedding(event: TokenEvent) -> Floats:

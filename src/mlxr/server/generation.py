@@ -39,9 +39,10 @@ from mlxr.service.requests import ChatRequest, TextRequest
 
 if TYPE_CHECKING:
     from mlxr.registry import AdapterRecord
-    from mlxr.service.async_session import AsyncStream, PageNames
     from mlxr.service.embedding import Pooling, Vector
     from mlxr.service.model_pool import ModelLease
+    from mlxr.service.session import PageNames
+    from mlxr.service.streams import AsyncStream
 
 PLAN_ONLY = "plan_only"  # set in the state of a request by whoever wants no answer but `Planned`
 EXACT_HEADER = "x-mlxr-exact-model"  # whoever sends it wants no other model to answer for a name that none has
@@ -345,7 +346,7 @@ async def embed_all(
     """One vector (hidden,) for each prompt, not normalised, and the headers of the reply, which say how it was made.
 
     ClientGone when the client goes before. Raises InvalidRequest, naming `field`, for a model that pools in a way that
-    mlxr has not, and what `AsyncSession.embed` raises, for the first prompt that fails; the others are given up then.
+    mlxr has not, and what `Session.embed` raises, for the first prompt that fails; the others are given up then.
     """
     pooling = lease.session.choose_pooling(asked, field)
     note_prompts(request, lease, prompts)

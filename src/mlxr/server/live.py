@@ -29,8 +29,8 @@ from mlxr.server.activity import InFlight
 from mlxr.server.errors import ServerError
 
 if TYPE_CHECKING:
-    from mlxr.service.async_session import AsyncSession
     from mlxr.service.model_pool import RunningModel
+    from mlxr.service.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class Watcher:
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        self.session: AsyncSession | None = None
+        self.session: Session | None = None
         self.is_new = True  # it needs a snapshot
         self._frames: deque[bytes] = deque()
         self._bytes = 0
@@ -178,7 +178,7 @@ class Channel:
     `time.monotonic`, if no watcher waits for a snapshot.
     """
 
-    session: AsyncSession
+    session: Session
     name: str
     models: list[str] = field(default_factory=list)
     calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class Hub:
     def __init__(self, pool: Models, max_watchers: int, is_ending: Callable[[], bool]) -> None:
         self._pool, self._max_watchers, self._is_ending = pool, max_watchers, is_ending
         self._watchers: set[Watcher] = set()
-        self._channels: dict[AsyncSession, Channel] = {}
+        self._channels: dict[Session, Channel] = {}
         self._task: asyncio.Task[None] | None = None
         self._models: list[str] = []
         self._ending: set[asyncio.Task[None]] = set()
@@ -286,7 +286,7 @@ class Hub:
         for watcher in self._watchers:
             watcher.close()
 
-    def note_limits(self, session: AsyncSession, limits: MachineLimits) -> None:
+    def note_limits(self, session: Session, limits: MachineLimits) -> None:
         """The machine has been measured with the threads of a model."""
         channel = self._channels.get(session)
         if channel is not None:
@@ -328,7 +328,7 @@ class Hub:
         """Begin to read every engine that is watched and not being read."""
         running = self._pool.running()
         models = [model.name for model in running]
-        watched: dict[AsyncSession, tuple[RunningModel, list[Watcher]]] = {}
+        watched: dict[Session, tuple[RunningModel, list[Watcher]]] = {}
         idle = []
         for watcher in self._watchers:
             model = _find_model(watcher, running)
@@ -360,7 +360,7 @@ class Hub:
             for watcher in watchers:
                 watcher.close()
 
-    def _drop(self, sessions: Iterable[AsyncSession]) -> None:
+    def _drop(self, sessions: Iterable[Session]) -> None:
         """Watch engines no longer."""
         for session in sessions:
             task = asyncio.create_task(_end(self._channels.pop(session)))

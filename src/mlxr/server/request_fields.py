@@ -16,8 +16,8 @@ from mlxr.core.parameter import Dialect, Parameter
 from mlxr.core.sampling import BY_SPELLING
 from mlxr.core.types import MAX_INT, PARAMETERS, Grammar
 from mlxr.server.json_models import JsonObject, RequestModel, Text, dump_json
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.prompt import Prompt
+from mlxr.service.session import Session
 
 
 class ParameterFields(RequestModel):
@@ -328,7 +328,7 @@ def split_prompts(given: object, field: str) -> tuple[list[object], bool]:
     return given, True
 
 
-def read_prompt(session: AsyncSession, prompt: object, field: str, *, parse_special: bool = True) -> Prompt:
+def read_prompt(session: Session, prompt: object, field: str, *, parse_special: bool = True) -> Prompt:
     """One prompt as the service takes it; texts between token ids are encoded without what begins a text."""
     if isinstance(prompt, dict):
         return _read_object(prompt, field)
@@ -337,7 +337,7 @@ def read_prompt(session: AsyncSession, prompt: object, field: str, *, parse_spec
     return _join_parts(session, prompt, parse_special)
 
 
-def _join_parts(session: AsyncSession, parts: Sequence[object], parse_special: bool) -> list[int]:
+def _join_parts(session: Session, parts: Sequence[object], parse_special: bool) -> list[int]:
     ids: list[int] = []
     for place, part in enumerate(parts):
         if not isinstance(part, str):

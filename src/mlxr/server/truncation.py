@@ -11,14 +11,14 @@ from dataclasses import replace
 from itertools import chain
 
 from mlxr.core.errors import TemplateError
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.requests import ChatRequest
+from mlxr.service.session import Session
 
 ANSWER_SHARE = 4  # where turns must go, so many go that the answer may take at least this part of the context
 _SYSTEM = ("system", "developer")
 
 
-def drop_oldest(session: AsyncSession, wanted: ChatRequest) -> ChatRequest:
+def drop_oldest(session: Session, wanted: ChatRequest) -> ChatRequest:
     """The conversation without its oldest turns, if it is too long; system messages and the last message stay.
 
     Of the last turn go the oldest calls with their results, and at last the user's question, if nothing else helps.

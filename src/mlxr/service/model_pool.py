@@ -1,6 +1,6 @@
 """The models that are loaded now: brought in when asked for, kept for a while, let go when room or time runs out.
 
-Knows names, sizes and times; what a model is and does is `AsyncSession`'s. Names of the same files share one load.
+Knows names, sizes and times; what a model is and does is `Session`'s. Names of the same files share one load.
 Loading runs on a thread of its own, one model after the other, so that what each takes is known before the next one
 starts. Everything else belongs on one loop.
 
@@ -29,10 +29,10 @@ from mlxr.engine.memory_plan import MIN_ARENA_BYTES as MIN_ARENA_BYTES
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import Adapter
 from mlxr.registry.record import ModelRecord
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_size import measure_weights as measure_weights
 from mlxr.service.opening import closing_on_failure, find_own_adapter, find_template, open_files
 from mlxr.service.remembered import GRACE_S, Remembered
+from mlxr.service.session import Session
 from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
@@ -57,24 +57,30 @@ class Catalogue(Protocol):
         ...
 
 
-def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
+def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> Session:
     """Load a model and start its engine, whose cache may take `memory_bytes`. Raises as `loading.load` does."""
     adapter = find_own_adapter(record, settings)
     loaded = open_files(record, settings, needs_draft=True)
     with closing_on_failure(loaded):
         template = find_template(record, loaded, settings)
-        return AsyncSession(
-            loaded, settings, template=template, system=record.system, memory_bytes=memory_bytes, adapter=adapter
+        return Session(
+            loaded,
+            settings,
+            template=template,
+            system=record.system,
+            memory_bytes=memory_bytes,
+            adapter=None if adapter is None else adapter.path,
+            adapter_name=loaded.name,
         )
 
 
-def share_session(session: AsyncSession, record: ModelRecord, settings: Settings) -> AsyncSession:
+def share_session(session: Session, record: ModelRecord, settings: Settings) -> Session:
     """The session of a record whose files another one has loaded. Raises as `open_session` does for the rest of it."""
     adapter, template = find_own_adapter(record, settings), find_template(record, session.loaded, settings)
     return session.share(record.short_name, template, record.system, adapter)
 
 
-OpenSession = Callable[[ModelRecord, Settings, int], AsyncSession]  # the bytes are what its cache may take
+OpenSession = Callable[[ModelRecord, Settings, int], Session]  # the bytes are what its cache may take
 Files = tuple[Hashable, ...]
 
 
@@ -105,7 +111,7 @@ class RunningModel:
     record: ModelRecord
     expires_at: datetime | None
     context_tokens: int
-    session: AsyncSession
+    session: Session
     shared_with: tuple[str, ...] = ()
 
     @property
@@ -127,8 +133,8 @@ class _Load:
     files: Files
     entries: list[_Entry] = field(default_factory=list)
     needed_bytes: int = 0  # before it is loaded: an estimate
-    session: AsyncSession | None = None
-    opening: asyncio.Task[AsyncSession] | None = None
+    session: Session | None = None
+    opening: asyncio.Task[Session] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -158,13 +164,13 @@ class _Entry:
     record: ModelRecord
     keep_alive_s: float
     load: _Load
-    session: AsyncSession | None = None
+    session: Session | None = None
     leases: int = 0
     used_at_s: float = 0.0
     expires_at_s: float = math.inf
     is_pinned: bool = False
     is_leaving: bool = False
-    loading: asyncio.Task[AsyncSession] | None = None
+    loading: asyncio.Task[Session] | None = None
     timer: asyncio.TimerHandle | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -187,7 +193,7 @@ class ModelLease:
     `load_s` is how long its load was waited for, 0 when it was loaded already.
     """
 
-    def __init__(self, pool: ModelPool, entry: _Entry, session: AsyncSession, load_s: float) -> None:
+    def __init__(self, pool: ModelPool, entry: _Entry, session: Session, load_s: float) -> None:
         self._pool, self._entry = pool, entry
         self.session, self.load_s = session, load_s
         self.record, self.name = entry.record, entry.record.name
@@ -288,7 +294,7 @@ class ModelPool:
         found = next((full for full, short in names if wanted in (full.lower(), short.lower())), None)
         return None if found is None else self._entries[found]
 
-    async def find_session(self, record: ModelRecord) -> AsyncSession | None:
+    async def find_session(self, record: ModelRecord) -> Session | None:
         """The session that has the files of a model in memory, under whatever name."""
         load = self._loads.get(await self._looks.run(identify_files, record))
         return None if load is None or load.is_leaving else load.session
@@ -400,7 +406,7 @@ class ModelPool:
         self._entries[record.name] = entry
         return entry
 
-    async def _open(self, load: _Load) -> AsyncSession:
+    async def _open(self, load: _Load) -> Session:
         """Load files and start their engine, once there is room for them."""
         try:
             async with self._room:
@@ -417,7 +423,7 @@ class ModelPool:
         logger.info("%s is loaded: %s", load.record.name, _describe_memory(load.session))
         return load.session
 
-    async def _load(self, entry: _Entry, opening: asyncio.Task[AsyncSession] | None) -> AsyncSession:
+    async def _load(self, entry: _Entry, opening: asyncio.Task[Session] | None) -> Session:
         try:
             if opening is None:
                 raise EngineStopped
@@ -588,20 +594,20 @@ class ModelPool:
         left_s = entry.keep_alive_s if entry.leases else entry.expires_at_s - self._clock()
         return datetime.now(UTC) + timedelta(seconds=min(left_s, 1e9))
 
-    def _require_task(self, entry: _Entry) -> asyncio.Task[AsyncSession]:
+    def _require_task(self, entry: _Entry) -> asyncio.Task[Session]:
         if entry.loading is None:
             raise EngineStopped
         return entry.loading
 
 
-def _start(work: Coroutine[Any, Any, AsyncSession]) -> asyncio.Task[AsyncSession]:
+def _start(work: Coroutine[Any, Any, Session]) -> asyncio.Task[Session]:
     """A task that may have nobody to tell of its failure."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
-def _describe_memory(session: AsyncSession) -> str:
+def _describe_memory(session: Session) -> str:
     cache = session.measure_cache()
     sizes = (
         f"{nbytes / 2**20:.0f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:.1f} GiB"

@@ -1,4 +1,4 @@
-"""From settings to a loaded model, and from a loaded model to its engine and session."""
+"""From settings to a loaded model, and from a loaded model to its engine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,9 @@ from mlxr.loading import (
     read_eagle,
 )
 from mlxr.registry import AdapterRecord, ModelRecord
-from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
 from mlxr.service.chat_templates import find_source, make_template
 from mlxr.service.ranks import RankGroup, start_group
-from mlxr.service.session import Session
-from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate
 
 logger = logging.getLogger(__name__)
@@ -346,30 +343,3 @@ def find_store_folder(settings: Settings) -> Path:
     if settings.store_folder is not None:
         return Path(settings.store_folder).expanduser()
     return platformdirs.user_cache_path("mlxr", appauthor=False) / "pages"
-
-
-def build_session(
-    loaded: LoadedModel,
-    engine: Engine,
-    system: str | None = None,
-    adapters: Adapters | None = None,
-    adapter: str | None = None,
-    thinking: Thinking = Thinking(),  # noqa: B008 - a constant
-) -> Session:
-    """A session for texts and conversations with a loaded model; `system` is for conversations that have none.
-
-    Requests may name one of the `adapters`; those that name none have `adapter`, if it is given. `thinking` are the
-    settings for thoughts.
-    """
-    return Session(
-        engine,
-        loaded.tokenizer,
-        loaded.chat_template,
-        vocab_size=loaded.config.vocab_size,
-        model_name=loaded.name,
-        system=system,
-        host=loaded.ctx,
-        adapters=adapters,
-        adapter=adapter,
-        thinking=thinking,
-    )

@@ -1,7 +1,7 @@
 """From a request to what the engine needs and what turns its tokens back into events; the one path of all front doors.
 
-Knows the tokenizer, the conversation's format and grammars, not the engine. `Session` and `AsyncSession` both begin
-here, so a conversation is the same whoever steps the engine.
+Knows the tokenizer, the conversation's format and grammars, not the engine. Programs that wait and those with an event
+loop both begin here, so a conversation is the same for all of them.
 """
 
 from __future__ import annotations

@@ -1,343 +1,436 @@
-"""Answers that grow together on one engine: text in, events out.
+"""A model that answers: requests go in, events come out as they happen, hundreds at once.
 
-Every answer is a stream of events, and a plain reply is the fold of that stream. Whoever needs the next event of any
-stream steps the engine; events of the other answers wait in their own queues, so several streams, also from several
-threads, share one ragged batch. Knows no HTTP and no terminal.
+One way opens it and one thread runs its engine, for everybody. What is awaited belongs on an event loop, where the
+token events of one step arrive together; `ask_all`, `embed_all`, `read_stats` and `close` are for programs that wait.
+Both prepare requests alike and read the same streams. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Lock
-from types import TracebackType
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
-from mlxr.core.errors import InvalidRequest, QueueFull, RequestFailed
-from mlxr.core.events import Event, Finish
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.counters import Dispatch
+from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
+from mlxr.core.settings import Settings
+from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
-from mlxr.engine.pooling import Floats, Pooling
-from mlxr.engine.request import EngineRequest
-from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.stats import EngineStats
-from mlxr.service.adapters import AdapterChoice, Adapters
-from mlxr.service.answer import Answer
-from mlxr.service.completion import Completion, fold_events
-from mlxr.service.preparation import Preparation, Prepared
-from mlxr.service.prompt import Message, Prompt
+from mlxr.engine.live import LiveReading
+from mlxr.engine.memory_plan import MIN_ARENA_BYTES
+from mlxr.engine.page_exchange import PageExchange
+from mlxr.engine.pooling import Floats
+from mlxr.engine.stats import EngineReport
+from mlxr.loading import Adapter, LoadedModel, Model, Progress
+from mlxr.registry import AdapterRecord
+from mlxr.service.embedding import Pooling, choose_pooling, describe_pooling
+from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
+from mlxr.service.opening import build_engine, report_warm_up, warm_up
+from mlxr.service.page_source import PageSource
+from mlxr.service.preparation import Preparation
+from mlxr.service.preparing_threads import PreparingThreads
+from mlxr.service.prompt import Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.thought_budget import Thinking, ThoughtEnd
+from mlxr.service.session_adapters import SessionAdapters
+from mlxr.service.stats import SessionStats, collect_stats
+from mlxr.service.streams import AsyncStream, Stream, embed_all, forward_to, open_streams
+from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
-if TYPE_CHECKING:
-    from mlxr.service.grammar_library import NativeHost
+logger = logging.getLogger(__name__)
+# Preparing longer requests takes long enough to be felt by others on the loop.
+INLINE_CHARACTERS = 4096
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Open:
-    """The answers to one prompt by index, their events that nobody has fetched yet, and how many Finish are to come."""
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """A prompt of `tokens` tokens and the names of the pages that it fills, of `page_size` tokens each."""
 
-    answers: list[Answer]
-    unfetched: int
-    events: deque[Event] = field(default_factory=deque)
-
-    @property
-    def finished(self) -> bool:
-        return all(answer.finished for answer in self.answers)
-
-    def abort(self, reason: FinishReason, error: str | None = None) -> None:
-        """End all answers that still grow."""
-        for answer in self.answers:
-            if not answer.finished:
-                self.events.extend(answer.abort(reason, error))
-
-    def take_event(self) -> Event:
-        event = self.events.popleft()
-        self.unfetched -= isinstance(event, Finish)
-        return event
-
-
-MAX_TEXTS = 64  # that one call has in the queue at a time
-
-
-def _read_vector(event: TokenEvent) -> Floats:
-    if event.embedding is None:
-        raise RequestFailed(str(event.finish_reason), event.error or "the request was cancelled")
-    return event.embedding
+    keys: list[bytes]
+    tokens: int
+    page_size: int
 
 
 class Session:
-    """Texts and conversations on one engine. Thread-safe: one step runs at a time."""
+    """Texts and conversations with one loaded model, which it owns from now on.
+
+    Making one maps the arena and starts the engine's thread; that may be done on any thread. `template` replaces the
+    model's own chat template; `system` is the system message of conversations that have none. `memory_bytes` is the
+    most that the cache may take where the settings leave that open. The adapter at the path `adapter` is for requests
+    that name none; it is loaded as `adapter_name`, or under the name of its files. `room_tokens` is the most that one
+    prompt and its answer can have together, `drafts` whether answers get drafts. At most `warm_up_sequences` answers
+    are warmed up for, and `progress` is told of that. With `learns_template` what is to be learnt of the chat template
+    is learnt now and not with the first conversation. A session that fails to open leaves nothing behind, `loaded`
+    included.
+
+    Several names of one model share what is loaded: `share` makes a session for a further one, whose `base` is the
+    first. Stopping any of them stops all.
+    """
 
     def __init__(
         self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        loaded: LoadedModel,
+        settings: Settings,
         *,
-        vocab_size: int,
-        model_name: str,
+        template: ChatTemplate | None = None,
         system: str | None = None,
-        host: NativeHost | None = None,
-        adapters: Adapters | None = None,
-        adapter: str | None = None,
-        thinking: Thinking = Thinking(),  # noqa: B008 - a constant
+        memory_bytes: int | None = None,
+        adapter: Path | None = None,
+        adapter_name: str | None = None,
+        warm_up_sequences: int | None = None,
+        progress: Progress | None = report_warm_up,
+        learns_template: bool = True,
     ) -> None:
-        self._engine = engine
-        self._preparation = Preparation(
-            tokenizer,
+        self.loaded = loaded
+        self.base, self._thinking, self._learns_template = self, Thinking.read(settings), learns_template
+        self._has_told_pooling = False
+        self._measuring: asyncio.Task[MachineLimits] | None = None
+        with ExitStack() as undo:
+            undo.callback(loaded.close)
+            self.adapters = SessionAdapters(loaded.load_adapter, settings.adapter_bytes)
+            undo.callback(self.adapters.stop)
+            self._own_adapter = None if adapter is None else self.adapters.load(adapter, adapter_name)
+            engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
+            self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
+            self.drafts = engine.drafts
+            self.measure_cache, self._keeps_arena = engine.measure_cache, settings.arena_bytes is not None
+            self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
+            self._start_keys, self.page_size = engine.start_keys, engine.plan.page_size
+            self._engine = AsyncEngine(engine)
+            undo.callback(self._engine.close)
+            self._engine.call(lambda engine: warm_up(engine, loaded.ctx.device, settings, warm_up_sequences, progress))
+            self._threads = PreparingThreads()
+            undo.callback(self._threads.stop)
+            self._preparation = self._prepare_for(loaded.name, template or loaded.chat_template, system)
+            undo.pop_all()
+
+    def share(
+        self, name: str, template: ChatTemplate | None, system: str | None, adapter: AdapterRecord | None
+    ) -> Session:
+        """The session of a further name of this model, with a template, a system message and an adapter of its own.
+
+        Everything else is shared. May be called on any thread; raises what reading the adapter does.
+        """
+        other = copy(self)
+        other._own_adapter = None if adapter is None else self.adapters.load(adapter.path, name)
+        try:
+            other._preparation = other._prepare_for(name, template, system)
+        except BaseException:
+            other.leave()
+            raise
+        return other
+
+    def _prepare_for(self, name: str, template: ChatTemplate | None, system: str | None) -> Preparation:
+        preparation = Preparation(
+            self.loaded.tokenizer,
             template,
-            vocab_size=vocab_size,
-            context_tokens=engine.context_tokens,
-            model_name=model_name,
+            vocab_size=self.loaded.config.vocab_size,
+            context_tokens=self.context_tokens,
+            model_name=name,
             system=system,
-            host=host,
-            adapters=adapters,
-            adapter=adapter,
-            thinking=thinking,
+            host=self.loaded.ctx,
+            adapters=self.adapters,
+            adapter=self._own_adapter,
+            thinking=self._thinking,
         )
-        self._open: dict[int, _Open] = {}
-        self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
-        self._expected: set[int] = set()  # texts that somebody waits for
-        self._embedded: dict[int, TokenEvent] = {}
-        self._lock = Lock()
+        if self._learns_template:
+            preparation.warm_up()
+        return preparation
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, with those of a draft model."""
+        return self.loaded.weight_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that weights and cache take now."""
+        return self.weight_bytes + self.measure_cache().in_use_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Memory that the model needs whatever others want: weights, and of the cache what requests hold, a floor at
+        least. All of the cache where the settings state its size, or where it is memory of a GPU.
+        """
+        cache = self.measure_cache()
+        if self._keeps_arena or not self.is_on_host:
+            return self.weight_bytes + cache.max_bytes
+        return self.weight_bytes + max(min(cache.max_bytes, MIN_ARENA_BYTES), cache.held_bytes)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the model runs in the host's memory, not in a GPU's."""
+        return self.loaded.ctx.device in HOST_DEVICES
+
+    async def limit_cache(self, nbytes: int) -> None:
+        """Let the cache take at most `nbytes` from now on where its size is open; see `Engine.limit_cache`."""
+        if not self._keeps_arena:
+            await self._engine.limit_cache(nbytes)
+
+    def leave(self) -> None:
+        """Let go of what is this name's alone; the model runs on for the others that share it."""
+        if self._own_adapter is not None:
+            self.adapters.release(self._own_adapter, lambda: None)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the loaded model."""
+        return self.loaded.tokenizer
+
+    @property
+    def config(self) -> Model:
+        """The configuration of the loaded model."""
+        return self.loaded.config
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model can answer nothing more, None as long as it can."""
+        return None if self.loaded.group is None else self.loaded.group.failure
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
+        return self._preparation.capabilities
 
     @property
     def can_chat(self) -> bool:
-        """Whether the model came with a chat template."""
+        """Whether the model has a chat template."""
         return self._preparation.can_chat
 
     @property
-    def context_tokens(self) -> int:
-        """How many tokens a prompt and its answer may have together."""
-        return self._engine.context_tokens
+    def chat_template(self) -> str | None:
+        """The source of the model's chat template, None where there is none."""
+        return self._preparation.chat_template
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model: a level becomes "on" where it knows none, and "off" becomes
+        None where its reasoning cannot be switched off.
+        """
+        return self._preparation.fit_think(think)
+
+    def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
-        return self._preparation.encode_prompt(prompt)
+        return self._preparation.encode_prompt(prompt, add_special=add_special, parse_special=parse_special)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
-        return self._preparation.encode_chat(ChatRequest(messages, SamplingParams()))
+        return self._preparation.encode_chat(request)
 
-    def stream(self, token_ids: Sequence[int], params: SamplingParams, adapter: AdapterChoice | None = None) -> Stream:
-        """Start the answers to one prompt. They are refused here and now, or their events follow.
+    def render_chat(self, request: ChatRequest) -> str:
+        """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
+        return self._preparation.render_chat(request)
 
-        Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without control tokens."""
+        return self.loaded.tokenizer.decode(token_ids)
+
+    async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
+        """Do `work(*arguments)` on one of this model's own threads and return what it returns.
+
+        What reads a prompt or renders a template belongs here: however long that takes, it holds up no other model.
+        `reads` is the request, or the texts, that it reads: much of that is done when nobody else wants the time.
         """
-        prepared = self._preparation.bound_text(self._preparation.prepare_tokens(token_ids, params))
-        asked = replace(prepared.request, adapter=self._preparation.find_adapter(adapter))
-        return self._submit(replace(prepared, request=asked))
+        return await self._threads.run(work, *arguments, reads=reads)
 
-    def start(self, request: TextRequest | ChatRequest) -> Stream:
-        """Start the answers to a request; as `stream`, and TemplateError."""
-        return self._submit(self._preparation.prepare(request))
+    @property
+    def pages(self) -> PageExchange | None:
+        """Exchanges pages with other processes that have the same model; None where pages are not shared."""
+        return self._engine.pages
 
-    def _submit(self, prepared: Prepared) -> Stream:
-        with self._lock:
-            self._end_unwanted()
-            sequence_id = self._engine.submit(prepared.request)
-            self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
-        return Stream(self, sequence_id, len(prepared.answers), prepared.thought_end)
+    async def start(
+        self, request: TextRequest | ChatRequest, *, client: str | None = None, source: PageSource | None = None
+    ) -> AsyncStream:
+        """Start the answers to a request. It is refused here and now, or its events follow.
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-        adapters: Sequence[AdapterChoice | None] | None = None,
-    ) -> list[Completion]:
-        """Whole answers to several prompts, computed in one ragged batch, in the order of the prompts.
+        Clients share the engine evenly, however many requests each of them sends. A `source` is asked first for the
+        pages of the prompt.
 
-        When one prompt is refused, the others are cancelled. Prompts beyond what may wait are held back until there is
-        room. Raises ValueError unless there is one `params` per prompt.
+        Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
-        streams: list[Stream] = []
+        if _is_slow(request):
+            prepared = await self.run(self._preparation.prepare, request, client, reads=request)
+        else:
+            prepared = self._preparation.prepare(request, client)
+        stream, asked = AsyncStream(prepared), prepared.request
+        ticket = self._engine.open(asked, forward_to(stream), asyncio.get_running_loop())
+        stream.attach(ticket)
+        if source is not None and asked.uses_cache and not asked.scores_prompt:
+            known_ids = asked.token_ids[:-1]  # the last one is always computed
+            names = await self.run(self._name_pages, known_ids, asked.adapter)
+            stream.keep(await source.bring(names))
         try:
-            names = adapters or [None] * len(prompts)
-            for token_ids, own, name in zip(prompts, params, names, strict=True):
-                streams.append(self._stream_when_room(token_ids, own, name))
-            return [fold_events(stream) for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
-
-    def _stream_when_room(
-        self, token_ids: Sequence[int], params: SamplingParams, adapter: AdapterChoice | None
-    ) -> Stream:
-        while True:
-            try:
-                return self.stream(token_ids, params, adapter)
-            except QueueFull:
-                with self._lock:
-                    if self._engine.has_work:  # others may have made room meanwhile
-                        self._step()
-
-    def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> list[Floats]:
-        """One vector (hidden size,) for each text of token ids, not normalised, computed in the same batches.
-
-        Raises as `Engine.submit` does, and RequestFailed for a text that could not be computed.
-        """
-        waiting, vectors = deque(enumerate(texts)), dict[int, Floats]()
-        places: dict[int, int] = {}
-        try:
-            while waiting or places:
-                with self._lock:
-                    while waiting and len(places) < MAX_TEXTS:
-                        place, token_ids = waiting.popleft()
-                        places[self._engine.submit(EngineRequest(token_ids, pooling=pooling))] = place
-                    for number in [number for number in places if number in self._embedded]:
-                        vectors[places.pop(number)] = _read_vector(self._embedded.pop(number))
-                    if places:
-                        self._expected |= places.keys()
-                        self._step()
-        finally:
-            with self._lock:
-                self._expected -= places.keys()
-                for number in places:
-                    self._engine.cancel(number)
-                    self._embedded.pop(number, None)
-        return [vectors[place] for place in range(len(texts))]
-
-    def stats(self) -> EngineStats:
-        """The engine's counts at this moment, after requests that nobody waits for have been ended."""
-        with self._lock:
-            self._end_unwanted()
-            return self._engine.stats()
-
-    def close(self) -> None:
-        """End all answers and close the engine; streams that are left find their last events here."""
-        with self._lock:
-            self._end_unwanted()
-            for sequence_id, entry in self._open.items():
-                if not entry.finished:
-                    self._engine.cancel(sequence_id)
-                    entry.abort(FinishReason.CANCELLED)
-            self._engine.close()
-
-    def next_event(self, sequence_id: int) -> Event:
-        """The next event of one answer; steps the engine until there is one. Raises InvalidRequest for unknown ids."""
-        while True:
-            with self._lock:
-                self._end_unwanted()
-                entry = self._open.get(sequence_id)
-                if entry is None:
-                    raise InvalidRequest("sequence_id", f"there is no answer {sequence_id} under way")
-                if entry.events:
-                    event = entry.take_event()
-                    if not entry.unfetched:
-                        del self._open[sequence_id]
-                    return event
-                self._step()
-
-    def cancel(self, sequence_id: int, *, forget: bool = False) -> None:
-        """Stop an answer and give its pages back.
-
-        The text held back and a Finish(CANCELLED) end its events, unless nobody wants them any more (`forget`).
-        """
-        self.cancel_soon(sequence_id, forget=forget)
-        with self._lock:
-            self._end_unwanted()
-
-    def cancel_soon(self, sequence_id: int, *, forget: bool = False) -> None:
-        """`cancel` before the next step. Takes no lock, so it is fit for signal handlers and finalisers."""
-        self._unwanted.append((sequence_id, forget))
-
-    def _step(self) -> None:
-        """One engine step; its token events become events of their answers. A failing engine ends all answers."""
-        try:
-            if not self._engine.has_work:
-                raise RuntimeError("an answer has not ended, but the engine has nothing to do")
-            for event in self._engine.step():
-                if event.sequence_id in self._expected:
-                    self._expected.discard(event.sequence_id)
-                    self._embedded[event.sequence_id] = event
-                entry = self._open.get(event.sequence_id)
-                if entry is not None and not entry.answers[event.index].finished:
-                    self._deliver(entry, event)
-        except BaseException as error:
-            self._abort_all(error)
+            await self._engine.start(ticket)
+        except BaseException:
+            stream.keep(None)
             raise
+        return stream
 
-    def _deliver(self, entry: _Open, event: TokenEvent) -> None:
-        answer = entry.answers[event.index]
-        entry.events.extend(answer.push(event))
-        if answer.is_over and not answer.finished:  # the engine does not know yet
-            for last in self._engine.cancel(event.sequence_id, event.index):
-                entry.events.extend(answer.push(last))
+    def ask(self, request: TextRequest | ChatRequest) -> Stream:
+        """`start`, for a program that waits."""
+        return self.ask_all([request])[0]
 
-    def _end_unwanted(self) -> None:
-        while self._unwanted:
-            sequence_id, forget = self._unwanted.popleft()
-            entry = self._open.get(sequence_id)
-            if entry is not None and not entry.finished:
-                self._engine.cancel(sequence_id)
-                entry.abort(FinishReason.CANCELLED)
-            if forget:
-                self._open.pop(sequence_id, None)
+    def ask_all(self, requests: Iterable[TextRequest | ChatRequest], *, waits_for_room: bool = False) -> list[Stream]:
+        """Start the answers to several requests together, for a program that waits; none runs when one is refused.
 
-    def _abort_all(self, error: BaseException) -> None:
-        """End every answer: as cancelled when the user interrupted the step, as failed otherwise."""
-        interrupted = isinstance(error, KeyboardInterrupt)
-        reason = FinishReason.CANCELLED if interrupted else FinishReason.ERROR
-        for sequence_id, entry in self._open.items():
-            if not entry.finished:
-                self._engine.cancel(sequence_id)
-                entry.abort(reason, None if interrupted else str(error))
-
-
-class Stream:
-    """The events of the answers to one prompt, as an iterator that ends after the last Finish.
-
-    Closing it early cancels what still grows.
-    """
-
-    def __init__(self, session: Session, sequence_id: int, answers: int, thought_end: ThoughtEnd | None = None) -> None:
-        self._session = session
-        self._thought_end = thought_end
-        self._sequence_id = sequence_id
-        self._growing = answers
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        if not self._growing:
-            raise StopIteration
-        event = self._session.next_event(self._sequence_id)
-        self._growing -= isinstance(event, Finish)
-        return event
-
-    def cancel(self) -> None:
-        """Stop the answer before the next step; its last events, a Finish(CANCELLED) at the end, can still be fetched.
-
-        May be called from a signal handler.
+        With `waits_for_room` those that the queue cannot hold yet are started when it can. Raises as `start` does.
         """
-        self._session.cancel_soon(self._sequence_id)
+        prepared = [self._preparation.prepare(request) for request in requests]
+        return open_streams(self._engine, prepared, waits_for_room=waits_for_room)
 
-    def end_thinking(self) -> None:
-        """Close the thought that the model is in, and let it answer; nothing happens where it does not think.
+    def embed_all(self, prompts: Iterable[Prompt], pooling: Pooling) -> list[Floats]:
+        """Return the embedding of each text, in order, for a program that waits; raises as `embed` does."""
+        return embed_all(self._engine, [self._preparation.prepare_text(prompt, pooling) for prompt in prompts])
 
-        May be called from any thread.
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None = None,
+        *,
+        client: str | None = None,
+        deadline_s: float | None = None,
+        adapter: Adapter | None = None,
+    ) -> Floats:
+        """Return the embedding of a text, (hidden size,), not normalised, pooled as the model says or as is asked for.
+
+        Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
         """
-        if self._thought_end is not None:
-            self._thought_end.end()
+        pooling = self.choose_pooling(pooling)
+        request = self._preparation.prepare_text(prompt, pooling, client=client, deadline_s=deadline_s, adapter=adapter)
+        return await self._engine.embed(request)
 
-    def close(self) -> None:
-        """Stop the answer, if it still grows, and forget it."""
-        if self._growing:
-            self._growing = 0
-            self._session.cancel(self._sequence_id, forget=True)
+    def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
+        """How texts become vectors; raises InvalidRequest where the model has a way that mlxr has not."""
+        if asked is None and self.loaded.pooling in (None, "none") and not self.base._has_told_pooling:
+            self.base._has_told_pooling = True
+            logger.warning(
+                "%s is asked for vectors, but its files state no pooling, so it may not be made for them; they are the "
+                "mean over all tokens",
+                self.loaded.name,
+            )
+        return choose_pooling(self.loaded.pooling, asked, field)
 
-    def __enter__(self) -> Stream:
-        return self
+    def describe_pooling(self, used: Pooling) -> str:
+        """What to tell of vectors that are pooled so."""
+        return describe_pooling(self.loaded.pooling, used)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def cut_text(self, token_ids: Sequence[int]) -> list[int]:
+        """As much of a text as the context holds, with what the tokenizer puts around every text."""
+        return self.tokenizer.cut(token_ids, self.context_tokens)
+
+    async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
+        """Which pages the prompt of a request fills, by the names under which the cache knows them.
+
+        Raises as `start` does for what cannot be a prompt.
+        """
+        token_ids = await self.run(self._preparation.encode_request, request, reads=request)
+        names = self._name_pages(token_ids, self._preparation.find_adapter(request.adapter))
+        return PageNames(names, len(token_ids), self.page_size)
+
+    def _name_pages(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[bytes]:
+        keys = self._start_keys(b"" if adapter is None else adapter.digest)
+        return keys.cover(token_ids, len(token_ids) // self.page_size)
+
+    async def read_report(self, *, whole: bool = False) -> EngineReport:
+        """What the engine has to do, and which pages came and went since the last report, of which there is one reader.
+
+        If `whole`, all pages that can be found are named.
+        """
+        return await self._engine.read_report(whole=whole)
+
+    async def stats(self) -> SessionStats:
+        """What the model takes, what its cache holds, what was computed."""
+        return await self._engine.run_between_steps(self._collect_stats)
+
+    def read_stats(self) -> SessionStats:
+        """`stats`, for a program that waits."""
+        return self._engine.call(self._collect_stats)
+
+    def _collect_stats(self, engine: Engine) -> SessionStats:
+        stats = collect_stats(self.loaded, engine.stats(), self.loaded.model.read_routing())
+        return replace(stats, adapters=self.adapters.measure())
+
+    def describe(self, name: str) -> WatchedModel:
+        """The model, called `name`, and where it runs."""
+        loaded = self.loaded
+        return WatchedModel(
+            name=name,
+            architecture=loaded.config.architecture,
+            device=loaded.ctx.device,
+            isa=loaded.ctx.isa,
+            threads=loaded.ctx.threads,
+            context_tokens=self.context_tokens,
+            kv_cache=self._kv_cache,
+            weight_bytes=loaded.weight_bytes,
+        )
+
+    async def read_live(self, *, full: bool) -> LiveReading:
+        """What the engine did since the last reading, and with `full` its state now.
+
+        The first reading begins the record; it ends with `stop_live`, or when nobody has read for ten seconds.
+        """
+        return await self._engine.read_live(self.loaded.model.work, full=full)
+
+    async def stop_live(self) -> None:
+        """Record no longer what the engine does."""
+        await self._engine.stop_live()
+
+    async def describe_page(self, group: int, page: int) -> PageRecord | None:
+        """One page of the cache in full, None if there is no such page."""
+        return await self._engine.describe_page(group, page)
+
+    async def find_limits(self) -> MachineLimits | None:
+        """What this machine can do, if it was ever measured."""
+        return await asyncio.to_thread(self._kept_limits.find, self.loaded)
+
+    async def measure_limits(self) -> MachineLimits:
+        """Measure what this machine can do, and keep it; who asks meanwhile gets the same. Answers pause for a second.
+
+        Raises DeviceError for a model that does not run on the processor, and where memory is short.
+        """
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure_limits())
+        return await asyncio.shield(self._measuring)
+
+    async def _measure_limits(self) -> MachineLimits:
+        limits = await self._engine.run_between_steps(lambda _: measure_limits(self.loaded))
+        await asyncio.to_thread(self._kept_limits.keep, self.loaded, limits)
+        return limits
+
+    def explain_missing_limits(self) -> str:
+        """Why `find_limits` finds nothing, and what helps."""
+        return explain_missing(self.loaded)
+
+    def count_kernels(self) -> list[Dispatch]:
+        """Return how often each kernel ran since the model was loaded."""
+        return self.loaded.ctx.ledger.snapshot().dispatches
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, let those under way end for at most `drain_s` seconds, cancel the rest, free the model.
+
+        Every stream gets its last events. May be called more than once.
+        """
+        await self._engine.stop(drain_s)
         self.close()
 
-    def __del__(self) -> None:
-        if self._growing:
-            self._session.cancel_soon(self._sequence_id, forget=True)
+    def close(self) -> None:
+        """`stop` at once, for a program that waits; bring cache pages to disk where that is asked for."""
+        self._engine.close()
+        self._threads.stop()
+        self.adapters.stop()
+        self.loaded.close()
+
+
+def _is_slow(request: TextRequest | ChatRequest) -> bool:
+    """Whether preparing may take long enough for others to notice.
+
+    That is so for a grammar to compile, much text to read, and every template, which is a stranger's program.
+    """
+    is_long = isinstance(request, ChatRequest) or len(request.prompt) > INLINE_CHARACTERS
+    return is_long or request.grammar is not None

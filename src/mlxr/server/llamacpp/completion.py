@@ -41,12 +41,12 @@ from mlxr.server.request_fields import (
 )
 from mlxr.server.routes import Router
 from mlxr.server.streaming import SSE, EventStream, sse
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.completion import ReplyFold
 from mlxr.service.infill import Snippet, encode_infill, find_infill_tokens
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import TextRequest
+from mlxr.service.session import Session
 
 DRAWN_SEED = 0xFFFFFFFF  # what llama.cpp's server calls a seed that it draws
 # The service's names of what may be wrong, and llama.cpp's.
@@ -117,7 +117,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
         wanted = given.get("n_predict", given.get("max_tokens"))
         return wanted if isinstance(wanted, int) else None
 
-    def make_params(self, record: ModelRecord, session: AsyncSession) -> SamplingParams:
+    def make_params(self, record: ModelRecord, session: Session) -> SamplingParams:
         """Parameters for the engine; raises InvalidRequest naming the field."""
         given = self.list_given()
         if self.only_reads:
@@ -176,7 +176,7 @@ def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObj
     }
 
 
-def _read_bias(given: Bias | None, session: AsyncSession) -> dict[int, float]:
+def _read_bias(given: Bias | None, session: Session) -> dict[int, float]:
     """Token id to what is added to its logit: a text counts for each of its tokens, several entries add up."""
     pairs = list(given.items()) if isinstance(given, dict) else given or []
     biases: dict[int, float] = {}
@@ -190,7 +190,7 @@ def _read_bias(given: Bias | None, session: AsyncSession) -> dict[int, float]:
     return biases
 
 
-def _find_tokens(key: object, session: AsyncSession, field: str) -> list[int]:
+def _find_tokens(key: object, session: Session, field: str) -> list[int]:
     if isinstance(key, str):
         if not (key.isascii() and key.isdecimal() and len(key) <= 9):
             return session.tokenizer.encode(key, add_special=False)

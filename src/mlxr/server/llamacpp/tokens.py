@@ -24,8 +24,8 @@ from mlxr.server.openai.replies import fit_effort
 from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router
 from mlxr.server.streaming import dump_json
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.embedding import Pooling, Vector, scale_vector
+from mlxr.service.session import Session
 
 router = Router()
 INLINE_LENGTH = 4096  # characters or tokens
@@ -129,7 +129,7 @@ async def apply_template(request: Request, body: ChatCompletionRequest) -> Rende
         return Rendered(prompt=await lease.session.run(lease.session.render_chat, wanted, reads=wanted))
 
 
-async def beside_the_loop(session: AsyncSession, work: Callable[[S], T], given: S) -> T:
+async def beside_the_loop(session: Session, work: Callable[[S], T], given: S) -> T:
     """`work(given)`, on another thread where there is so much that other requests would feel it."""
     return work(given) if len(given) <= INLINE_LENGTH else await session.run(work, given, reads=given)
 

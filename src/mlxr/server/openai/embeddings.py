@@ -17,8 +17,8 @@ from mlxr.server.openai.fields import Count
 from mlxr.server.openai.replies import ERRORS
 from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router, reply_json
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.embedding import Pooling, Vector, scale_vector
+from mlxr.service.session import Session
 
 router = Router()
 
@@ -87,7 +87,7 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     )
 
 
-def _encode_all(session: AsyncSession, prompts: Sequence[object]) -> list[list[int]]:
+def _encode_all(session: Session, prompts: Sequence[object]) -> list[list[int]]:
     encoded = []
     for number, prompt in enumerate(prompts):
         try:
