@@ -1,9 +1,9 @@
-"""A family of models: the function that builds a model of GGUF's metadata, and what only its files call tensors."""
+"""A family of models: the function that builds a model of GGUF's metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -15,5 +15,4 @@ class Family:
 
     name: str  # `general.architecture`
     build: Callable[[Metadata], Model]
-    gguf_names: dict[str, str] = field(default_factory=dict, hash=False)  # what GGUF files call tensors of layers
-    gguf_bare: tuple[str, ...] = ()  # weights whose names do not end in `.weight` there
+    bare_names: tuple[str, ...] = ()  # weights of layers whose names do not end in `.weight` in GGUF files

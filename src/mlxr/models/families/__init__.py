@@ -79,15 +79,15 @@ FOLDERS = (
     *stablelm.FOLDERS,
     *starcoder2.FOLDERS,
 )
+_BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def find_family(name: str) -> Family:
     """Return the family of a GGUF file's `general.architecture`; ModelError when there is none."""
-    for family in FAMILIES:
-        if family.name == name:
-            return family
-    known = ", ".join(sorted(family.name for family in FAMILIES))
-    raise ModelError(f"general.architecture is {name!r}, which is not supported; supported are {known}")
+    if name not in _BY_NAME:
+        known = ", ".join(sorted(_BY_NAME))
+        raise ModelError(f"general.architecture is {name!r}, which is not supported; supported are {known}")
+    return _BY_NAME[name]
 
 
 def find_layout(model: Model) -> TensorLayout:

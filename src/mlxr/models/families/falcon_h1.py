@@ -85,4 +85,4 @@ def build(m: Metadata) -> Model:
 
 
 FOLDERS = (FolderFamily("falcon_h1", "FalconH1ForCausalLM", "falcon-h1", state, TensorLayout(_NAMES)),)
-FAMILIES = (Family("falcon-h1", build, gguf_bare=("ffn_norm",)),)
+FAMILIES = (Family("falcon-h1", build, bare_names=("ffn_norm",)),)

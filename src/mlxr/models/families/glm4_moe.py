@@ -9,8 +9,11 @@ from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
+
+_TENSORS = TensorLayout({"post_attention_layernorm": "post_attention_norm"})
 
 
 def state(c: FolderConfig) -> None:
@@ -31,7 +34,7 @@ def state(c: FolderConfig) -> None:
 
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
-    norms, rope = Norms(m.rms_eps), m.rope()
+    norms, rope = Norms(m.rms_eps, feed_forward="post_attention_norm"), m.rope()
     head_norms: HeadNormKind | None = "each" if m.has_head_norms() else None
     experts = Experts(
         m.experts,
@@ -51,5 +54,5 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", state),)
-FAMILIES = (Family("glm4moe", build, gguf_names={"ffn_norm": "post_attention_norm"}),)
+FOLDERS = (FolderFamily("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", state, _TENSORS),)
+FAMILIES = (Family("glm4moe", build),)

@@ -12,6 +12,8 @@ from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import WINDOW_THETA, Metadata
 from mlxr.models.model import Model
 
+_TENSORS = TensorLayout({"post_attention_layernorm": "post_attention_norm"}, alternates=True)
+
 
 def state(c: FolderConfig) -> None:
     """State the sizes of a model."""
@@ -24,7 +26,8 @@ def state(c: FolderConfig) -> None:
 
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
-    norms, rope, dense = Norms(m.rms_eps), m.rope(truncates_yarn=False), m.feed_forward()
+    norms = Norms(m.rms_eps, feed_forward="post_attention_norm")
+    rope, dense = m.rope(truncates_yarn=False), m.feed_forward()
     experts = Experts(
         m.experts,
         m.expert_features,
@@ -44,5 +47,5 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("gpt_oss", "GptOssForCausalLM", "gpt-oss", state, TensorLayout(alternates=True)),)
-FAMILIES = (Family("gpt-oss", build, gguf_names={"ffn_norm": "post_attention_norm"}),)
+FOLDERS = (FolderFamily("gpt_oss", "GptOssForCausalLM", "gpt-oss", state, _TENSORS),)
+FAMILIES = (Family("gpt-oss", build),)
