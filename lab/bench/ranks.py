@@ -29,12 +29,12 @@ from gpu_comparison.cases import Case
 from gpu_comparison.ours import Ours, make_context
 from mlxr.engine.followers import Followers, LedModel, follow
 from mlxr.engine.rank_joining import join_first, join_other, receive_bytes, send_bytes
+from mlxr.kernels.collectives import gather_ranks
+from mlxr.kernels.collectives import gpu as sum_launch
+from mlxr.kernels.collectives.gpu import OwnPart, launch_sum
 from mlxr.kernels.context import Context
-from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear import panels
-from mlxr.kernels.sum_ranks import gpu as sum_launch
-from mlxr.kernels.sum_ranks.gpu import OwnPart, launch_sum
 from mlxr.service.rank_process import end_with
 from mlxr.service.ranks import RankProcess
 from synthetic import SHAPES, Shape

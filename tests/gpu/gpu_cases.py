@@ -21,8 +21,8 @@ from mlxr.kernels.gpu.emulated.emulator import find_compiler
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.library import find_gpu, load_mlx
 from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
 from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected, split_heads
 

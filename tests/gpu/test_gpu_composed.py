@@ -10,11 +10,9 @@ from gpu_cases import REFERENCE, Scene, play, random_floats, relative_error
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
 from mlxr.kernels.context import Context
-from mlxr.kernels.gate_heads import gate_heads
-from mlxr.kernels.layer_norm import layer_norm
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.elementwise import gate_heads, scale
+from mlxr.kernels.norms import layer_norm, rms_norm
 from mlxr.kernels.rope import QueryTemperature
-from mlxr.kernels.scale import scale
 
 EXACT = 3e-6
 SCENES = {

@@ -11,7 +11,7 @@ from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import rms_norm
 
 NARROW = {"bf16": 4e-3, "f16": 6e-4}  # x rounded to these
 ROOM_BYTES = 227 * 1024

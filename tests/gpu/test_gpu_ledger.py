@@ -16,15 +16,18 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorSource, encode_tensor
+from mlxr.kernels.collectives.gpu import GATHER, SUM
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise.gpu import ADD, GATE, SCALE
 from mlxr.kernels.gpu import steps
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.pool import COPY_PAGE
 from mlxr.kernels.gpu.watch import name_launch
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.rows import ROWS
 from mlxr.kernels.linear.tiles import TILES
-from mlxr.kernels.rms_norm.gpu import NORM
+from mlxr.kernels.norms.gpu import GATED, NORM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import build_hf, read_golden
@@ -128,6 +131,13 @@ def test_mlx_operations_on_a_cpu_are_not_called_gpu() -> None:
         (TILES, {"TYPE_A": 12, "TYPE_B": 14, "GATE": 1, "NORM": 0}, ("linear", "gpu", "tiles q4_k+q6_k+gate")),
         (ROWS, {"TYPE_A": 8, "TYPE_B": 8, "RESIDUAL": 1, "NORM": 1}, ("linear", "gpu", "rows q8_0+norm+residual")),
         (NORM, {"CENTRED": 1}, ("rms_norm", "gpu", "centred")),
+        (GATED, {}, ("gated_norm", "gpu", "")),
+        (ADD, {}, ("add", "gpu", "")),
+        (SCALE, {}, ("scale", "gpu", "")),
+        (GATE, {}, ("gate_heads", "gpu", "")),
+        (SUM, {}, ("sum_ranks", "gpu", "")),
+        (GATHER, {}, ("gather_ranks", "gpu", "")),
+        (COPY_PAGE, {}, ("copy_page", "gpu", "")),
     ],
 )
 def test_names_of_launches(kernel: Kernel, constants: dict[str, int], name: tuple[str, str, str]) -> None:

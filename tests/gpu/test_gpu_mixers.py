@@ -13,9 +13,9 @@ from mixer_cases import MIXERS as COMMON
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta.launch import Heads, choose_step_lanes
-from mlxr.kernels.gated_norm import gated_norm
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.norms import gated_norm
 from mlxr.kernels.ragged import RaggedBatch
 
 EXACT = 1e-5

@@ -22,7 +22,7 @@ from mlxr.kernels.moe import panels as panel_products
 from mlxr.kernels.moe import products as expert_products
 from mlxr.kernels.moe.panels import PANELS, PanelPlan
 from mlxr.kernels.moe.products import SORT, choose_width, count_tiles, sort_pairs
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import rms_norm
 
 EXACT, NARROW = 2e-6, 8e-3
 SOFTMAX = RoutingRule(3, renormalises=True)

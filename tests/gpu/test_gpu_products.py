@@ -13,9 +13,8 @@ from mlxr.kernels.gpu.cuda.products import choose_first
 from mlxr.kernels.gpu.emulated.machine import EmulatedMachine
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear.gpu import choose_shares
-from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.rms_norm.gpu import rms_norm as norm_shares
-from mlxr.kernels.rms_norm.scales import Scales
+from mlxr.kernels.norms import Scales, rms_norm
+from mlxr.kernels.norms.gpu import rms_norm as norm_shares
 
 EXACT = 1e-5  # summed in f32 in another order
 

@@ -9,15 +9,11 @@ import pytest
 from gpu_cases import list_group_devices, skip_unless_emulated
 from rank_processes import COUNT, run_ranks
 
+from mlxr.kernels.collectives import add_up, gather_ranks, join, sum_ranks
+from mlxr.kernels.collectives.gpu import OwnPart, sum_and_norm
 from mlxr.kernels.context import Context
-from mlxr.kernels.gather_ranks import gather_ranks
-from mlxr.kernels.gather_ranks.reference import join
+from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.packing import round_to_bf16, widen_bf16
-from mlxr.kernels.rms_norm.reference import rms_norm
-from mlxr.kernels.rms_norm.scales import Scales
-from mlxr.kernels.sum_ranks import sum_ranks
-from mlxr.kernels.sum_ranks.gpu import OwnPart, sum_and_norm
-from mlxr.kernels.sum_ranks.reference import add_up
 
 REFERENCE = Context("reference")
 
@@ -56,7 +52,7 @@ def expect(kind: str, shape: tuple[int, ...]) -> Any:
             return whole
         rows, columns = shape[-2:]
         x, gain = make_numbers(7, rows, columns), make_numbers(8, columns)
-        return rms_norm(REFERENCE, x, gain, 1e-5, whole, Scales())
+        return rms_norm(REFERENCE, x, gain, 1e-5, whole)
     parts = [make_numbers(rank, shape[0], columns) for rank, columns in enumerate((shape[1], shape[1] + 6))]
     return join(parts)
 

@@ -11,15 +11,12 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
-from mlxr.kernels.add import add
 from mlxr.kernels.context import Context
-from mlxr.kernels.gate_heads import gate_heads
+from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import layer_norm, rms_norm
 from mlxr.kernels.sample import SampleRow, sample
-from mlxr.kernels.scale import scale
 
 EXACT = 2e-6
 NARROW = 8e-3  # products of 16-bit numbers

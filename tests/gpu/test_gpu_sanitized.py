@@ -14,7 +14,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import rms_norm
 
 EXACT = 3e-6
 NARROW = 8e-3  # products of 16-bit numbers

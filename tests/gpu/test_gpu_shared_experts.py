@@ -15,17 +15,13 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.kernels.add import add
-from mlxr.kernels.add.gpu import defer_sum
-from mlxr.kernels.add.summands import Summands
 from mlxr.kernels.context import Context
-from mlxr.kernels.gate_heads import gate_heads
-from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.layer_norm import layer_norm
+from mlxr.kernels.elementwise import add, gate_heads, scale
+from mlxr.kernels.elementwise import gpu as scale_gpu
+from mlxr.kernels.elementwise.gpu import defer_sum
+from mlxr.kernels.gpu.deferred import Summands, settle
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.scale import gpu as scale_gpu
-from mlxr.kernels.scale import scale
+from mlxr.kernels.norms import layer_norm, rms_norm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import build_hf, read_golden

@@ -37,7 +37,7 @@ from mlxr.kernels.linear.stream import (
     plan_stream,
     share_groups,
 )
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import rms_norm
 
 CLOSE = 4e-4  # x in 16 bits
 ROOM_BYTES = 227 * 1024

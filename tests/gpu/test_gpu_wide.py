@@ -17,7 +17,7 @@ from mlxr.kernels.linear import wide as wide_products
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.wide import MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_plan, multiply_wide
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import rms_norm
 
 EXACT, EPS = 2e-6, 1e-5
 TOKENS = (1, 2, 4, 7, 8, 9, 31, 32, 33, 64, 65, 100, 256)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.choice import Choice
+from mlxr.kernels.choice import Choice, FunctionChoice
 from mlxr.kernels.context import MAX_THREADS, Context
 from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rms_norm import rms_norm
 
 
 def make_module(isas: list[str]) -> Any:
@@ -95,6 +95,22 @@ def test_missing_implementation_runs_reference(tmp_path: Path, monkeypatch: pyte
     name, module = Choice("native_op").pick("cpu")
     assert (name, module.NAME) == ("cpu", "cpu")
     assert Choice("native_op").pick("reference")[0] == "reference"
+
+
+def test_functions_without_a_native_one_run_their_reference() -> None:
+    def run_numpy() -> str:
+        return "reference"
+
+    def run_native() -> str:
+        return "cpu"
+
+    plain, native = FunctionChoice("plain", run_numpy), FunctionChoice("native", run_numpy, run_native)
+    assert plain.pick("cpu") == plain.pick("reference") == ("reference", run_numpy)
+    assert native.pick("cpu") == ("cpu", run_native)
+    assert native.pick("reference") == ("reference", run_numpy)
+    assert (plain.has("cpu"), native.has("cpu"), native.has("gpu")) == (False, True, False)
+    with pytest.raises(DeviceError, match="operator native has no implementation for device 'cuda'"):
+        native.pick("cuda")
 
 
 def test_operators_count_what_ran(reference: Context) -> None:

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from variants import Floats, assert_equal_bits, random_floats, run_everywhere
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import layer_norm, rms_norm
 
 SHAPES = [(1, 1), (3, 16), (5, 17), (2, 63), (2, 64), (7, 80), (4, 1000), (37, 2048), (3, 11008)]
 REFERENCE = Context("reference")

@@ -10,8 +10,8 @@ from ran import list_ran
 
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.context import ISAS, Context, load_native
-from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.linear import LinearWeight, linear, prepare
+from mlxr.kernels.norms import layer_norm
 from mlxr.kernels.tensor import FloatArray
 
 COLUMNS = 256

@@ -17,8 +17,8 @@ from mlxr.kernels.attend import allocate_pools, attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
 from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import (
     RopeScaling,
     RopeTable,
@@ -29,8 +29,8 @@ from mlxr.kernels.rope import (
     stretch_base,
     yarn_attention_factor,
 )
+from mlxr.kernels.split_heads import write_pages
 from mlxr.kernels.tensor import read_vector
-from mlxr.kernels.write_pages import write_pages
 
 Floats = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from variants import Floats, assert_equal_bits, count_ulps, random_floats, run_e
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import rms_norm
 
 SHAPES = [(1, 1), (3, 16), (5, 17), (2, 63), (2, 64), (7, 80), (4, 1000), (1, 2048), (37, 2048), (3, 11008)]
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from variants import Floats, any_floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
-from mlxr.kernels.add import add
 from mlxr.kernels.context import Context
-from mlxr.kernels.gate_heads import gate_heads
-from mlxr.kernels.layer_norm import layer_norm
+from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.scale import scale
+from mlxr.kernels.norms import layer_norm, rms_norm
 
 REFERENCE = Context("reference")
 SHAPES = [(1, 1), (3, 17), (2, 1024), (5, 1025), (3, 40000)]

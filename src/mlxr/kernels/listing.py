@@ -8,25 +8,31 @@ import pkgutil
 from typing import cast
 
 import mlxr.kernels
+from mlxr.kernels.choice import Choice, FunctionChoice
 from mlxr.kernels.gpu.kernel import Target, read_body, read_header
 
 
 def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
     """Names of the operators that have an implementation "cpu" or "gpu", as the ledger spells them."""
     return frozenset(
-        module.name
-        for module in pkgutil.iter_modules(mlxr.kernels.__path__)
-        if module.ispkg and importlib.util.find_spec(f"mlxr.kernels.{module.name}.{implementation}") is not None
+        choice.operator
+        for name in _list_modules()
+        for choice in vars(importlib.import_module(name)).values()
+        if isinstance(choice, Choice | FunctionChoice) and choice.has(implementation)
     )
 
 
 def list_kernel_sources(target: str) -> dict[str, str]:
     """The text of every GPU kernel that is launched on one of KERNEL_TARGETS, by name: prelude, headers and body."""
-    packages = ["gpu.pool", *(f"{operator}.gpu" for operator in sorted(list_native_operators("gpu")))]
+    folders = (
+        f"{package.__name__}.gpu"
+        for package in map(importlib.import_module, _list_modules())
+        if hasattr(package, "__path__")
+    )
     kernels = [
         kernel
-        for package in packages
-        for kernel in getattr(importlib.import_module(f"mlxr.kernels.{package}"), "KERNELS", ())
+        for name in ("mlxr.kernels.gpu.pool", *(name for name in folders if importlib.util.find_spec(name)))
+        for kernel in getattr(importlib.import_module(name), "KERNELS", ())
         if not (kernel.cuda_only and target == "metal")
     ]
     return {
@@ -34,3 +40,7 @@ def list_kernel_sources(target: str) -> dict[str, str]:
         f"{', '.join(kernel.outputs)}\n{{\n{read_body(kernel, cast(Target, target))}}}\n"
         for kernel in kernels
     }
+
+
+def _list_modules() -> list[str]:
+    return [f"mlxr.kernels.{module.name}" for module in pkgutil.iter_modules(mlxr.kernels.__path__)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxr.cache.shapes import LayerCache
+from mlxr.kernels.elementwise import scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward import ModelWeights
 from mlxr.kernels.forward.reference import project
@@ -20,7 +21,6 @@ from mlxr.kernels.linear import LinearWeight, linear, prepare
 from mlxr.kernels.linear.compare import compare_products
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rows import join_columns, take_outputs
-from mlxr.kernels.scale import scale
 from mlxr.kernels.tensor import FloatArray
 from mlxr.models.components import Norms, Weights
 from mlxr.models.decoder import Decoder, Pools

@@ -1,15 +1,20 @@
-"""Rows of an embedding table of any type; only the rows asked for are decoded, straight from the file's blocks."""
+"""Rows of an embedding table of any type; only the rows asked for are decoded, straight from the file's blocks.
 
+First the checks, then the reference in NumPy, then the call of the native kernel; `gpu.py` has the launch.
+"""
+
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
+import numpy as np
+
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.checks import check_ints, refuse
-from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
 
 __all__ = ["embed"]
-
-CHOICE = Choice(__name__)
 
 
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
@@ -22,8 +27,25 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
         refuse("embed", f"table {table.name}", f"of shape {table.shape}", "(rows, columns)")
     if token_ids.shape[0] and (token_ids.min() < 0 or token_ids.max() >= table.shape[0]):
         refuse("embed", "token_ids", token_ids.tolist(), f"ids from 0 to {table.shape[0] - 1}")
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = EMBED.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("embed", name, table.type_name)
-    result: FloatArray = implementation.embed(ctx, token_ids, table)
-    return result
+    return implementation(ctx, token_ids, table)
+
+
+def _embed_reference(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
+    """Row `token_ids[t]` of the table as row t."""
+    rows = np.empty((token_ids.shape[0], table.shape[1]), np.float32)
+    for index, token_id in enumerate(token_ids.tolist()):
+        rows[index] = table.to_float32(token_id, token_id + 1)[0]
+    return rows
+
+
+def _embed_native(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
+    """Rows `token_ids` of `table`. Raises ValueError for an id outside the table or a type without a decoder."""
+    out = empty(ctx, token_ids.shape[0], table.shape[1])
+    ctx.module.embed(ctx.native, token_ids, table.type_name, table.data, out)
+    return out
+
+
+EMBED = FunctionChoice("embed", _embed_reference, _embed_native, f"{__name__}.gpu")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import NO_SOFTCAP
 from mlxr.kernels.forward import reference
 from mlxr.kernels.forward.model import ModelWeights
 from mlxr.kernels.layers import StepInput
 from mlxr.kernels.layers.cpu import list_arrays
-from mlxr.kernels.scale.cpu import NO_SOFTCAP
 from mlxr.kernels.tensor import FloatArray
 
 

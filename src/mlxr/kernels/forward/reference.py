@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxr.kernels.add import add
+from mlxr.kernels.collectives import gather_ranks
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import add, scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward.model import ModelWeights
-from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.layers import Layers, StepInput, run_layers
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import linear
 from mlxr.kernels.lora import AdapterRows, add_lora, add_lora_rows
 from mlxr.kernels.rows import join_columns, take_outputs
-from mlxr.kernels.scale import scale
 from mlxr.kernels.tensor import FloatArray
 
 

@@ -75,7 +75,7 @@ def make_recurrence(name: str) -> Recurrence:
     """The kernels under the name of an operator."""
 
     folder = Path(__file__).parent
-    headers = ("recur.h", "../gated_norm/silu.h")
+    headers = ("recur.h", "../norms/silu.h")
     return Recurrence(
         Kernel(name, folder, "recur.body", INPUTS, ("out",), headers[:1]),
         Kernel(f"{name}_step", folder, "step.body", (*INPUTS, *NORM_INPUTS), ("out",), headers),

@@ -108,6 +108,7 @@ class Kernel:
     opens_late: bool = False
     counts_rows: bool = False
     cuda_only: bool = False
+    operator: str = ""  # as the ledger counts launches; that of the folder's name if there is none
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
     def count_rows(self, shape: Sequence[int]) -> int:

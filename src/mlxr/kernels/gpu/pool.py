@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from mlxr.kernels.gpu.machine import Machine
 
 THREADS = 256
-COPY_PAGE = Kernel("copy_page", Path(__file__).parent, "page.body", ("source", "pool", "pages", "sizes"), ("done",))
+COPY_PAGE = Kernel(
+    "copy_page",
+    Path(__file__).parent,
+    "page.body",
+    ("source", "pool", "pages", "sizes"),
+    ("done",),
+    operator="copy_page",
+)
 KERNELS = (COPY_PAGE,)
 
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxr.kernels.gpu.kernel import Kernel, name_type
@@ -128,8 +127,7 @@ class Watch:
 
 def name_launch(kernel: Kernel, constants: Mapping[str, int], types: Mapping[str, Any]) -> Part:
     """What the ledger calls a launch."""
-    folder = kernel.folder.name
-    operator = kernel.name if kernel.folder.is_relative_to(Path(__file__).parent) else folder
+    operator = kernel.operator or kernel.folder.name
     short = kernel.name.removeprefix(operator).removeprefix("_")
     names = [kernel.type_names[constants[key]] for key in WEIGHT_TYPES if key in constants]
     if not names and NUMBERS in types:

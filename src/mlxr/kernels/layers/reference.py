@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mlxr.kernels.activate import activate
-from mlxr.kernels.add import add
 from mlxr.kernels.attend import attend
+from mlxr.kernels.collectives import sum_ranks
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.embed import embed
-from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.gated_delta import DeltaRule, gated_delta
-from mlxr.kernels.gated_norm import gated_norm
-from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
@@ -43,12 +41,10 @@ from mlxr.kernels.linear import linear
 from mlxr.kernels.lora import add_lora
 from mlxr.kernels.mamba2 import mamba2
 from mlxr.kernels.moe import mix, route
-from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.norms import gated_norm, layer_norm, rms_norm
 from mlxr.kernels.rows import cut_rows
-from mlxr.kernels.scale import scale
 from mlxr.kernels.short_conv import short_conv
 from mlxr.kernels.split_heads import split_heads
-from mlxr.kernels.sum_ranks import sum_ranks
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
 Registers = dict[Register | Routes, Any]  # arrays, or None

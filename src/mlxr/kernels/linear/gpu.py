@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from mlxr.kernels.add.summands import Dot, Summands
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, find_parts, settle
+from mlxr.kernels.gpu.deferred import Deferred, Dot, Summands, find_parts, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded, name_product
 from mlxr.kernels.linear.extras import GATES, Extras

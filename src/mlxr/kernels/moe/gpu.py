@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.activate import Activation, activate
-from mlxr.kernels.add.gpu import defer_sum
-from mlxr.kernels.add.summands import Summands
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.elementwise.gpu import defer_sum
+from mlxr.kernels.gpu.deferred import Summands, settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.linear import LinearWeight

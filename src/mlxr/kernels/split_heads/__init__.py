@@ -1,28 +1,32 @@
 """From the fused projection to heads: norm them, rotate them, write keys and values into their pages, give the queries.
 
 Values may be the keys as they were projected, and a layer that reads the cache of another one projects queries alone.
-On the CPU these are the operators `rms_norm`, `rope` and `write_pages` one after another; a GPU does all in one launch.
+On the CPU these are the operators `rms_norm`, `rope` and `write_pages` one after another, which the vector units prefer
+to one long loop; a GPU does all in one launch (`gpu.py`).
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mlxr.kernels.checks import check_floats, check_pools, check_size, refuse
-from mlxr.kernels.choice import Choice
-from mlxr.kernels.context import Context
-from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
+import numpy as np
 
-__all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "split_heads"]
+from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_pools, check_size, refuse
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.context import Context
+from mlxr.kernels.norms import layer_norm, rms_norm
+from mlxr.kernels.packing import locate_keys, locate_values, round_to_bf16, round_to_q8
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rope import RopeTable, rope
+from mlxr.kernels.tensor import BFLOAT16, INT8, SCALE_BYTES, FloatArray, IntArray, PoolArray, pool_head_dim, pool_type
+
+__all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "split_heads", "write_pages"]
 
 Projected = Literal["qkv", "qk", "q"]
 PROJECTED: tuple[str, ...] = get_args(Projected)
 HeadNormKind = Literal["each", "joint", "layer"]
-
-CHOICE = Choice(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +82,108 @@ def split_heads(
         norms.check(heads, kv_heads, head_dim)
     if table.rot_dim > head_dim:
         refuse("split_heads", "rot_dim of table", table.rot_dim, f"at most the head_dim {head_dim}")
-    _, implementation = CHOICE.pick(ctx.device)
-    queries: FloatArray = implementation.split_heads(ctx, qkv, heads, batch, table, k_pool, v_pool, norms, projected)
-    return queries
+    _, implementation = SPLIT_HEADS.pick(ctx.device)
+    return implementation(ctx, qkv, heads, batch, table, k_pool, v_pool, norms, projected)
+
+
+def _run_operators(
+    ctx: Context,
+    qkv: FloatArray,
+    heads: int,
+    batch: RaggedBatch,
+    table: RopeTable,
+    k_pool: PoolArray,
+    v_pool: PoolArray,
+    norms: HeadNorms | None,
+    projected: Projected,
+) -> FloatArray:
+    """Run one operator after another; slices of qkv are views, which they take with a free token stride."""
+    kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
+    parts = qkv.reshape(len(qkv), -1, head_dim)
+    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
+    if norms is not None:
+        q = _norm(ctx, q, norms.q, norms)
+    rope(ctx, q, batch.positions, table, queries=True)
+    if projected == "q":
+        return q
+    if projected == "qk":
+        v = k.copy() if norms is None else k  # what is not normed is rotated in place
+    if norms is not None:
+        k = _norm(ctx, k, norms.k, norms)
+        if norms.values:
+            v = _norm(ctx, v, None, norms)
+    rope(ctx, k, batch.positions, table)
+    write_pages(ctx, k, v, k_pool, v_pool, batch.slots)
+    return q
+
+
+def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, norms: HeadNorms) -> FloatArray:
+    """Norm rows as long as the weight, or each head."""
+    _, heads, head_dim = x.shape
+    if weight is not None and norms.kind == "layer":
+        normed, _ = layer_norm(ctx, x.reshape(-1, head_dim), weight.reshape(heads, head_dim), norms.eps)
+    else:
+        columns = head_dim if weight is None else weight.shape[0]
+        normed, _ = rms_norm(ctx, x.reshape(-1, columns), weight, norms.eps)
+    return normed.reshape(x.shape)
+
+
+SPLIT_HEADS = FunctionChoice("split_heads", _run_operators, _run_operators, f"{__name__}.gpu")
+
+
+def write_pages(
+    ctx: Context, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
+) -> None:
+    """Write k and v (T, kv_heads, head_dim) into slot `slots[t]` = page * page_size + offset of the pools.
+
+    k and v may be views with a free token stride. Pools are (pages, kv_heads, page_size, head_dim), bf16, f16, f32 or
+    q8; values are rounded to nearest even. Raises ValueError for a slot outside the pools, before anything is written.
+    """
+    check_heads("write_pages", "k", k)
+    check_heads("write_pages", "v", v)
+    check_ints("write_pages", "slots", slots)
+    check_pools("write_pages", k_pool, v_pool)
+    wanted = (slots.shape[0], k_pool.shape[1], pool_head_dim(k_pool))
+    if k.shape != wanted or v.shape != wanted:
+        refuse("write_pages", "k and v", f"of shapes {k.shape} and {v.shape}", f"{wanted} for these pools and slots")
+    name, implementation = WRITE_PAGES.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("write_pages", name, pool_type(k_pool))
+    implementation(ctx, k, v, k_pool, v_pool, slots)
+
+
+def _write_reference(
+    ctx: Context, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
+) -> None:
+    """Slot s is offset s % page_size of page s // page_size."""
+    (pages, kv_heads, page_size), head_dim = k_pool.shape[:3], pool_head_dim(k_pool)
+    if slots.shape[0] and (slots.min() < 0 or slots.max() >= pages * page_size):
+        refuse("write_pages", "slots", slots.tolist(), f"slots from 0 to {pages * page_size - 1}")
+    page_ids, positions = np.divmod(slots, page_size)
+    if k_pool.dtype not in (BFLOAT16, INT8):
+        k_pool[page_ids, :, positions] = k
+        v_pool[page_ids, :, positions] = v
+        return
+    heads = np.arange(kv_heads)[None, :, None]
+    for pool, rows, offsets in (
+        (k_pool, k, locate_keys(page_size, head_dim)),
+        (v_pool, v, locate_values(page_size, head_dim)),
+    ):
+        flat = pool.reshape(pages, kv_heads, -1)
+        places = page_ids[:, None, None], heads, offsets[positions][:, None]
+        if pool.dtype == BFLOAT16:
+            flat[places] = round_to_bf16(rows)
+            continue
+        flat[places], scales = round_to_q8(rows)
+        scale_bytes = page_size * head_dim + positions[:, None] * SCALE_BYTES + np.arange(SCALE_BYTES)
+        flat[page_ids[:, None, None], heads, scale_bytes[:, None]] = scales[..., None].view(np.int8)
+
+
+def _write_native(
+    ctx: Context, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
+) -> None:
+    """Scatter the rows into their slots; of two rows with one slot the later stays."""
+    ctx.module.write_pages(ctx.native, k, v, k_pool, v_pool, slots)
+
+
+WRITE_PAGES = FunctionChoice("write_pages", _write_reference, _write_native)

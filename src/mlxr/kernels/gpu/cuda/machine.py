@@ -23,7 +23,7 @@ from mlxr.kernels.gpu.step_memory import StepMemory
 
 logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
-ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
+ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",), operator="address")
 
 
 def _load_products(driver: CudaDriver) -> CudaProducts | None:

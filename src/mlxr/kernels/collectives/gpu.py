@@ -1,6 +1,7 @@
-"""`sum_ranks` on GPUs: one launch on each of them, which writes into the memory of the others and waits for theirs.
+"""`sum_ranks` and `gather_ranks` on GPUs: one launch on each of them, which writes into the memory of the others.
 
-In recorded steps the norm that follows does it on the way, with the residual sum: see `sum_and_norm`.
+A sum waits for the numbers of the others; in recorded steps the norm that follows does it on the way, with the residual
+sum: see `sum_and_norm`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mlxr.kernels.linear.gpu import list_summands
 # So that the product behind it has room beside it, and asks for its weights meanwhile: threads of a threadgroup, and
 # how many of these would fit on a multiprocessor, which bounds the registers of a thread.
 MAX_THREADS, RESIDENT = 256, 2
+GATHER_THREADS, GATHER_WIDTH = 256, 4
 SUM = Kernel(
     "sum_ranks",
     Path(__file__).parent,
@@ -27,8 +29,19 @@ SUM = Kernel(
     headers=("shares.h",),
     has_lines=True,
     cuda_only=True,
+    operator="sum_ranks",
 )
-KERNELS = (SUM,)
+GATHER = Kernel(
+    "gather_ranks",
+    Path(__file__).parent,
+    "gather.body",
+    ("x", "addresses", "sizes", "before"),
+    ("out",),
+    has_lines=True,
+    cuda_only=True,
+    operator="gather_ranks",
+)
+KERNELS = (SUM, GATHER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,3 +113,25 @@ def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps:
     )
     gpu.last_turn = summed
     return summed, normed
+
+
+def gather_ranks(ctx: Context, x: Any, columns: tuple[int, ...]) -> Any:
+    """All columns, in the type of x."""
+    gpu, x = ctx.gpu, settle(x)
+    ranks, numbers, rows = gpu.ranks, gpu.launcher.numbers, x.shape[0]
+    pieces = rows * -(-max(columns) // (8 // x.dtype.size))
+    groups = min(MAX_GROUPS, -(-pieces // (GATHER_THREADS * GATHER_WIDTH)))
+    turns = -(-pieces // (groups * GATHER_THREADS * GATHER_WIDTH))
+    starts = [sum(columns[:rank]) for rank in range(len(columns) + 1)]
+    before = numbers(0.0) if gpu.last_turn is None else gpu.last_turn
+    (out,) = gpu.launcher.launch(
+        GATHER,
+        [x, ranks.addresses, numbers(rows, groups, ranks.rank, PATIENCE_MS, turns, *starts), before],
+        groups=(groups, 1, 1),
+        threads=GATHER_THREADS,
+        outputs=[((rows, sum(columns)), x.dtype)],
+        constants={"RANKS": ranks.count, "LINES": LINES, "WIDTH": GATHER_WIDTH},
+        types={"X": x.dtype},
+    )
+    gpu.last_turn = out
+    return out

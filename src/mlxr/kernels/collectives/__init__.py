@@ -1,0 +1,76 @@
+"""Collective operators of tensor parallel: the sum over all ranks (all-reduce) and their columns joined (all-gather).
+
+Each rank is a device of its own. There is one rank where NumPy or the CPU computes; `gpu.py` has the launches, by which
+devices write into each other's memory.
+"""
+
+# ruff: noqa: ARG001 -- every implementation takes the context
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlxr.kernels.checks import check_floats, check_size, refuse
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.context import Context
+from mlxr.kernels.tensor import FloatArray
+
+__all__ = ["add_up", "gather_ranks", "join", "sum_ranks"]
+
+
+def sum_ranks(ctx: Context, x: FloatArray) -> FloatArray:
+    """The sum over all ranks of the context of their x (T, n), n even. Raises ValueError for another shape."""
+    check_floats("sum_ranks", "x", x, 2)
+    if x.shape[1] % 2:
+        refuse("sum_ranks", "columns of x", x.shape[1], "an even number")
+    if not x.shape[0]:
+        return x
+    name, implementation = SUM_RANKS.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("sum_ranks", name, "f32")
+    return implementation(ctx, x)
+
+
+def _sum_reference(ctx: Context, x: FloatArray) -> FloatArray:
+    """Return the part of the only rank unchanged."""
+    return add_up([x])
+
+
+def add_up(parts: Sequence[FloatArray]) -> FloatArray:
+    """The sum of what the ranks have, by rank, in f32."""
+    total = np.zeros_like(parts[0])
+    for number, part in enumerate(parts):
+        total = part if number == 0 else total + part
+    return total
+
+
+SUM_RANKS = FunctionChoice("sum_ranks", _sum_reference, gpu=f"{__name__}.gpu")
+
+
+def gather_ranks(ctx: Context, x: FloatArray, columns: Sequence[int]) -> FloatArray:
+    """The x (T, columns[r]) of all ranks r beside each other. Raises ValueError where x is not this rank's share."""
+    check_floats("gather_ranks", "x", x, 2)
+    name, implementation = GATHER_RANKS.pick(ctx.device)
+    ranks = None if ctx.gpu is None else ctx.gpu.ranks
+    rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+    check_size("gather_ranks", "number of columns", len(columns), count)
+    check_size("gather_ranks", "columns of x", x.shape[1], columns[rank])
+    if not x.shape[0] or ranks is None:
+        return x
+    if name == REFERENCE:
+        ctx.ledger.count("gather_ranks", name, "f32")
+    return implementation(ctx, x, tuple(columns))
+
+
+def _gather_reference(ctx: Context, x: FloatArray, columns: tuple[int, ...]) -> FloatArray:
+    """Return the columns of the only rank unchanged."""
+    return join([x])
+
+
+def join(parts: Sequence[FloatArray]) -> FloatArray:
+    """Join the columns of all ranks, in their order."""
+    return np.concatenate(parts, axis=1)
+
+
+GATHER_RANKS = FunctionChoice("gather_ranks", _gather_reference, gpu=f"{__name__}.gpu")

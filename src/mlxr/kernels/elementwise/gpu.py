@@ -1,0 +1,161 @@
+"""`add`, `scale` and `gate_heads` on a GPU, each a launch of its own only where no other launch does it in passing.
+
+A sum is made by the product that makes one side of it, or by the norm that follows; sums of what experts made are left
+to whoever reads them, and take the shared expert in, with its gate. A factor goes along with the sum that waits. Rows
+whose gate is a product of one output are left, with that product, to the sum that takes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import (
+    Deferred,
+    Gated,
+    Summands,
+    count_shares,
+    find_parts,
+    list_constants,
+    list_inputs,
+    settle,
+)
+from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.linear.gpu import Product, find_dot, join_product, list_summands
+
+MAX_THREADS = 512  # of `add`
+THREADS = 256
+MAX_SUMMED = 8192  # columns; wider ones are logits, which nothing is added to
+ADD = Kernel(
+    "add",
+    Path(__file__).parent,
+    "add.body",
+    ("x", "array", "other", "input", "gate", "numbers", "sizes"),
+    ("out",),
+    ("summands.h", "../gpu/threads.h"),
+    operator="add",
+)
+SCALE = Kernel("scale", Path(__file__).parent, "scale.body", ("x", "numbers", "sizes"), ("out",), operator="scale")
+GATE = Kernel(
+    "gate_heads", Path(__file__).parent, "gate.body", ("x", "gates", "sizes"), ("out",), operator="gate_heads"
+)
+KERNELS = (ADD, SCALE, GATE)
+
+
+def add(ctx: Context, x: Any, other: Any, factor: float) -> Any:
+    """(x + other) * factor, deferred where x is a sum that waits."""
+    gpu = ctx.gpu
+    if gpu.launcher is None:
+        x, wide = settle(x), gpu.mx.float32
+        variant = "f32" if factor == 1.0 else "f32+scale"
+        return gpu.watch.run_mlx("add", variant, lambda: (x.astype(wide) + settle(other)) * factor, x)
+    waiting = find_parts(x, Summands)
+    if waiting is not None and waiting.is_plain:
+        gated = find_parts(other, Gated)
+        array, dot = (other, None) if gated is None else (gated.y, gated.dot)
+        return defer_sum(ctx, replace(waiting, other=list_summands(ctx, array), dot=dot, factor=factor))
+    x, summands = join_product(ctx, settle(x), other)
+    return x if summands is None and factor == 1.0 else _launch_add(ctx, x, summands, factor)
+
+
+def defer_sum(ctx: Context, summands: Summands) -> Deferred:
+    """The sum, (rows, columns) in f32, which is made when somebody asks for it."""
+    rows, columns = summands.array.shape[-2:]
+    return Deferred(
+        (rows, columns), ctx.gpu.mx.float32, summands, lambda: _launch_add(ctx, None, summands), summands.arrays
+    )
+
+
+def _launch_add(ctx: Context, x: Any, summands: Summands | None, total: float = 1.0) -> Any:
+    """(x + summands) * total, of which one may be missing."""
+    gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
+    rows, columns = x.shape if summands is None else summands.array.shape[-2:]
+    width, shares = 8 if columns % 8 == 0 else 1, 0 if summands is None else count_shares(summands.array)
+    threads = min(MAX_THREADS, -(-columns // (LANES * width)) * LANES)
+    parts = 1 if summands is not None and summands.dot is not None else -(-columns // (threads * width))
+    none = numbers(0.0)
+    (out,) = gpu.launcher.launch(
+        ADD,
+        [
+            none if x is None else x,
+            *list_inputs(summands, none),
+            numbers(1.0 if summands is None else summands.factor, float(total)),
+            numbers(columns, rows, parts * threads * width),
+        ],
+        groups=(rows, parts, 1),
+        threads=threads,
+        outputs=[((rows, columns), gpu.mx.float32)],
+        constants={"HAS_X": int(x is not None), "SUMMANDS": shares, **list_constants(summands), "N": width},
+        types={"Y": gpu.mx.float32},
+    )
+    return out
+
+
+def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
+    """x * factor, perhaps capped."""
+    summands = _find_summands(ctx, x) if softcap is None else None
+    if summands is not None:
+        return defer_sum(ctx, replace(summands, factor=summands.factor * factor))
+    gpu, x = ctx.gpu, settle(x)
+    (rows, columns), kind = x.shape, x.dtype
+    if gpu.launcher is None:
+        variant = "f32" if softcap is None else "f32+softcap"
+        return gpu.watch.run_mlx("scale", variant, lambda: _compose_scale(gpu.mx, x, factor, softcap), x)
+    width = 8 if columns % 8 == 0 else 1
+    (out,) = gpu.launcher.launch(
+        SCALE,
+        [
+            x,
+            gpu.launcher.numbers(float(factor)) if softcap is None else gpu.launcher.numbers(factor / softcap, softcap),
+            gpu.launcher.numbers(columns),
+        ],
+        groups=(-(-columns // (THREADS * width)), rows, 1),
+        threads=THREADS,
+        outputs=[((rows, columns), kind)],
+        constants={"CAPPED": int(softcap is not None), "N": width},
+        types={"Y": kind},
+    )
+    return out
+
+
+def _find_summands(ctx: Context, x: Any) -> Summands | None:
+    """Find the summands of x, where it waits: what experts made, or a product that is no wider than the stream."""
+    if find_parts(x, Product) is not None and x.shape[1] <= MAX_SUMMED:
+        return Summands(list_summands(ctx, x))
+    return find_parts(x, Summands)
+
+
+def _compose_scale(mx: Any, x: Any, factor: float, softcap: float | None) -> Any:
+    scaled = x * factor if softcap is None else softcap * mx.tanh(x * (factor / softcap))
+    return scaled.astype(x.dtype)
+
+
+def gate_heads(ctx: Context, x: Any, gates: Any) -> Any:
+    """x times the sigmoid of its gate."""
+    dot = find_dot(gates)
+    if dot is not None and dot.x.shape == x.shape:
+        return Deferred(x.shape, ctx.gpu.operands, Gated(x, dot), lambda: _gate(ctx, settle(x), settle(gates)))
+    return _gate(ctx, settle(x), settle(gates))
+
+
+def _gate(ctx: Context, x: Any, gates: Any) -> Any:
+    gpu = ctx.gpu
+    (rows, columns), count = x.shape, gates.shape[1]
+    if gpu.launcher is None:
+
+        def compose() -> Any:
+            heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
+            return heads.reshape(rows, columns).astype(gpu.operands)
+
+        return gpu.watch.run_mlx("gate_heads", "elements" if count == columns else "heads", compose, x, gates)
+    (out,) = gpu.launcher.launch(
+        GATE,
+        [x, gates, gpu.launcher.numbers(columns, count)],
+        groups=(-(-columns // THREADS), rows, 1),
+        threads=THREADS,
+        outputs=[((rows, columns), gpu.operands)],
+        types={"Y": gpu.operands},
+    )
+    return out

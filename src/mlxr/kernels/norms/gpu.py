@@ -1,0 +1,205 @@
+"""Norms on a GPU: the stream stays f32, the normed rows are what `linear` wants.
+
+What `rms_norm` adds may be a product that has not been computed yet, which then adds the stream itself; and the norm
+waits for the product that follows, which may do it on the way. Else sum and norm are one launch, whatever there is to
+add up. `layer_norm` is the same launch, which takes the mean away first. `gated_norm` is one launch, or that of the
+recurrence before it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.collectives.gpu import find_own_part, sum_and_norm
+from mlxr.kernels.context import Context
+from mlxr.kernels.gated_delta.launch import OutputNorm, Recurred
+from mlxr.kernels.gpu.deferred import (
+    Deferred,
+    Summands,
+    count_shares,
+    find_parts,
+    list_constants,
+    list_inputs,
+    settle,
+)
+from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, join_product
+from mlxr.kernels.norms import Scales, name_variant
+from mlxr.kernels.tensor import FloatArray
+
+MAX_THREADS = 512
+NORM = Kernel(
+    "rms_norm",
+    Path(__file__).parent,
+    "norm.body",
+    ("x", "residual", "other", "input", "gate", "weight", "bias", "numbers", "sizes"),
+    ("normed", "summed"),
+    ("../elementwise/summands.h", "../gpu/threads.h"),
+    operator="rms_norm",
+)
+GATED_THREADS = 128
+MOST_PIECES = 4  # of a lane, where a SIMD-group has a group
+WIDTHS = (8, 4, 1)  # neighbours that a thread takes at a time
+GATED = Kernel(
+    "gated_norm",
+    Path(__file__).parent,
+    "gated.body",
+    ("x", "gate", "weight", "numbers", "sizes"),
+    ("out",),
+    ("silu.h", "../gpu/threads.h"),
+    operator="gated_norm",
+)
+KERNELS = (NORM, GATED)
+
+
+def rms_norm(
+    ctx: Context, x: Any, weight: FloatArray | None, eps: float, residual: Any | None, scales: Scales
+) -> tuple[Any, Any]:
+    """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
+    gpu, gain, x = ctx.gpu, None if weight is None else ctx.gpu.hold(weight), settle(x)
+    if gpu.launcher is None:
+        summed = scales.add(x, settle(residual))
+        variant = "f32" if residual is None else "f32+residual"
+        return gpu.watch.run_mlx("rms_norm", variant, lambda: gpu.mx.fast.rms_norm(summed, gain, eps), summed), summed
+    if not scales.change:
+        own = find_own_part(residual)
+        if gain is not None and own is not None:
+            return sum_and_norm(ctx, x, own, gain, eps)
+    x, summands = join_residual(ctx, x, residual, scales)
+    if summands is None and gain is not None and x.shape[0] <= MAX_ROWS:
+        parts = Normed(x, gain, eps)
+        return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None)[0]), x
+    return launch_norm(ctx, x, gain, None, eps, summands, scales.total)
+
+
+def layer_norm(
+    ctx: Context, x: Any, weight: FloatArray, bias: FloatArray | None, eps: float, residual: Any | None, scales: Scales
+) -> tuple[Any, Any]:
+    """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
+    gpu, gain, x = ctx.gpu, ctx.gpu.hold(weight), settle(x)
+    shift = None if bias is None else gpu.hold(bias)
+    if gpu.launcher is None:
+        summed = scales.add(x, settle(residual))
+        variant = "f32" if residual is None else "f32+residual"
+        return gpu.watch.run_mlx(
+            "layer_norm", variant, lambda: _compose_layer_norm(gpu.mx, summed, gain, shift, eps), summed
+        ), summed
+    x, summands = join_residual(ctx, x, residual, scales)
+    return launch_norm(ctx, x, gain, shift, eps, summands, scales.total, is_centred=True)
+
+
+def join_residual(ctx: Context, x: Any, residual: Any, scales: Scales) -> tuple[Any, Summands | None]:
+    """The sum of x and what a product that waits adds to it, and None; or x and what is still to be added."""
+    if scales.change:
+        return x, Summands(settle(residual), factor=scales.residual)
+    return join_product(ctx, x, residual)
+
+
+def launch_norm(
+    ctx: Context,
+    x: Any,
+    gain: Any | None,
+    shift: Any | None,
+    eps: float,
+    summands: Summands | None,
+    total: float = 1.0,
+    *,
+    is_centred: bool = False,
+) -> tuple[Any, Any]:
+    """Norm x plus `summands`, times `total`, after its mean was taken away if it is to be centred; also return the sum.
+    `gain` and `shift` are the weight, which may have several rows, and the bias on the device."""
+    gpu, (rows, columns) = ctx.gpu, x.shape
+    width, numbers = 8 if columns % 8 == 0 else 1, gpu.launcher.numbers
+    shares, factor = (0, 1.0) if summands is None else (count_shares(summands.array), summands.factor)
+    joined = list_constants(summands)
+    sizes = numbers(columns, rows if max(shares, joined["OTHERS"]) > 1 else 0)
+    gains = 0 if gain is None else 1 if gain.ndim == 1 else gain.shape[0]
+    flags = {"WEIGHT": gains, "BIAS": int(shift is not None), "SCALED": int(factor != 1.0 or total != 1.0)}
+    none = numbers(0.0)
+    normed, summed = gpu.launcher.launch(
+        NORM,
+        [
+            x,
+            *list_inputs(summands, none),
+            none if gain is None else gain,
+            none if shift is None else shift,
+            numbers(eps, factor, total),
+            sizes,
+        ],
+        groups=(rows, 1, 1),
+        threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
+        outputs=[((rows, columns), gpu.operands), ((1, 1) if summands is None else (rows, columns), gpu.mx.float32)],
+        constants={"RESIDUAL": shares, **joined, "N": width, "CENTRED": int(is_centred), **flags},
+        types={"Y": gpu.operands, "S": gpu.mx.float32},
+    )
+    return normed, x if summands is None else summed
+
+
+def _compose_layer_norm(mx: Any, x: Any, gain: Any, shift: Any, eps: float) -> Any:
+    if gain.ndim == 1:
+        return mx.fast.layer_norm(x, gain, shift, eps)
+    normed = mx.fast.layer_norm(x, None, None, eps) * gain[mx.arange(x.shape[0]) % gain.shape[0]]
+    return normed if shift is None else normed + shift
+
+
+def gated_norm(
+    ctx: Context, x: Any, gate: Any, weight: FloatArray | None, eps: float, width: int, gate_first: bool, first: int
+) -> Any:
+    """The norm of each group and the gate."""
+    gpu, recurred, gate = ctx.gpu, find_parts(x, Recurred), settle(gate)
+    gain = None if weight is None else gpu.hold(weight)
+    if recurred is not None and gain is not None and not gate_first and width == recurred.columns:
+        return recurred.launch(OutputNorm(gate, gain, float(eps), first))
+    x = settle(x)
+    rows, columns = x.shape
+    if gpu.launcher is None:
+        return gpu.watch.run_mlx(
+            "gated_norm",
+            name_variant(weight, gate_first),
+            lambda: _compose_gated_norm(gpu, x, gate, gain, eps, width, gate_first, first),
+            x,
+            gate,
+        )
+    numbers = gpu.launcher.numbers
+    each = next(count for count in WIDTHS if all(one % count == 0 for one in (width, gate.shape[1], first)))
+    sharing = choose_threads(width, each)
+    threads = max(GATED_THREADS, sharing)
+    (out,) = gpu.launcher.launch(
+        GATED,
+        [x, gate, x if gain is None else gain, numbers(float(eps)), numbers(columns, gate.shape[1], first)],
+        groups=(-(-(columns // width) // (threads // sharing)), rows, 1),
+        threads=threads,
+        outputs=[((rows, columns), gpu.operands)],
+        constants={
+            "WIDTH": width,
+            "EACH": sharing,
+            "N": each,
+            "GATE_FIRST": int(gate_first),
+            "SHARED_WEIGHT": int(weight is not None and len(weight) == width),
+            "NORMED": int(weight is not None),
+        },
+        types={"Y": gpu.operands},
+    )
+    return out
+
+
+def choose_threads(width: int, each: int) -> int:
+    """How many threads have a group, each of which takes so many neighbours at a time: a power of two."""
+    pieces = -(-width // each)
+    if pieces <= LANES * MOST_PIECES:
+        return min(LANES, 1 << (pieces - 1).bit_length())
+    return min(MAX_THREADS, max(GATED_THREADS, 1 << (-(-pieces // MOST_PIECES) - 1).bit_length()))
+
+
+def _compose_gated_norm(
+    gpu: Any, x: Any, gate: Any, gain: Any, eps: float, width: int, gate_first: bool, first: int
+) -> Any:
+    mx, (rows, columns) = gpu.mx, x.shape
+    gates = gate[:, first : first + columns]
+    silu = gates * mx.sigmoid(gates)
+    if gain is None:
+        return (x * silu).astype(gpu.operands)
+    groups = mx.fast.rms_norm((x * silu if gate_first else x).reshape(rows, -1, width), None, eps)
+    normed = (groups * gain.reshape(-1, width)).reshape(rows, columns)
+    return (normed if gate_first else normed * silu).astype(gpu.operands)
