@@ -150,13 +150,14 @@ class Context:
 
     @contextmanager
     def rehearse(self) -> Iterator[None]:
-        """Run what follows on a GPU without counting it: neither calls of kernels nor what is sent to experts."""
-        before, self.gpu.rehearses = self.ledger.copy_counts(), True
+        """Run what follows on a GPU without counting it: neither calls of kernels nor bytes nor rows of experts."""
+        before, copied_bytes = self.ledger.copy_counts(), self.ledger.copied_bytes
+        self.gpu.rehearses = True
         try:
             yield
         finally:
             self.gpu.rehearses = False
-            self.ledger.take_back(before)
+            self.ledger.take_back(before, copied_bytes)
 
     def start_probe(self) -> Probe:
         """What measures the machine with this context's threads. Raises DeviceError on the reference device."""

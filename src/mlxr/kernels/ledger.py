@@ -78,11 +78,13 @@ class Ledger:
         """The counts that Python has made, for `take_back`."""
         return self._counts.copy()
 
-    def take_back(self, before: Counts) -> list[Dispatch]:
-        """Undo the counts that Python made since `before`, and give them."""
+    def take_back(self, before: Counts, copied_bytes: int | None = None) -> list[Dispatch]:
+        """Undo the counts that Python made since `before`, and give them; copied bytes are again as many as given."""
         made = Counter(self._counts)
         made.subtract(before)
         self._counts = before
+        if copied_bytes is not None:
+            self._copied_bytes = copied_bytes
         return [Dispatch(*key, count) for key, count in made.items() if count]
 
     def reset(self) -> None:
