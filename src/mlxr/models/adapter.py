@@ -49,7 +49,7 @@ class Adapter:
 
 
 def add_adapters(shares: Sequence[tuple[Adapter, float]]) -> Adapter | None:
-    """The sum of adapters of one model in their order, each so many times; None without any."""
+    """Return the sum of adapters of one model in their order, each so many times; None without any."""
     if not shares:
         return None
     if len(shares) == 1 and shares[0][1] == 1.0:
@@ -71,7 +71,7 @@ def make_adapter(
     *,
     is_gguf: bool,
 ) -> Adapter:
-    """An adapter for the `weights` of a model; `is_gguf`: its file orders rows as GGUF files do.
+    """Return an adapter for the `weights` of a model; `is_gguf`: its file orders rows as GGUF files do.
 
     Raises ModelError for a pair that updates none of the weights, or has other shapes than it, DeviceError for updates
     of experts on a GPU.
@@ -99,7 +99,7 @@ def make_adapter(
 
 
 def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
-    """A name of all that is updated, and by what."""
+    """Return a name of all that is updated, and by what."""
     digest = hashlib.blake2b(digest_size=32)
     for name, update in sorted(found.items(), key=lambda item: item[0]):
         matrices = (update.a, update.b) if isinstance(update, LoraPart) else (update.rows, update.b)
@@ -110,7 +110,7 @@ def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
 
 
 def group_batch(batch: RaggedBatch) -> tuple[AdapterRows, ...]:
-    """The rows of a batch by their adapters, in the order in which these come."""
+    """Return the rows of a batch by their adapters, in the order in which these come."""
     return group_rows(batch.adapters, batch.query_starts.tolist()) if batch.adapters else ()
 
 
@@ -130,7 +130,7 @@ def group_rows(adapters: Sequence[object], starts: Sequence[int]) -> tuple[Adapt
 
 
 def _find_places(weights: Iterable[LinearWeight]) -> dict[str, tuple[LinearWeight, int, int]]:
-    """The weight that holds each tensor, the first of its outputs there, and their number."""
+    """Return the weight that holds each tensor, the first of its outputs there, and their number."""
     places = {}
     for weight in weights:
         first = 0

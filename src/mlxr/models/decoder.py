@@ -203,7 +203,7 @@ class Decoder:
         return [*inner, self._weights.output]
 
     def compare_products(self, reference: Decoder) -> float:
-        """The largest error of any weight's products; `reference` is the same model on the reference backend."""
+        """Return the largest error of any weight's products; `reference` is the same model on the reference backend."""
         return max(
             compare_products(self.ctx, weight, reference.ctx, own)
             for weight, own in zip(self.linear_weights(), reference.linear_weights(), strict=True)

@@ -80,7 +80,7 @@ class DraftHead:
         return [self._product, *inner, *([self._weights.output] if self._has_output else [])]
 
     def compare_products(self, reference: DraftHead) -> float:
-        """The largest error of any weight's products; `reference` is the same head on the reference backend."""
+        """Return the largest error of any weight's products; `reference` is the same head on the reference backend."""
         return max(
             compare_products(self.ctx, weight, reference.ctx, own)
             for weight, own in zip(self.linear_weights(), reference.linear_weights(), strict=True)
@@ -109,5 +109,5 @@ class DraftHead:
         return project(ctx, weights, made), made
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
-        """The token ids of columns of the logits."""
+        """Return the token ids of columns of the logits."""
         return numbers

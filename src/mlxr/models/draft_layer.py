@@ -45,7 +45,7 @@ class DraftLayer:
 
 
 def describe_draft_layer(model: Model, tensors: Collection[str]) -> Model | None:
-    """The layer that drafts, as a model of it alone; None where tensors of these names have none.
+    """Return the layer that drafts, as a model of it alone; None where tensors of these names have none.
 
     Nothing else is looked at: the tensors may still not fit.
     """
@@ -53,7 +53,7 @@ def describe_draft_layer(model: Model, tensors: Collection[str]) -> Model | None
 
 
 def take_draft_layer(model: Model, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
-    """The layer that drafts out of all tensors of a file; None without one.
+    """Return the layer that drafts out of all tensors of a file; None without one.
 
     Raises ModelError, naming the tensor, for a layer that lacks one, or whose tensors do not fit.
     """
@@ -102,7 +102,7 @@ def _find_prefix(model: Model, tensors: Collection[str]) -> str | None:
 
 
 def _describe_alone(model: Model) -> Model:
-    """A model of the layer alone."""
+    """Return a model of the layer alone."""
     assert model.draft_layer is not None
     return replace(model, layers=(model.draft_layer,))
 

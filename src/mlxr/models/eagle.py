@@ -53,7 +53,7 @@ _TABLE, _OUTPUT, _NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
 
 
 def is_eagle(config: Mapping[str, object]) -> bool:
-    """Whether a `config.json` is that of an EAGLE-3 head."""
+    """Return true for the `config.json` of an EAGLE-3 head."""
     classes = config.get("architectures")
     return isinstance(classes, list) and len(classes) == 1 and classes[0] in CLASSES
 
@@ -68,7 +68,7 @@ def read_eagle_config(config: Mapping[str, object]) -> Model:
 
 
 def _take_blocks(own: Model) -> tuple[Attention, FeedForward]:
-    """The blocks of the head's layer."""
+    """Return the blocks of the head's layer."""
     attention, block = own.layers[0].mixer, own.layers[0].feed_forward
     assert isinstance(attention, Attention)
     assert isinstance(block, FeedForward)
@@ -132,7 +132,7 @@ class EagleHead:
         self.weight_bytes += self._table.nbytes if _TABLE in named else 0
 
     def fuse(self, states: FloatArray) -> FloatArray:
-        """One state (T, hidden) of the target's three, side by side."""
+        """Make one state (T, hidden) of the target's three, side by side."""
         if self._fuse_norm is not None:
             states, _ = norm(self.ctx, states, self._fuse_norm)
         return linear(self.ctx, states, self._fuse)
@@ -154,12 +154,12 @@ class EagleHead:
         return linear(ctx, made, self._output), summed
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
-        """The target's token ids of columns of the logits."""
+        """Return the target's token ids of columns of the logits."""
         return numbers if self._tokens is None else [self._tokens[number] for number in numbers]
 
 
 def _rename(name: str) -> str:
-    """The name of a tensor without the layer's prefix, or the module's."""
+    """Return the name of a tensor without the layer's prefix, or the module's."""
     for prefix in (*_LAYER, "model."):
         if name.startswith(prefix):
             return name.removeprefix(prefix)

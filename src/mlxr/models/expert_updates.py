@@ -51,7 +51,7 @@ class ExpertPair(Protocol):
 
 
 def is_expert(name: str) -> bool:
-    """Whether the model calls a matrix of an expert so."""
+    """Return true if the model calls a matrix of an expert so."""
     return _ONE.fullmatch(name) is not None
 
 
@@ -67,7 +67,7 @@ def list_experts(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, TensorSource]:
-    """The rows of an expert's matrix in a stack `name`, by the weights that these are; none of other tensors."""
+    """Return the rows of an expert's matrix in a stack `name`, by the weights that these are; none of other tensors."""
     found = _STACK.fullmatch(name)
     if found is None:
         return {}

@@ -42,22 +42,22 @@ class Fields:
         self._asked: set[str] = set()
 
     def key(self, name: str) -> str:
-        """The key as the file spells it."""
+        """Return the key as the file spells it."""
         origin = self._origins.get(self._prefix + name)
         return self._prefix + name if origin is None else origin.key
 
     def get(self, name: str) -> object:
-        """The raw value, or None."""
+        """Return the raw value, or None."""
         self._asked.add(name)
         return self._values.get(self._prefix + name)
 
     def has(self, name: str) -> bool:
-        """Whether the key is there at all, null or not."""
+        """Return true if the key is there at all, null or not."""
         self._asked.add(name)
         return self._prefix + name in self._values
 
     def names(self) -> list[str]:
-        """The keys that are there, without the prefix."""
+        """Return the keys that are there, without the prefix."""
         return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
 
     def note(self, names: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class Fields:
         return name in self._asked
 
     def list_unread(self) -> list[str]:
-        """The keys, without the prefix, that nobody has asked for and that switch something on."""
+        """Return the keys, without the prefix, that nobody has asked for and that switch something on."""
         return [
             name
             for name in self.names()
@@ -114,7 +114,7 @@ class Fields:
         return found
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number in [low, high]."""
+        """Return a finite number in [low, high]."""
         value = self.get(name)
         wants = f"a number from {low:g} to {high:g}"
         if value is None:
@@ -126,7 +126,7 @@ class Fields:
         return float(value)
 
     def numbers(self, name: str, low: float, high: float) -> tuple[float, ...]:
-        """A list of finite numbers in [low, high]."""
+        """Return a list of finite numbers in [low, high]."""
         value = self.get(name)
         if not isinstance(value, list):
             self.refuse(name, "a list of numbers")
@@ -163,7 +163,7 @@ class Fields:
         return value
 
     def mapping(self, name: str) -> Fields | None:
-        """A nested object, or None when absent."""
+        """Return a nested object, or None when absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -181,7 +181,7 @@ class Fields:
 
 
 def says_nothing(value: object) -> bool:
-    """Whether a value switches nothing on: null, false, 0, nothing, or a list of such."""
+    """Return true for a value that switches nothing on: null, false, 0, nothing, or a list of such."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         return not value
     return all(says_nothing(item) for item in value)

@@ -38,7 +38,7 @@ class Footprint:
 
 
 def summarise_experts(model: Model) -> ExpertsSummary | None:
-    """The experts that a model has; None for one without."""
+    """Return the experts that a model has; None for one without."""
     mixtures = [spec.experts for spec in model.layers if spec.experts is not None]
     if not mixtures:
         return None
@@ -47,7 +47,7 @@ def summarise_experts(model: Model) -> ExpertsSummary | None:
 
 
 def list_expert_bytes(model: Model, tensors: Mapping[str, TensorSource]) -> list[int]:
-    """Bytes of the experts of each layer in a file, 0 for one without; tensors are by canonical name."""
+    """Return the bytes of the experts of each layer in a file, 0 for one without; tensors are by canonical name."""
     sizes = []
     for index, spec in enumerate(model.layers):
         names = () if spec.experts is None else spec.experts.shapes(1)

@@ -16,7 +16,7 @@ from mlxr.models.weights import split_rows
 def merge_pairs(
     adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], model: Model, *, is_gguf: bool
 ) -> dict[str, TensorSource]:
-    """The `tensors`, by canonical name, with updates of an adapter added to those that it has some for.
+    """Return the `tensors`, by canonical name, with updates of an adapter added to those that it has some for.
 
     A model whose output is its table of embeddings gets an output of its own when either is updated. Raises ModelError
     for an update that is of none of the tensors, or of another shape.
@@ -39,7 +39,7 @@ def merge_pairs(
 
 
 def _update_stack(name: str, stack: TensorSource, own: Mapping[tuple[str, int | None], list[Update]]) -> UpdatedStack:
-    """A stack with the updates of some of its matrices; the others stay as they are."""
+    """Return a stack with the updates of some of its matrices; the others stay as they are."""
     parts = []
     for expert in range(stack.shape[0]):
         matrix, updates = stack.take_matrix(expert), own.get((name, expert))
@@ -57,7 +57,7 @@ class _Place:
 
 
 def _find_places(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, _Place]:
-    """The place of each weight by the name that the model gives it."""
+    """Return the place of each weight by the name that the model gives it."""
     places = {}
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2 and name.endswith(".weight"):

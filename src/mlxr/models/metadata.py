@@ -231,7 +231,7 @@ class Metadata:
         return self.own.flags("rope.layers", self.layers) or tuple(usual)
 
     def _read_scaling(self, truncates_yarn: bool) -> RopeScaling | None:
-        """How the rotation is stretched, if it is."""
+        """Return how the rotation is stretched, None if it is not."""
         factor_key = (
             "rope.scaling.factor" if self.fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
         )
@@ -425,7 +425,7 @@ class Metadata:
         )
 
     def _find(self, name: str) -> Fields:
-        """The key of that name that is stated: our own, or GGUF's."""
+        """Return the key of that name that is stated: our own, or GGUF's."""
         return self.fields if self.own.get(name) is None else self.own
 
     def shared_features(self, old_key: str | None = None) -> int:

@@ -11,14 +11,14 @@ _LAYER = re.compile(r"blk\.[0-9]+\.(.+)")
 
 
 def gguf_name(name: str, model: Model) -> str:
-    """What GGUF files of the model's architecture call the tensor of that canonical name."""
+    """Return what GGUF files of the model's architecture call the tensor of that canonical name."""
     layer = _LAYER.fullmatch(name)
     bare = None if layer is None else layer[1].removesuffix(".weight")
     return name.removesuffix(".weight") if bare in find_family(model.architecture).bare_names else name
 
 
 def from_gguf_name(name: str, model: Model) -> str:
-    """The other way round."""
+    """Return the canonical name of a tensor that GGUF files call so."""
     layer = _LAYER.fullmatch(name)
     is_bare = layer is not None and layer[1] in find_family(model.architecture).bare_names
     return f"{name}.weight" if is_bare else name

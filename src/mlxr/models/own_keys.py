@@ -52,7 +52,7 @@ def list_needed(metadata: Mapping[str, object]) -> list[str]:
 
 
 def open_own_keys(metadata: Mapping[str, object], origins: Mapping[str, Origin] = NO_ORIGINS) -> Fields:
-    """The entries of our own. Raises ModelError for one that is not in the table."""
+    """Return the entries of our own. Raises ModelError for one that is not in the table."""
     own = Fields(metadata, OWN, origins)
     for name in own.names():
         if name not in OWN_KEYS:

@@ -22,7 +22,7 @@ class ExpertBudget:
     sizes: tuple[int, ...]
 
     def count_slots(self, layer: int, expert_bytes: int, experts: int) -> int:
-        """How many experts of a layer may be in memory, each of so many bytes. SettingError where it is none."""
+        """Count the experts of a layer that may be in memory, each of so many bytes. SettingError where it is none."""
         share = self.nbytes * self.sizes[layer] // sum(self.sizes)
         if share >= expert_bytes:
             return min(experts, share // expert_bytes)

@@ -23,11 +23,11 @@ class Rotations:
         self._tables = self._build(min(FIRST_POSITIONS, context_length))
 
     def find(self, spec: Layer) -> int:
-        """The number of a layer's table."""
+        """Return the number of a layer's table."""
         return self._ropes.index(_find_rope(spec))
 
     def cover(self, longest_context: int) -> tuple[RopeTable, ...]:
-        """The tables, grown when a context has outgrown them; rows that were there keep their values.
+        """Return the tables, grown when a context has outgrown them; rows that were there keep their values.
 
         Raises ModelError for a context that is longer than the model's.
         """
@@ -57,5 +57,5 @@ class Rotations:
 
 
 def _find_rope(layer: Layer) -> Rope:
-    """The rotation of a layer; one that turns nothing where it does not attend."""
+    """Return the rotation of a layer; one that turns nothing where it does not attend."""
     return NO_ROPE if layer.attention is None else layer.attention.rope

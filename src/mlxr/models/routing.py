@@ -28,7 +28,7 @@ class Routing:
 
 
 def sum_up(uses: Sequence[ExpertsUse | None]) -> Routing | None:
-    """The counts of all layers as one; None where there are none."""
+    """Return the counts of all layers as one; None where there are none."""
     counted = [use for use in uses if use is not None]
     if not counted:
         return None
@@ -45,7 +45,7 @@ def sum_up(uses: Sequence[ExpertsUse | None]) -> Routing | None:
 
 
 def measure_evenness(rows: Sequence[int]) -> float:
-    """The entropy of these counts, of which some are not 0, as a part of the largest that it can be."""
+    """Return the entropy of these counts, of which some are not 0, as a part of the largest that it can be."""
     total = sum(rows)
     entropy = -sum(count / total * math.log(count / total) for count in rows if count)
     return entropy / math.log(len(rows)) if len(rows) > 1 else 1.0

@@ -46,7 +46,7 @@ class Place:
 
 
 def take_share(ctx: Context, model: Model, tensors: Mapping[str, TensorSource]) -> Share:
-    """The share of the context's rank, out of the tensors that layers are made of; all where there is one rank.
+    """Return the share of the context's rank, out of the tensors that layers are made of; all where there is one rank.
 
     Raises ModelError, with the reason, for a model that cannot be shared.
     """
@@ -57,13 +57,13 @@ def take_share(ctx: Context, model: Model, tensors: Mapping[str, TensorSource]) 
 
 
 def make_share(model: Model, tensors: Mapping[str, TensorSource], place: Place) -> Share:
-    """The share of one of several ranks. Raises as above."""
+    """Return the share of one of several ranks. Raises as above."""
     own, summed = share_tensors(model, tensors, place)
     return Share(share_model(model, place), own, summed, tuple(share_out(model.vocab_size, place.count)))
 
 
 def share_model(model: Model, place: Place) -> Model:
-    """The layers of one rank. Raises ModelError, with the reason, for a model that cannot be shared."""
+    """Return the layers of one rank. Raises ModelError, with the reason, for a model that cannot be shared."""
     why = _find_obstacle(model, place.count)
     if why is not None:
         raise ModelError(f"the model cannot be shared by {place.count} GPUs: {why}")
@@ -83,7 +83,7 @@ def _share_layer(layer: Layer, place: Place) -> Layer:
 
 
 def share_out(features: int, count: int) -> list[int]:
-    """How many of so many features, or tokens of a vocabulary, each rank has: whole blocks, as even as may be."""
+    """Share out features, or tokens of a vocabulary, to the ranks: in whole blocks, as evenly as may be."""
     block = next(size for size in BLOCKS if size == 1 or features >= size * count)
     blocks = -(-features // block)
     ends = [min(features, blocks * (rank + 1) // count * block) for rank in range(count)]
@@ -121,7 +121,7 @@ def share_tensors(
 
 
 def _cut(tensor: TensorSource, whole: Shape, own: Sequence[Shape], rank: int) -> TensorSource:
-    """The part of rank `rank` along the one axis in which the ranks' shapes differ from that of the whole."""
+    """Return the part of rank `rank` along the one axis in which the ranks' shapes differ from that of the whole."""
     axis = next(number for number, size in enumerate(whole) if own[0][number] != size)
     lengths = [shape[axis] for shape in own]
     start, stop = sum(lengths[:rank]), sum(lengths[: rank + 1])

@@ -39,7 +39,7 @@ class ExpertsWork:
     nbytes: int
 
     def count_bytes(self, tokens: int) -> float:
-        """Bytes of those experts that `tokens` tokens are sent to in a step, if all are as likely."""
+        """Return the bytes of those experts that `tokens` tokens are sent to in a step, if all are as likely."""
         return self.nbytes * expect_experts(self.experts, self.used, tokens) / self.experts
 
 
@@ -55,5 +55,5 @@ class StepWork:
     experts: tuple[ExpertsWork, ...] = ()
 
     def count_weight_bytes(self, tokens: int) -> int:
-        """Bytes of weights that a step of `tokens` tokens reads, rows of tables of embeddings aside."""
+        """Return the bytes of weights that a step of `tokens` tokens reads, rows of tables of embeddings aside."""
         return self.weight_bytes + round(sum(work.count_bytes(tokens) for work in self.experts))

@@ -45,7 +45,7 @@ class WeightUpdate:
     scale: float
 
     def refuse(self, why: str) -> ModelError:
-        """The error that says so."""
+        """Return the error that says so."""
         return ModelError(f"adapter {self.adapter}: {why}")
 
     def check_shape(self, rows: int, columns: int) -> None:

@@ -53,7 +53,7 @@ def expected_tensors(model: Model, tensors: Collection[str] = ()) -> dict[str, S
 
 
 def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, Shape]:
-    """Name and shape of each tensor of a layer, as the file has them."""
+    """Return name and shape of each tensor of a layer, as the file has them."""
     stored = dict(layer.tensors(model.hidden))
     for name, parts in _list_joined(layer, model, index, tensors).items():
         stored[name] = (sum(stored.pop(part)[0] for part in parts), model.hidden)
@@ -63,7 +63,7 @@ def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str
 
 
 def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
+    """List what a file has as one tensor, and the parts: all that its family joins, or q, k and v."""
     joined = _JOINED if model.is_joined else {}
     attention = layer.attention
     if attention is not None and f"blk.{index}.{_QKV}" in tensors:
@@ -72,7 +72,7 @@ def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str
 
 
 def arrange_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors by canonical name, with those of all experts of a layer as one stack (experts, rows, columns).
+    """Return the tensors by canonical name, with those of all experts of a layer as one stack (experts, rows, columns).
 
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
     heads are one tensor (heads, head_dim), too, and small tensors of recurrent mixers have the shapes of GGUF files.
@@ -89,7 +89,7 @@ def arrange_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> dict[s
 
 
 def find_drafting(model: Model, tensors: Collection[str]) -> set[str]:
-    """The prefixes of the layers of a file that draft tokens, such as blk.40; `draft_layer` reads them."""
+    """Return the prefixes of the layers of a file that draft tokens, such as blk.40; `draft_layer` reads them."""
     drafting = {_name_layer(name) for name in tensors if ".nextn." in name}
     return drafting - {f"blk.{index}" for index in range(len(model.layers))}
 
@@ -152,7 +152,7 @@ def split_rows(model: Model, name: str, tensor: TensorSource) -> dict[str, Tenso
 
 
 def _place(name: str, layers: int) -> tuple[str, int | None]:
-    """The prefix of a tensor of a layer, and the layer's number; None for one of no layer."""
+    """Return the prefix of a tensor of a layer, and the layer's number; None for one of no layer."""
     number = name.removeprefix("blk.").partition(".")[0]
     is_of_layer = name.startswith("blk.") and number.isdecimal() and int(number) < layers
     return f"blk.{number}.", int(number) if is_of_layer else None
@@ -190,7 +190,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> None:
 
 
 def _find_rope(model: Model) -> Rope:
-    """The rotation that the model's tensors of factors are for; one that turns nothing where no layer has it."""
+    """Return the rotation that the model's tensors of factors are for; one that turns nothing where no layer has it."""
     ropes = [layer.attention.rope for layer in model.layers if layer.attention is not None]
     return next((rope for rope in ropes if rope.has_factors), NO_ROPE)
 

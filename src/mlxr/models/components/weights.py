@@ -80,7 +80,7 @@ class Weights:
         self.ctx, self.tensors, self.expert_budget, self.summed = ctx, tensors, expert_budget, summed
 
     def of_model(self, norms: Norms) -> LayerWeights:
-        """The weights of no layer."""
+        """Return the weights of no layer."""
         return LayerWeights(self, "", norms)
 
     def check(self, prefix: str, tensors: Tensors) -> None:
@@ -115,11 +115,11 @@ class LayerWeights:
         return self.model.ctx
 
     def take(self, name: str) -> TensorSource:
-        """The tensor itself, as its file has it."""
+        """Return the tensor itself, as its file has it."""
         return self.model.tensors[self.prefix + name]
 
     def product(self, *names: str) -> LinearWeight:
-        """The weights of these names in one, each with its bias, if it has one."""
+        """Return the weights of these names in one, each with its bias, if it has one."""
         full_names = tuple(f"{self.prefix}{name}.weight" for name in names)
         biases = [self.model.tensors.get(f"{self.prefix}{name}.bias") for name in names]
         weight = prepare(
@@ -135,13 +135,13 @@ class LayerWeights:
         return prepare(self.ctx, sources, None, tuple(self.prefix + name for name in names))
 
     def exact_product(self, name: str, *, bias: bool = False) -> LinearWeight:
-        """A weight that is multiplied by in float32."""
+        """Return a weight that is multiplied by in float32."""
         biases = [self.vector(f"{name}.bias")] if bias else None
         full_name = f"{self.prefix}{name}.weight"
         return prepare(self.ctx, [as_float32(self.model.tensors[full_name])], biases, (full_name,))
 
     def expert(self, names: tuple[str, ...], expert: int) -> LinearWeight:
-        """The matrices of one expert, out of stacks of all; left in the file where not all are in memory."""
+        """Return the matrices of one expert, out of stacks of all; left in the file where not all are in memory."""
         tensors = self.model.tensors
         weights = [self.take(f"{name}_exps.weight").take_matrix(expert) for name in names]
         biases = [tensors.get(f"{self.prefix}{name}_exps.bias") for name in names]
@@ -150,20 +150,20 @@ class LayerWeights:
         return (prepare if self.model.expert_budget is None else leave)(self.ctx, weights, vectors, own_names)
 
     def norm(self, name: str) -> NormWeight:
-        """The norm of that name."""
+        """Return the norm of that name."""
         bias = self.vector(f"{name}.bias") if self.norms.bias else None
         return NormWeight(self.vector(f"{name}.weight"), self.norms.eps, self.norms.kind, bias)
 
     def vector(self, name: str) -> FloatArray:
-        """A small tensor of one axis as numbers."""
+        """Return a small tensor of one axis as numbers."""
         return read_vector(self.take(name))
 
     def numbers(self, name: str) -> FloatArray:
-        """A small tensor of any shape as numbers."""
+        """Return a small tensor of any shape as numbers."""
         return read_numbers(self.take(name))
 
     def scalar(self, name: str) -> float:
-        """The only number of a tensor. Raises ModelError unless it is finite."""
+        """Return the only number of a tensor. Raises ModelError unless it is finite."""
         value = float(self.vector(name)[0])
         if not math.isfinite(value):
             raise ModelError(f"tensor {self.prefix}{name} holds {value}, expected a finite number")

@@ -113,7 +113,7 @@ _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")
 
 
 def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | None:
-    """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of
+    """Return the canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of
     its own, or is for images. `names` are those of modules that mean something else in the family than elsewhere.
 
     Layers that draft tokens and stand apart from the others are called mtp.0, mtp.1 and so on, as a name alone does
@@ -151,7 +151,7 @@ def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | N
 
 
 def _name_drafting(layer: str | None, part: str, names: Mapping[str, str]) -> str | None:
-    """The canonical name of a tensor of a layer that drafts, None for one that no family here has."""
+    """Return the canonical name of a tensor of a layer that drafts, None for one that no family here has."""
     if layer is None:
         return f"mtp.0.{_DRAFTING_NAMES[part]}" if part in _DRAFTING_NAMES else None
     try:
@@ -162,7 +162,7 @@ def _name_drafting(layer: str | None, part: str, names: Mapping[str, str]) -> st
 
 
 def _name_expert(module: str, part: str) -> str | None:
-    """The canonical name of a tensor of one expert, as old GGUF files spell it, or of a stack of all."""
+    """Return the canonical name of a tensor of one expert, as old GGUF files spell it, or of a stack of all."""
     expert, stack = _EXPERT.fullmatch(module), _STACKED.fullmatch(module)
     if expert is not None and expert[2] in _EXPERT_NAMES:
         return f"{_EXPERT_NAMES[expert[2]]}.{expert[1]}.{part}"

@@ -79,7 +79,7 @@ class WeightFactors:
 
 
 def _round(value: object) -> object:
-    """A number, or a list of them, as 32 bits keep it."""
+    """Return a number, or a list of them, as 32 bits keep it."""
     if isinstance(value, float):
         return round_float(value)
     if isinstance(value, Mapping) or not isinstance(value, Sequence) or isinstance(value, str):

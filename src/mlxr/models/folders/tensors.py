@@ -134,7 +134,7 @@ def order_columns(name: str, model: Model) -> list[int] | None:
 
 
 def _find_layer(name: str, model: Model) -> tuple[Layer | None, str]:
-    """The layer of a tensor, None of one outside the layers, and what the layer calls it."""
+    """Return the layer of a tensor, None of one outside the layers, and what the layer calls it."""
     prefix, number, part = [*name.split(".", 2), "", ""][:3]
     is_of_layer = prefix == "blk" and number.isdecimal()
     if not is_of_layer or int(number) > len(model.layers):
