@@ -10,6 +10,9 @@ THOROUGH ?=
 TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests/page
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore
 SANITIZED := build/sanitized
+COUNTS_THREADS := tests/kernels/test_runtime.py::test_threads_end_with_their_runtime  # the sanitizer has one, too
+RACES := test_sanitized.py test_runtime.py test_grammar_matcher.py test_buffers.py test_linear.py test_attend.py \
+	test_mixers.py test_moe.py test_run_layers.py test_write_pages.py
 FILES ?= 3000
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
@@ -26,7 +29,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench bench-gate page check-page test-clients test-page test-gpu test-sanitized test-real test-peers test-wheel test-agents clean
+.PHONY: help run test quick lint format bench bench-gate page check-page test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -82,16 +85,30 @@ test-agents: $(VENV)/.installed $(AGENTS)/.installed ## coding agents, the AI SD
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --thorough $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
 
-test-sanitized: $(VENV)/.dev ## kernels and model files that lie, under address and undefined-behaviour sanitizers (needs g++; FILES=3000)
-	@mkdir -p build
-	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=g++ \
-		-DMLXR_SANITIZE=address,undefined -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
-		-Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >$(SANITIZED).log 2>&1 || { cat $(SANITIZED).log; exit 1; }
-	@$(BIN)/cmake --build $(SANITIZED)
-	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONMALLOC=malloc \
+sanitize: $(VENV)/.dev ## csrc under sanitizers: addresses and undefined behaviour with files that lie, then races (needs g++; FILES=3000)
+	@$(call build_sanitized,address,address$(COMMA)undefined)
+	@LD_PRELOAD="$(call find_libraries,asan)" PYTHONMALLOC=malloc SANITIZED=address \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		PYTHONPATH=tests/shared $(BIN)/python -m pytest -p sanitized_native -n 2 --dist worksteal -o timeout=3000 \
 		--thorough --mutated-files $(FILES) tests/kernels tests/models/test_mutated_models.py
+	@$(call build_sanitized,thread,thread)
+	@$(FIXED_ADDRESSES) env LD_PRELOAD="$(call find_libraries,tsan)" SANITIZED=thread \
+		TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:die_after_fork=0:exitcode=66 \
+		PYTHONPATH=tests/shared $(BIN)/python -m pytest -p sanitized_native -n 2 --dist worksteal -o timeout=3000 \
+		$(addprefix tests/kernels/,$(RACES)) --deselect $(COUNTS_THREADS)
+
+# The module with gcc's sanitizers $(2), in the folder $(1). CPython itself is not built with them, so its own accesses
+# are neither checked nor reported. Where addresses are too random, the thread sanitizer finds no place for its shadow.
+FIXED_ADDRESSES := $(shell command -v setarch >/dev/null && setarch -R true 2>/dev/null && echo setarch -R)
+COMMA := ,
+find_libraries = $$(g++ -print-file-name=lib$(1).so) $$(g++ -print-file-name=libstdc++.so)
+define build_sanitized
+mkdir -p $(SANITIZED) && $(BIN)/cmake -S . -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	-DCMAKE_CXX_COMPILER=g++ -DMLXR_SANITIZE=$(2) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	-Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >$(SANITIZED)/$(1).log 2>&1 \
+	|| { cat $(SANITIZED)/$(1).log; exit 1; }; \
+	$(BIN)/cmake --build $(SANITIZED)/$(1)
+endef
 
 test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
 	@$(BIN)/python -m pytest -rs tests/real_models

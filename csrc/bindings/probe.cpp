@@ -52,6 +52,14 @@ int32_t read_stray(const mlxr::Runtime& runtime, mlxr::RawBlocks data, int64_t a
 int32_t add(const mlxr::Runtime& runtime, int32_t a, int32_t b) {
     return mlxr::probe_table(runtime.isa)->add(a, b);
 }
+
+int64_t count_carelessly(mlxr::Runtime& runtime) {
+    nb::gil_scoped_release release;
+    std::lock_guard lock(runtime.mutex);
+    int64_t count = 0;
+    runtime.pool.parallel_for_near(runtime.pool.threads(), [&](int, int) { ++count; });
+    return count;
+}
 #endif
 
 }  // namespace
@@ -61,6 +69,8 @@ void bind_probe(nb::module_& m) {
     m.def("read_stray", &read_stray, nb::arg("runtime"), nb::arg("data").noconvert(), nb::arg("at"),
           "A canary: reads a vector at byte `at`, which nobody checks.");
     m.def("add", &add, nb::arg("runtime"), nb::arg("a"), nb::arg("b"), "A canary: adds, which may overflow.");
+    m.def("count_carelessly", &count_carelessly, nb::arg("runtime"),
+          "A canary: all threads add one to the same number, without asking each other.");
 #endif
     nb::class_<mlxr::Probe>(m, "Probe", "What the machine can do: memory reads and int8 products.")
         .def("__init__", &make_probe, nb::arg("runtime"), nb::arg("bytes"))

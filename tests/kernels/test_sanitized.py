@@ -1,7 +1,8 @@
-"""Canaries: under `make test-sanitized` a wrong access and an overflow end the process, on every instruction set."""
+"""Canaries: under `make sanitize` a wrong access, an overflow and a race end the process, on every instruction set."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -10,25 +11,27 @@ import pytest
 from mlxr.kernels.context import ISAS, load_native
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(load_native(), "read_stray"), reason="sanitizers do not watch this build; make test-sanitized does that"
+    not hasattr(load_native(), "read_stray"), reason="sanitizers do not watch this build; make sanitize does that"
 )
 SETUP = """
 import sanitized_native
 import numpy as np
 from mlxr.kernels.context import Context
-ctx = Context("cpu", threads=1, isa={isa!r})
+ctx = Context("cpu", threads=2, isa={isa!r})
 native, runtime, array = ctx.module, ctx.native, np.zeros(256, np.uint8)
 result = native.empty(runtime, 1, 64).reshape(-1).view(np.uint8)
 {step}
 """
-OUTSIDE, OVERFLOW = "heap-buffer-overflow", "signed integer overflow"
-STEPS = {
+OUTSIDE, OVERFLOW, RACE = "heap-buffer-overflow", "signed integer overflow", "data race"
+ADDRESS_STEPS = {
     "behind an array": ("native.read_stray(runtime, array, 256)", OUTSIDE),
     "before an array": ("native.read_stray(runtime, array, -8)", OUTSIDE),
     "behind a pool": ("native.read_stray(runtime, native.zeros(runtime, 256), 256)", OUTSIDE),
     "behind a result": ("native.read_stray(runtime, result, 253)", OUTSIDE),
     "an overflow": ("native.add(runtime, 2**31 - 1, 1)", OVERFLOW),
 }
+THREAD_STEPS = {"a race": ("native.count_carelessly(runtime)", RACE)}
+STEPS = THREAD_STEPS if os.environ.get("SANITIZED") == "thread" else ADDRESS_STEPS
 
 
 def run(isa: str, step: str) -> subprocess.CompletedProcess[str]:

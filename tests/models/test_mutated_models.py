@@ -2,7 +2,7 @@
 
 Files are made of the tiny models: dense ones, experts, hybrids. Their metadata are changed key by key, and mostly their
 tensors are made anew as the changed metadata want them, so that many files load and run with sizes that no real model
-has. Then the header may lie of shapes, types, places and counts. `make test-sanitized` runs these files under
+has. Then the header may lie of shapes, types, places and counts. `make sanitize` runs these files under
 sanitizers, on all instruction sets. The file that ended a process is the one that is left in the test's folder.
 """
 
@@ -242,7 +242,7 @@ def test_mutated_models_run_or_are_refused(
     if isa not in available:
         pytest.skip(f"this machine or build lacks {isa}")
     if files is None and isa != available[-1]:
-        pytest.skip("lower instruction sets run with --mutated-files N, as make test-sanitized has it")
+        pytest.skip("lower instruction sets run with --mutated-files N, as make sanitize has it")
     ctx, ran = Context("cpu", threads=2, isa=isa), 0
     seeds = range(part, FILES if files is None else files, PARTS)
     for seed in seeds:

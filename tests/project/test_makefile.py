@@ -51,7 +51,7 @@ def test_what_is_missing_is_said_in_one_line(
     "target",
     [
         *("run", "test", "quick", "lint", "bench", "bench-gate", "page", "check-page", "test-page"),
-        *("test-gpu", "test-sanitized", "test-real", "test-peers", "test-wheel", "test-agents", "clean"),
+        *("test-gpu", "sanitize", "test-real", "test-peers", "test-wheel", "test-agents", "clean"),
     ],
 )
 def test_help_lists_the_target(target: str) -> None:

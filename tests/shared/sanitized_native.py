@@ -1,15 +1,18 @@
-"""For `make test-sanitized`: `pytest -p sanitized_native` gives the tests the native module that sanitizers watch.
+"""For `make sanitize`: `pytest -p sanitized_native` gives the tests the native module that sanitizers watch.
 
+`SANITIZED` in the environment says which one: `address`, which also watches for undefined behaviour, or `thread`.
 Processes that tests start have the ordinary one, unless they import this.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "build" / "sanitized"
+KIND = os.environ["SANITIZED"]
+FOLDER = Path(__file__).parents[2] / "build" / "sanitized" / KIND
 NAME = "mlxr._native"
 
 
@@ -17,7 +20,7 @@ def load() -> None:
     """Put the module where it is imported from."""
     found = next(FOLDER.glob("_native.*.so"), None)
     if found is None:
-        raise SystemExit(f"{FOLDER} has no native module; make test-sanitized builds it")
+        raise SystemExit(f"{FOLDER} has no native module; make sanitize builds it")
     spec = spec_from_file_location(NAME, found)
     assert spec is not None
     assert spec.loader is not None
