@@ -30,7 +30,7 @@ from pathlib import Path
 
 from cluster_process import ClusterProcess
 from http_client import Connection
-from mlxr.cluster.routing import Routing
+from mlxr.cluster.router import Routing
 from synthetic import Shape, make_bpe_vocabulary, show_progress, write_model
 
 IDS = range(300, 8000)  # of the demo's vocabulary

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from mlxr.cluster.peers import PEER, TOKEN
+from mlxr.cluster.page_transfer import PEER, TOKEN
 from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.core.settings import resolve
 

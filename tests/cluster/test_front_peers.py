@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from mlxr.cache.prefix import PageKeys
 from mlxr.cluster.front import Front
-from mlxr.cluster.peers import PEER, TOKEN
+from mlxr.cluster.page_transfer import PEER, TOKEN
 from mlxr.cluster.prefix_table import PageDelta
 from mlxr.cluster.replica import PLAN, Report
 from mlxr.cluster.router import Link, Load

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import cluster as command
-from mlxr.cluster.metrics import join_metrics
-from mlxr.cluster.paths import GENERATING, is_refused
+from mlxr.cluster.front import GENERATING, is_refused, join_metrics
 from mlxr.core.errors import SettingError
 from mlxr.server import generation
 from mlxr.server.app import DIALECTS

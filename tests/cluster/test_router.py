@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mlxr.cache.prefix import PageKeys
-from mlxr.cluster.router import Link, Load, NoReplica, PageDelta, Rates, Router
-from mlxr.cluster.routing import RandomRouter
+from mlxr.cluster.router import Link, Load, NoReplica, PageDelta, RandomRouter, Rates, Router
 
 PAGE = 32
 RATES = Rates(prefill_tokens_per_s=1000.0, step_s=0.05, chunk_tokens=512, flight_s=0.05)

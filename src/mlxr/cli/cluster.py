@@ -14,7 +14,7 @@ import typer
 from mlxr.cli.flags import ServerSettings
 from mlxr.cli.serve import describe
 from mlxr.cli.terminal import print_note
-from mlxr.cluster.routing import Routing
+from mlxr.cluster.router import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import BY_NAME, Settings
 from mlxr.service.catalogue import choose_default, open_registry

@@ -7,6 +7,7 @@ as in a configuration file of Ray Serve.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +18,29 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.cluster.autoscaling import WAITING, ScaleByWaiting
 from mlxr.cluster.front import Front
 from mlxr.cluster.replica import Replica, Reply, Report
-from mlxr.cluster.routing import Routing
+from mlxr.cluster.router import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.logs import start_logging
+
+WAITING = "waiting_tokens"  # what replicas record for Ray Serve
+
+
+class ScaleByWaiting:
+    """A policy for Ray Serve's autoscaling: `tokens_per_replica` are what one replica may have waiting."""
+
+    def __init__(self, tokens_per_replica: int) -> None:
+        self._tokens_per_replica = tokens_per_replica
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """The replicas wanted now, within the bounds, and nothing to be remembered."""
+        waiting = (context.aggregated_metrics or {}).get(WAITING, {})
+        wanted = math.ceil(sum(waiting.values()) / self._tokens_per_replica)
+        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return max(low, min(high, wanted)), {}
+
 
 APPLICATION, ENGINES = "mlxr", "mlxr-engines"  # the front is one application, the replicas are another
 FRONT, ENGINE = "Front", "Engine"

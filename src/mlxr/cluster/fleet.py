@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from time import monotonic
 
-from mlxr.cluster.lines import Connect, Lines, connect
 from mlxr.cluster.replica import REPORT_S, Report
-from mlxr.cluster.router import Choice, NoReplica, Router
-from mlxr.cluster.routing import ROUTERS, Routing
+from mlxr.cluster.replica_client import Connect, Lines, connect
+from mlxr.cluster.router import ROUTERS, Choice, NoReplica, Router, Routing
 
 STALE_S = 5.0  # without a report
 

@@ -12,25 +12,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.cluster.fleet import Fleet, Member
 from mlxr.cluster.frames import Continuation, FrameReader
-from mlxr.cluster.lines import Connect, Gone, Incoming, connect
-from mlxr.cluster.metrics import count_choice, join_metrics, render_own
-from mlxr.cluster.passed import HOP_HEADERS, PassedStream, copy_reply
-from mlxr.cluster.paths import GENERATING, STORED, is_refused
-from mlxr.cluster.peers import PEER, TOKEN
+from mlxr.cluster.page_transfer import PEER, TOKEN
 from mlxr.cluster.prefix_table import KEY_BYTES
 from mlxr.cluster.replica import IDENTITY, OWN_HEADERS, PLAN, Reply, Report
-from mlxr.cluster.routing import Routing
+from mlxr.cluster.replica_client import HOP_HEADERS, Connect, Gone, Incoming, PassedStream, connect, copy_reply
+from mlxr.cluster.router import Routing
 from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
 from mlxr.server.bodies import check_parts
@@ -38,6 +37,70 @@ from mlxr.server.errors import ServerError
 from mlxr.server.routes import find_dialect
 from mlxr.server.streaming import dump_json, ndjson, sse
 from mlxr.service.identity import Identity
+
+GENERATING = frozenset(
+    {
+        "/v1/chat/completions",
+        "/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/responses",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+        "/completion",
+        "/completions",
+        "/infill",
+    }
+)
+STORED = ("/v1/responses/", "/responses/")  # what one replica has kept, whichever it is
+ONE_MACHINE = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/", "/v1/admin/models/")
+
+
+def is_refused(method: str, path: str) -> bool:
+    """Whether a request would change one machine's models, which the others would not have then."""
+    return method not in ("GET", "HEAD", "OPTIONS") and path.startswith(ONE_MACHINE)
+
+
+_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>.+)")
+_registry = CollectorRegistry()
+_choices = Counter(
+    "mlxr_cluster_requests",
+    "Requests by why a replica was chosen for them; `continued` counts answers that went on after one had died.",
+    ["reason"],
+    registry=_registry,
+)
+_replicas = Gauge("mlxr_cluster_replicas", "Replicas that take requests.", registry=_registry)
+
+
+def count_choice(reason: str) -> None:
+    """A replica was chosen."""
+    _choices.labels(reason).inc()
+
+
+def render_own(replicas: int) -> str:
+    """The front's own metrics, in the text format that Prometheus reads."""
+    _replicas.set(replicas)
+    return generate_latest(_registry).decode()
+
+
+def join_metrics(texts: Mapping[str, str]) -> str:
+    """The texts of several replicas as one: families stay together, and each sample says whose it is."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for replica, text in texts.items():
+        family = ""
+        for line in text.splitlines():
+            if line.startswith("#"):
+                _, _, family, *_ = line.split(" ", 3)
+                lines = heads.setdefault(family, [])
+                if line not in lines and len(lines) < 2:
+                    lines.append(line)
+            elif (sample := _SAMPLE.fullmatch(line)) is not None:
+                labels = f'replica="{replica}"' + (f",{sample['labels']}" if sample["labels"] else "")
+                samples.setdefault(family, []).append(f"{sample['name']}{{{labels}}} {sample['value']}")
+    return "".join(f"{line}\n" for family in heads for line in (*heads[family], *samples.get(family, ())))
+
 
 logger = logging.getLogger(__name__)
 WAIT_S = 60.0  # for a replica to come, while there is none

@@ -10,6 +10,8 @@ Replicas report what they have to do and which pages they hold (`note_load`, `no
 router counts on: what it sends is work that waits (`backlog`) and pages that will be there, and work is done as time
 passes, or when it is told so (`settle`, `end`). So a burst spreads, and requests with one prefix that come together go
 to one place. The router knows neither network nor processes, and it is not safe for several threads.
+
+`Routing` names the ways there are: by prefixes, and at random, which that is compared with.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import count, islice
 from random import Random
 from typing import Literal, NamedTuple
 
-from mlxr.cluster.backlog import Backlog
-from mlxr.cluster.costs import NO_FETCHING, Fetching, Link, Load, Rates, first_token_s
+from mlxr.cluster.load import NO_FETCHING, Backlog, Fetching, Link, Load, Rates, first_token_s
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.core.errors import NoReplica
 
@@ -292,3 +294,24 @@ class Router:
             replica.fetching = self._rates.plan_fetches(load.link)
         replica.load = load
         replica.token_s, replica.step_s = self._rates.token_s(load), self._rates.decode_step_s(load)
+
+
+class Routing(StrEnum):
+    """How the front chooses a replica."""
+
+    PREFIX = "prefix"
+    RANDOM = "random"
+
+
+class RandomRouter(Router):
+    """Any replica for any request: neither pages nor work are looked at, and nothing is fetched."""
+
+    def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:  # noqa: ARG002
+        """A replica that is drawn, and not one of `without`; raises NoReplica when none is left."""
+        left = [replica.name for replica in self._order if replica.name not in without]
+        if not left:
+            raise NoReplica(f"none of {len(self._order)} replicas can take the request")
+        return Choice(self._random.choice(left), 0, "drawn")
+
+
+ROUTERS: dict[Routing, type[Router]] = {Routing.PREFIX: Router, Routing.RANDOM: RandomRouter}

@@ -25,7 +25,7 @@ from mlxr.cluster.application import (
     bind_engines,
     build_front,
 )
-from mlxr.cluster.routing import Routing
+from mlxr.cluster.router import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
 

@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from mlxr.cache.exchange import Lack
+from mlxr.cluster.page_transfer import PAGES_PATH, PEER, TOKEN, LinkSpeed
 from mlxr.cluster.page_wire import Ask
-from mlxr.cluster.peers import PAGES_PATH, PEER, TOKEN, LinkSpeed
 from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.core.settings import resolve
 
@@ -305,7 +305,7 @@ def test_who_leaves_while_pages_come_leaves_nothing(members: tuple[Member, Membe
 
 def test_a_speed_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("mlxr.cluster.peers.monotonic", lambda: now_s)
+    monkeypatch.setattr("mlxr.cluster.page_transfer.monotonic", lambda: now_s)
     speed = LinkSpeed()
     assert speed.read() == 0
     speed.note(1000, 1.0)
