@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gpu_cases import REFERENCE, Scene, play, relative_error
 
-from mlxr.kernels.attend import composed, stream
 from mlxr.kernels.attend import gpu as attend_gpu
+from mlxr.kernels.attend import stream
 from mlxr.kernels.attend.tiles import DEVICES
 from mlxr.kernels.context import Context
 
@@ -147,7 +147,7 @@ def test_a_changed_cap_or_sink_is_noticed(gpu: Context, scene: Scene, change: di
 def test_capped_scores_of_long_prompts_are_made_a_few_queries_at_a_time(
     gpu: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(composed, "MAX_SCORES", 4 * 256 * 7)
+    monkeypatch.setattr(attend_gpu, "MAX_SCORES", 4 * 256 * 7)
     for name in ("capped prefill", "capped chunk, window"):
         allowed = NARROW if gpu.gpu.narrow else EXACT
         assert relative_error(play(gpu, MIXED[name]), play(REFERENCE, MIXED[name])) < allowed

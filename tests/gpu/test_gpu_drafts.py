@@ -18,7 +18,7 @@ from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.recorded_step import RecordedStep
+from mlxr.kernels.gpu.graph import RecordedStep
 from mlxr.kernels.gpu.steps import Steps
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("models", "engine")]

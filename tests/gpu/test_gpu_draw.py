@@ -18,8 +18,8 @@ from mlxr.engine.request import EngineRequest
 from mlxr.engine.sampling import draw_uniform, draw_uniforms
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.graph import RecordedStep
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.gpu.recorded_step import RecordedStep
 from mlxr.kernels.gpu.steps import Run
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleRow, sample

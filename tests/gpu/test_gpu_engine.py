@@ -17,8 +17,8 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.graph import RecordedStep
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.gpu.recorded_step import RecordedStep
 from mlxr.kernels.sample import NO_TOKEN, SampleRow, sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))

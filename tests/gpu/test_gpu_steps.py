@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from mlxr.kernels.gpu.step_memory import CHUNK_BYTES, StepMemory
+from mlxr.kernels.gpu.recording import CHUNK_BYTES, StepMemory
 
 
 class Maker:

@@ -27,9 +27,9 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context, _explain_cpu, choose_device
-from mlxr.kernels.gpu.compiled_step import CompiledStep
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.graph import CompiledStep
 from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.extras import GATES, Extras

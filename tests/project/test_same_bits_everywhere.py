@@ -39,9 +39,8 @@ MENTION = re.compile(rf"\b(np|numpy)\.({'|'.join(FUNCTIONS)})\b")
 # In float64, and either rounded to float32 once or told as a number that nothing is computed from.
 DOUBLES = {
     "engine/scoring.py": {"exp", "log"},
-    "kernels/rope/table.py": {"cos", "sin", "log1p"},
-    "kernels/sample/rules.py": {"exp", "exp2", "log", "log2"},
-    "kernels/sample/reference.py": {"exp", "log"},
+    "kernels/rope/__init__.py": {"cos", "sin", "log1p"},
+    "kernels/sample/reference.py": {"exp", "exp2", "log", "log2"},
     "kernels/converted.py": {"exp"},
     "server/llamacpp/reply.py": {"exp"},
     "service/validation.py": {"exp", "log"},
@@ -50,7 +49,10 @@ DOUBLES = {
 # them.
 REFERENCES = {
     "kernels/elementwise/__init__.py": {"exp", "tanh"},
+    "kernels/gated_delta/__init__.py": {"exp", "logaddexp"},
+    "kernels/mamba2/__init__.py": {"exp", "logaddexp"},
     "kernels/norms/__init__.py": {"exp"},
+    "kernels/short_conv/__init__.py": {"exp"},
 }
 
 

@@ -58,12 +58,12 @@ class Choice:
 
 
 class FunctionChoice(Generic[_Function]):
-    """The functions of one small operator by device; that of a GPU has the operator's name in the module `gpu`."""
+    """The functions of one small operator by device; that of a GPU is given, or has the operator's name in a module."""
 
     __slots__ = ("_by_device", "_functions", "_gpu", "operator")
 
     def __init__(
-        self, operator: str, reference: _Function, cpu: _Function | None = None, gpu: str | None = None
+        self, operator: str, reference: _Function, cpu: _Function | None = None, gpu: str | _Function | None = None
     ) -> None:
         self.operator = operator
         self._gpu = gpu
@@ -89,7 +89,10 @@ class FunctionChoice(Generic[_Function]):
             _refuse(self.operator, device)
         if name == "gpu":
             assert self._gpu is not None
-            self._functions[name] = getattr(importlib.import_module(self._gpu), self.operator)
+            gpu = self._gpu
+            self._functions[name] = (
+                getattr(importlib.import_module(gpu), self.operator) if isinstance(gpu, str) else gpu
+            )
         return name, self._functions[name]
 
 

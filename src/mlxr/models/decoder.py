@@ -14,8 +14,7 @@ from typing import Protocol
 from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import form_groups
 from mlxr.kernels.context import Context
-from mlxr.kernels.forward import Ends, ModelWeights, forward, make_model
-from mlxr.kernels.forward.reference import compute_states, compute_tapped, project
+from mlxr.kernels.forward import Ends, ModelWeights, compute_states, compute_tapped, forward, make_model, project
 from mlxr.kernels.layers import Layers, StepInput, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,

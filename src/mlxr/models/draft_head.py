@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from mlxr.cache.shapes import LayerCache
 from mlxr.kernels.elementwise import scale
 from mlxr.kernels.embed import embed
-from mlxr.kernels.forward import ModelWeights
-from mlxr.kernels.forward.reference import project
+from mlxr.kernels.forward import ModelWeights, project
 from mlxr.kernels.layers import StepInput, prepare_layers, run_layers
 from mlxr.kernels.layers.operators import count_weight_bytes, list_weights
 from mlxr.kernels.layers.reference import norm

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.attend.composed import attend_composed
 from mlxr.kernels.attend.scores import Scores
 from mlxr.kernels.attend.shares import MERGE, choose_shares, count_positions, hold_sinks, merge_shares
 from mlxr.kernels.attend.stream import STREAM, attend_stream
@@ -44,6 +43,7 @@ GATHER = Kernel(
     "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
 )
 GATHER_THREADS = 256
+MAX_SCORES = 2**24  # that MLX's operations make at a time: 64 MiB
 PLAIN_TYPES = ("bf16", "f16", "f32")
 KERNELS = (DECODE, STREAM, TILES, MERGE, GATHER)
 
@@ -251,3 +251,31 @@ def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> 
         seen = used[first : -(-int(length) // page_size)]
         if seen.min() < 0 or seen.max() >= pages:
             refuse("attend", "page_table", seen.tolist(), f"pages from 0 to {pages - 2}")
+
+
+def attend_composed(mx: Any, q: Any, keys: Any, values: Any, mask: Any, scores: Scores, sinks: Any) -> Any:
+    """Queries (heads, queries, head_dim), keys and values (kv_heads, positions, head_dim); the shape of the queries.
+
+    `mask` (queries, positions) is added to capped scores, or is "causal": the last query sees all positions. `sinks`
+    are those of the scores on the device, or None.
+    """
+    (heads, queries, head_dim), (kv_heads, positions, _) = q.shape, keys.shape
+    group = heads // kv_heads
+    assert scores.softcap is not None
+    grouped = (q * (scores.scale / scores.softcap)).astype(mx.float32).reshape(kv_heads, group, queries, head_dim)
+    turned, values = keys.astype(mx.float32)[:, None].swapaxes(2, 3), values.astype(mx.float32)[:, None]
+    step, parts = max(1, MAX_SCORES // (heads * positions)), []
+    for first in range(0, queries, step):
+        last = min(first + step, queries)
+        capped = scores.softcap * mx.tanh(grouped[:, :, first:last] @ turned)
+        if isinstance(mask, str):
+            seen = mx.arange(positions)[None] <= mx.arange(first, last)[:, None] + (positions - queries)
+            capped = mx.where(seen, capped, mx.array(-mx.inf))
+        else:
+            capped = capped + mask[first:last]
+        if sinks is not None:
+            column = mx.broadcast_to(sinks.reshape(kv_heads, group, 1, 1), (kv_heads, group, last - first, 1))
+            capped = mx.concatenate([capped, column], axis=-1)
+        weights = mx.softmax(capped, axis=-1, precise=True)[..., :positions]
+        parts.append((weights @ values).reshape(heads, last - first, head_dim))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)

@@ -1,23 +1,61 @@
 """All of a model as one operator: token ids and pages in, logits out.
 
-The reference calls the operators one by one. An implementation of its own computes the same bits and saves what lies
-between them: each return to the interpreter costs it what the weights have driven out of the caches since the last one.
+The reference calls the operators one by one; a recorded step of a GPU replays them as a whole. An implementation of its
+own computes the same bits and saves what lies between them: each return to the interpreter costs it what the weights
+have driven out of the caches since the last one. The CPU has one (csrc/layers/blocks.cpp), from ids to logits in one
+call, where the logits of all tokens are wanted, as when decoding. Of a prompt one row is wanted, which is picked
+between the layers and the output.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import Choice
+from mlxr.kernels.choice import FunctionChoice
+from mlxr.kernels.collectives import gather_ranks
 from mlxr.kernels.context import Context
-from mlxr.kernels.forward.model import Ends, ModelWeights
-from mlxr.kernels.layers import StepInput
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.elementwise import NO_SOFTCAP, add, scale
+from mlxr.kernels.embed import embed
+from mlxr.kernels.layers import Layers, NormWeight, StepInput, run_layers
+from mlxr.kernels.layers.cpu import list_arrays
+from mlxr.kernels.layers.reference import norm
+from mlxr.kernels.linear import LinearWeight, linear
+from mlxr.kernels.lora import AdapterRows, add_lora, add_lora_rows
+from mlxr.kernels.rows import join_columns, take_outputs
+from mlxr.kernels.tensor import FloatArray, TensorSource
 
-__all__ = ["Ends", "ModelWeights", "forward", "make_model"]
+__all__ = ["Ends", "ModelWeights", "compute_states", "compute_tapped", "forward", "make_model", "project"]
 
-CHOICE = Choice(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """By what a model multiplies its embeddings and its logits, and the cap of these: c tanh(logit / c), or None."""
+
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+
+PLAIN_ENDS = Ends()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelWeights:
+    """The embedding `table` (vocabulary, hidden), the layers, the final norm and the output weight.
+
+    `output_columns` are how many logits each of several ranks makes, none where one makes all.
+    """
+
+    table: TensorSource
+    layers: Layers
+    norm: NormWeight
+    output: LinearWeight
+    ends: Ends = PLAIN_ENDS
+    output_columns: tuple[int, ...] = ()
 
 
 def make_model(model: ModelWeights) -> ModelWeights:
@@ -40,6 +78,90 @@ def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     Raises ValueError for shapes that do not fit, for tokens outside the vocabulary, for positions that the tables do
     not cover and for slots and pages outside the pools.
     """
-    _, implementation = CHOICE.pick(ctx.device)
-    logits: FloatArray = implementation.forward(ctx, model, step)
+    _, implementation = FORWARD.pick(ctx.device)
+    return implementation(ctx, model, step)
+
+
+def _run_operators(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
+    """Run the model operator after operator and return the logits (R, vocabulary)."""
+    return project(ctx, model, compute_states(ctx, model, step), step.output_adapters)
+
+
+def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Sequence[AdapterRows] = ()) -> FloatArray:
+    """Logits (R, vocabulary) of states (R, hidden) after the final norm, some of whose rows `adapters` update."""
+    logits = linear(ctx, states, model.output)
+    if model.output_columns:
+        logits = gather_ranks(ctx, logits, model.output_columns)
+    if adapters:
+        logits = add_lora(ctx, states, logits, model.output, adapters)
+    return scale(ctx, logits, model.ends.logit_scale, softcap=model.ends.softcap)
+
+
+def compute_tapped(
+    ctx: Context, model: ModelWeights, parts: Sequence[Layers], step: StepInput
+) -> tuple[FloatArray, FloatArray]:
+    """`compute_states`, and the stream (R, taps * hidden) of the output rows before each of the `parts` but the first.
+
+    The parts are the model's layers, cut in pieces of which some may be empty.
+    """
+    stream = _embed(ctx, model, step)
+    delta: FloatArray | None = None
+    taps: list[FloatArray] = []
+    first = 0
+    for number, part in enumerate(parts):
+        if number:
+            stream, delta = (stream if delta is None else add(ctx, stream, delta)), None
+            taps.append(take_outputs(ctx, stream, step.batch).copy())
+        if part.layers:
+            stream, delta = run_layers(ctx, stream, part, step.cut(first, first + len(part.layers)))
+            first += len(part.layers)
+    residual = None if delta is None else take_outputs(ctx, delta, step.batch)
+    normed, _ = norm(ctx, take_outputs(ctx, stream, step.batch), model.norm, residual)
+    tapped = taps[0]
+    for tap in taps[1:]:
+        tapped = join_columns(ctx, tapped, tap)
+    return normed, tapped
+
+
+def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
+    """States (R, hidden) of the output rows, after the final norm."""
+    stream, delta = run_layers(ctx, _embed(ctx, model, step), model.layers, step)
+    residual = None if delta is None else take_outputs(ctx, delta, step.batch)
+    normed, _ = norm(ctx, take_outputs(ctx, stream, step.batch), model.norm, residual)
+    return normed
+
+
+def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
+    """The stream before the first layer."""
+    stream = embed(ctx, step.batch.token_ids, model.table)
+    if step.adapters:
+        stream = add_lora_rows(ctx, step.batch.token_ids, stream, step.adapters)
+    return scale(ctx, stream, model.ends.embedding_scale)
+
+
+def _forward_native(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
+    """Run the whole model in one call."""
+    batch, norm = step.batch, model.norm
+    if len(batch.output_rows) != batch.tokens or not model.layers.layers:
+        return _run_operators(ctx, model, step)
+    logits = empty(ctx, batch.tokens, model.output.out_features)
+    ctx.module.forward(
+        ctx.native,
+        model.layers.payload,
+        model.table.type_name,
+        model.table.data,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        norm.kind == "layer",
+        model.output.payload,
+        logits,
+        *list_arrays(step),
+        model.ends.embedding_scale,
+        model.ends.logit_scale,
+        model.ends.softcap or NO_SOFTCAP,
+    )
     return logits
+
+
+FORWARD = FunctionChoice("forward", _run_operators, _forward_native, _run_operators)

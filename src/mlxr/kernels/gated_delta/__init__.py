@@ -1,19 +1,22 @@
 """The gated delta rule (Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464), token by token."""
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import check_states
+from mlxr.kernels.states import check_states, list_states, place_states, read_heads, write_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
 __all__ = ["DeltaRule", "gated_delta"]
 
-CHOICE = Choice(__name__)
 EPS = 1e-6  # of the lengths of queries and keys
 
 
@@ -104,8 +107,90 @@ def gated_delta(
     if first < 0 or first + rule.gates > x.shape[1]:
         refuse("gated_delta", "first column", first, f"0 to {x.shape[1] - rule.gates}")
     check_states("gated_delta", pool, at, rule.state_floats, batch)
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = GATED_DELTA.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("gated_delta", name, "decay of each " + ("channel" if rule.decays_channels else "head"))
-    result: FloatArray = implementation.gated_delta(ctx, qkv, x, rule, batch, pool, first, at)
+    return implementation(ctx, qkv, x, rule, batch, pool, first, at)
+
+
+def run_gated_delta(
+    ctx: Context,
+    qkv: FloatArray,
+    x: FloatArray,
+    rule: DeltaRule,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    """Sequence after sequence, token after token."""
+    keys, heads = rule.key_heads * rule.key_dim, rule.value_heads
+    q = _spread(rule, normalise(qkv[:, :keys], rule.key_dim) * np.float32(rule.key_dim**-0.5))
+    k = _spread(rule, normalise(qkv[:, keys : 2 * keys], rule.key_dim))
+    v = qkv[:, 2 * keys :].reshape(-1, heads, rule.value_dim)
+    with np.errstate(over="ignore"):
+        beta = np.float32(1) / (np.float32(1) + np.exp(-x[:, first : first + heads]))
+    steps = x[:, first + heads : first + heads + len(rule.rates)]
+    decay = np.exp(rule.rates * softplus(steps + rule.bias)).reshape(len(x), heads, -1, 1)
+    out = np.empty((len(x), heads, rule.value_dim), np.float32)
+    for tokens, before, after in list_states(pool, at, rule.state_floats, batch):
+        state = read_heads(before, heads, rule.key_dim, rule.value_dim)
+        for t in range(tokens.start, tokens.stop):
+            state = state * decay[t]
+            seen = (state * k[t, :, :, None]).sum(axis=1)
+            state = state + k[t, :, :, None] * ((v[t] - seen) * beta[t, :, None])[:, None, :]
+            out[t] = (state * q[t, :, :, None]).sum(axis=1)
+        write_heads(after, state)
+    return out.reshape(len(x), -1)
+
+
+def normalise(x: FloatArray, width: int) -> FloatArray:
+    """Each group of `width` columns divided by its length: (rows, groups, width)."""
+    groups = x.reshape(len(x), -1, width)
+    result: FloatArray = groups / np.sqrt(np.square(groups).sum(axis=2, keepdims=True) + np.float32(EPS))
     return result
+
+
+def softplus(x: FloatArray) -> FloatArray:
+    """Return log(1 + exp(x))."""
+    return np.logaddexp(x, np.float32(0))
+
+
+def _spread(rule: DeltaRule, heads: FloatArray) -> FloatArray:
+    """For each value head the key head that it reads."""
+    own = np.arange(rule.value_heads)
+    return heads[:, own % rule.key_heads if rule.is_tiled else own // (rule.value_heads // rule.key_heads)]
+
+
+def _gated_delta_native(
+    ctx: Context,
+    qkv: FloatArray,
+    x: FloatArray,
+    rule: DeltaRule,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    """Run the rule in native code over the tokens of the batch."""
+    out = empty(ctx, x.shape[0], rule.results)
+    ctx.module.gated_delta(
+        ctx.native,
+        qkv,
+        x,
+        first,
+        rule.rates,
+        rule.bias,
+        rule.key_heads,
+        rule.value_heads,
+        rule.key_dim,
+        rule.is_tiled,
+        EPS,
+        rule.key_dim**-0.5,
+        out,
+        *place_states(batch, pool, at),
+    )
+    return out
+
+
+GATED_DELTA = FunctionChoice("gated_delta", run_gated_delta, _gated_delta_native, f"{__name__}.gpu")

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.gated_delta import EPS, DeltaRule, reference
+from mlxr.kernels.gated_delta import EPS, DeltaRule, run_gated_delta
 from mlxr.kernels.gated_delta.launch import MOST_ROWS, Heads, launch_recurrence, make_recurrence
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
@@ -29,7 +29,7 @@ def gated_delta(
             "decay of each " + ("channel" if rule.decays_channels else "head"),
             (qkv, x),
             pool,
-            lambda own, gates, states: reference.gated_delta(ctx, own, gates, rule, batch, states, first, at),
+            lambda own, gates, states: run_gated_delta(ctx, own, gates, rule, batch, states, first, at),
         )
     if rule.key_dim > MOST_ROWS:
         refuse("gated_delta", "key_dim", rule.key_dim, f"at most {MOST_ROWS} on a GPU")

@@ -28,11 +28,10 @@ from mlxr.kernels.gpu.emulated.emulator import Emulator
 from mlxr.kernels.gpu.emulated.machine import EmulatedMachine
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.library import load_mlx
-from mlxr.kernels.gpu.machine import Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.ranks import Ranks
-from mlxr.kernels.gpu.recording import Recorder
+from mlxr.kernels.gpu.recording import Machine, Recorder
 from mlxr.kernels.gpu.states import PlacedStates
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.gpu.watch import Watch

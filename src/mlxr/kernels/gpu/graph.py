@@ -9,22 +9,33 @@ on the host must follow from the class alone.
 
 from __future__ import annotations
 
+import logging
+import math
+import weakref
+from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from mlxr.core.counters import Dispatch
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.checks import refuse
-from mlxr.kernels.gpu.compiled_step import compile_step
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.gpu.recorded_step import record_step
-from mlxr.kernels.gpu.steps import Ints, Step, StepPools
+from mlxr.kernels.gpu.recording import Buffer, Machine, Recorder, Results
+from mlxr.kernels.gpu.steps import Ints, Numbers, Run, Step, StepPools, count_packed, pack_batch, unpack_batch
+from mlxr.kernels.gpu.watch import count_recorded
+from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import MAX_RUN, NO_STATE, RaggedBatch
 
-if TYPE_CHECKING:
-    from mlxr.kernels.gpu.device import Gpu
-
+logger = logging.getLogger(__name__)
 Compute = Callable[[RaggedBatch], Any]
+FORWARD, DRAW, LARGEST = "forward", "draw", "largest"  # parts of a recorded step
 MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as they are
 
 
@@ -113,3 +124,206 @@ def _extend(values: np.typing.NDArray[np.int32], more: int, filler: int) -> np.t
 
 def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledStep:
+    """A step as MLX keeps it (`mx.compile`): no Python for an operator when it runs again, but all of MLX's own work.
+
+    For what our kernels do not do alone. Where launches compute at once nothing is kept, and the step just runs.
+    `replay` makes logits of tokens and packed integers; `step` does so without MLX's trace, for profiles.
+    """
+
+    gpu: Gpu
+    replay: Callable[[Any, Any], Any]
+    step: Callable[[Any, Any], Any]
+    dispatches: list[Dispatch]  # what the ledger counts when it runs
+    runs_ahead: bool
+
+    def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        """See `Step`. What follows a step is submitted with the tokens drawn from it."""
+        mx, watch = self.gpu.mx, self.gpu.watch
+        replay = self.replay if watch.watched is None else self.step
+        for row in self.dispatches if watch.watched is None else ():
+            watch.ledger.count(row.operator, row.implementation, row.variant, row.count)
+        token_ids = mx.array(batch.token_ids) if before is None else before.kept[1][: batch.tokens]
+        whole = replay(token_ids, mx.array(pack_batch(batch, self.gpu.count_rows(rows))))
+        logits = whole if rows == batch.tokens else whole[:rows]
+        if before is None:
+            self.gpu.submit(whole)
+        return Run(self, batch, logits, batch.token_ids[:rows] if before is None else None, (whole, None))
+
+    def draw(self, run: Run, numbers: Numbers | None) -> Results:
+        """Draw from the logits of `run`, as `Step.draw` says."""
+        mx, whole = self.gpu.mx, run.kept[0]
+        if numbers is not None and len(numbers) < whole.shape[0]:
+            numbers = np.concatenate([numbers, np.zeros((whole.shape[0] - len(numbers), numbers.shape[1]), np.float32)])
+        drawn = launch_draw(mx, self.gpu.launcher, whole, None if numbers is None else mx.array(numbers))
+        run.kept = whole, drawn
+        self.gpu.submit(drawn)
+        return _Array(drawn)
+
+    def finish(self, run: Run) -> None:
+        """Wait for `run`: on Metal launches may overtake each other if no array that one makes goes into the other."""
+        if self.gpu.machine is None:
+            self.gpu.mx.eval([array for array in run.kept if array is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    array: Any
+
+    def wait(self) -> Ints:
+        return np.array(self.array)
+
+
+def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep:
+    """`compute(batch)` as a function of the tokens and integers of such a batch."""
+    mx, ledger = gpu.mx, gpu.watch.ledger
+    before = ledger.copy_counts()
+
+    def step(token_ids: Any, packed: Any) -> Any:
+        def take(start: int, shape: tuple[int, ...]) -> Any:
+            return packed[start : start + math.prod(shape)].reshape(shape)
+
+        gpu.place_traced(batch, token_ids, unpack_batch(batch, take))
+        logits = settle(compute(batch))
+        gpu.pending = []
+        gpu.forget_placed()
+        return logits
+
+    if not gpu.launcher.is_lazy:
+        return CompiledStep(gpu, step, step, [], runs_ahead=False)
+    replay = mx.compile(step)
+    # traced by this; that the step is computed twice changes nothing
+    watched, gpu.watch.watched = gpu.watch.watched, None
+    mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch, 0))))
+    gpu.watch.watched = watched
+    return CompiledStep(gpu, replay, step, ledger.take_back(before), runs_ahead=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class RecordedStep:
+    """A step as launches over fixed addresses, which a machine starts without MLX: one call for all of them.
+
+    The operators run once over stand-ins for arrays (`recording`). A step that does something else than launch our
+    kernels cannot be recorded so. Tokens are drawn into the place where the next step reads its own.
+
+    The launches are FORWARD, then DRAW or LARGEST; `ready` has each in the form that starts.
+
+    The launches hold the arrays; `counts` is what the ledger counts of them. See `gpu.draw` for what `numbers` and
+    `drawn` hold.
+    """
+
+    gpu: Gpu
+    machine: Machine
+    launches: dict[str, list[Any]]
+    ready: dict[str, Any]
+    numbers: Buffer
+    drawn: Buffer
+    packed: Buffer
+    logits: Buffer
+    counts: dict[str, Counter[Part]]
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Always: a machine has a stream."""
+        return True
+
+    def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        """Start the recorded forward pass for `batch`, as `Step.start` says."""
+        machine = self.machine
+        if before is None:
+            self.gpu.settle_arrays()
+            machine.write(self.drawn.address, batch.token_ids)
+        machine.write(self.packed.address, pack_batch(batch, self.gpu.count_rows(rows)))
+        self._launch(FORWARD)
+        return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
+
+    def draw(self, _run: Run, numbers: Numbers | None) -> Results:
+        """Draw from the logits of the step, as `Step.draw` says."""
+        if numbers is not None:
+            padded = np.zeros(self.numbers.shape, np.float32)
+            padded[: len(numbers)] = numbers
+            self.machine.write(self.numbers.address, padded)
+        self._launch(LARGEST if numbers is None else DRAW)
+        results: Results = self.machine.read(self.drawn.address, self.drawn.shape[0], np.int32)
+        return results
+
+    def finish(self, run: Run) -> None:
+        """Nothing: the machine starts one step after the other, and `Gpu.submit` waits for it."""
+
+    def _launch(self, part: str) -> None:
+        machine, watch = self.machine, self.gpu.watch
+        for counted, calls in self.counts[part].items():
+            watch.ledger.count(*counted, calls)
+        if watch.watched is not None:
+            watch.run_recorded(machine, self.launches[part], self._prepare_singly(part))
+            return
+        machine.start(self.ready[part])
+
+    def _prepare_singly(self, part: str) -> list[Any]:
+        """Each launch of a part by itself, for profiles."""
+        launches, ready = self.launches[part], self.ready
+        names = [f"{part} {number}" for number in range(len(launches))]
+        for name, launch in zip(names, launches, strict=True):
+            if name not in ready:
+                ready[name] = self.machine.prepare([launch])
+        return [ready[name] for name in names]
+
+
+class Logits(Buffer):
+    """Logits (rows, vocabulary) of a recorded step, until the next one starts."""
+
+    __slots__ = ("_gpu", "_machine")
+
+    def __init__(self, step: RecordedStep, rows: int) -> None:
+        whole = step.logits
+        super().__init__((rows, whole.shape[1]), whole.dtype, whole.address, step)
+        self._gpu, self._machine = step.gpu, step.machine
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        mx = self._gpu.mx
+        kind = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}[self.dtype]
+        values = self._machine.read(self.address, int(np.prod(self.shape)), kind).wait().reshape(self.shape)
+        if self.dtype == mx.bfloat16:
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(values, dtype or np.float32)
+
+
+def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
+    """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
+    machine, launcher, before = gpu.machine, gpu.launcher, gpu.watch.ledger.copy_counts()
+    assert machine is not None
+    gpu.launcher = recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=machine.multiplies)
+    try:
+        step = _record(gpu, machine, recorder, compute, batch)
+        for part, launches in step.launches.items():
+            step.ready[part] = machine.prepare(launches)
+    except (TypeError, AttributeError, ValueError):  # of MLX, which takes no Buffer; a real one comes again without
+        step = None
+    except DeviceError as error:
+        logger.warning("a step is left to MLX: %s", error)
+        step = None
+    finally:
+        gpu.launcher, gpu.pending = launcher, []
+        gpu.forget_placed()
+    gpu.watch.ledger.take_back(before)
+    if step is None:
+        return None
+    weakref.finalize(step, machine.drop, step.ready).atexit = False
+    return step
+
+
+def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
+    mx, rows = gpu.mx, batch.tokens
+    drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((count_packed(batch),), mx.int32)
+    gpu.place_traced(batch, drawn.part(0, (rows,)), unpack_batch(batch, packed.part))
+    logits = settle(compute(batch))
+    forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
+    launch_draw(mx, recorder, logits, numbers)
+    launch_draw(mx, recorder, logits, None)
+    draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
+    launches = {FORWARD: forward, DRAW: draw, LARGEST: largest}
+    counts = {part: count_recorded(each) for part, each in launches.items()}
+    return RecordedStep(gpu, machine, launches, {}, numbers, drawn, packed, logits, counts)

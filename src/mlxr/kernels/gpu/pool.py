@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import Launcher, view_host
+from mlxr.kernels.gpu.recording import Machine
 from mlxr.kernels.tensor import ByteArray
-
-if TYPE_CHECKING:
-    from mlxr.kernels.gpu.machine import Machine
 
 THREADS = 256
 COPY_PAGE = Kernel(

@@ -2,7 +2,8 @@
 
 Operators launch as always; here a launch is only noted down, and its results are `Buffer`s: shape, type and place, no
 array. What is not one of our launches cannot be noted, and fails on a Buffer: such steps are not recorded. Memory of a
-result is taken over by later ones when nobody holds it any more, since launches run one after another.
+result is taken over by later ones when nobody holds it any more, since launches run one after another. A `Machine` is
+what they run on, whatever the target; the memory of all steps is the same (`StepMemory`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
 
+AnyArray = npt.NDArray[Any]
 ALIGNMENT_BYTES = 256
+CHUNK_BYTES = 2 * 2**20  # a driver gives no less
 # of which a launch reads or writes a part
 SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch", "cosines", "sines", "temperatures", "all_a", "all_b")
 
@@ -165,3 +170,76 @@ def count_bytes(names: Sequence[str], arrays: Sequence[Any]) -> int:
         for name, array in zip(names, arrays, strict=True)
         if name not in SHARED_ARRAYS
     )
+
+
+class StepMemory:
+    """Memory of recorded steps, by its addresses; `allocate(bytes)` gives the address of new one, which stays for good.
+
+    A step takes pieces from the beginning when it is recorded; what it takes beyond the largest one so far is added. So
+    all steps together hold hardly more than the largest.
+    """
+
+    def __init__(self, allocate: Callable[[int], int]) -> None:
+        self._allocate = allocate
+        self._chunks: list[tuple[int, int]] = []  # addresses and sizes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for steps."""
+        return sum(size for _, size in self._chunks)
+
+    def open(self) -> Callable[[int], int]:
+        """What gives one step its pieces, by their bytes."""
+        rests = [list(chunk) for chunk in self._chunks]
+
+        def take(size_bytes: int) -> int:
+            rest = next((rest for rest in rests if rest[1] >= size_bytes), None)
+            if rest is None:
+                chunk_bytes = -(-size_bytes // CHUNK_BYTES) * CHUNK_BYTES
+                self._chunks.append((self._allocate(chunk_bytes), chunk_bytes))
+                rests.append(rest := list(self._chunks[-1]))
+            address = rest[0]
+            rest[0] += size_bytes
+            rest[1] -= size_bytes
+            return address
+
+        return take
+
+
+class Results(Protocol):
+    """Numbers on their way to the host."""
+
+    def wait(self) -> Any:
+        """The numbers; asked for once."""
+
+
+class Machine(Protocol):
+    """Where recorded launches run, for one thread at a time."""
+
+    multiplies: bool  # whether products by a library are among the launches
+    has_boxes: bool  # kernels may bring boxes of matrices into their memory, and multiply them there (`Box`)
+    memory: StepMemory  # for results of launches
+    processors: int  # that share the threadgroups of a launch; 0 where threadgroups run one after another
+    room_bytes: int  # that each processor has for one threadgroup
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that it holds."""
+
+    def drop(self, prepared: Mapping[str, Any]) -> None:
+        """Let go of prepared launches."""
+
+    def prepare(self, launches: Sequence[Launch | Product]) -> Any:
+        """The launches in a form that `start` takes."""
+
+    def start(self, prepared: Any) -> None:
+        """Run prepared launches after what was given before."""
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """Copy numbers to the device."""
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> Results:
+        """Have `size` numbers copied to the host."""
+
+    def synchronize(self) -> None:
+        """Wait until all is done."""

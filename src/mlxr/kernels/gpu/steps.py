@@ -1,6 +1,6 @@
 """Recorded steps: the one that runs now, and the one that runs ahead of it.
 
-A step is recorded by the driver (`recorded_step`) or by MLX (`compiled_step`); here is what both have in common. When
+A step is recorded by the driver or by MLX (`graph`); here is what both have in common. When
 tokens are drawn, the next step is started on them before they are read, so that nothing waits for the host. A step that
 turns out otherwise is dropped, and what it wrote is written again before anybody reads it. Knows no model.
 """
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.draw import split_drawn
 from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.recording import Results
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 
 Numbers = npt.NDArray[np.float32]
@@ -43,13 +44,6 @@ class StepPools:
     def pair_groups(self, batch: RaggedBatch) -> list[tuple[RaggedBatch, Pool]]:
         """The batch as each group with pages sees it, with the group's pool."""
         return list(zip(batch.groups, self.pages, strict=True)) if self.pages else []
-
-
-class Results(Protocol):
-    """Numbers on their way to the host."""
-
-    def wait(self) -> Any:
-        """The numbers; asked for once."""
 
 
 class Step(Protocol):

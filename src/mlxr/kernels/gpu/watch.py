@@ -10,14 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel, name_type
-from mlxr.kernels.gpu.recording import Launch, Product, count_bytes
+from mlxr.kernels.gpu.recording import Launch, Machine, Product, count_bytes
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX, Ledger, Part
-
-if TYPE_CHECKING:
-    from mlxr.kernels.gpu.machine import Machine
 
 GPU = "gpu"
 WEIGHT_TYPES = ("TYPE_A", "TYPE_B")  # constants: numbers of types, which `Kernel.type_names` names

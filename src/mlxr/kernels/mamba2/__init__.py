@@ -1,19 +1,21 @@
 """The recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), token by token."""
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import check_states
+from mlxr.kernels.states import check_states, list_states, place_states, read_heads, write_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
 __all__ = ["StateSpace", "mamba2"]
-
-CHOICE = Choice(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +95,57 @@ def mamba2(
     if first < 0 or first + space.heads > x.shape[1]:
         refuse("mamba2", "first column", first, f"0 to {x.shape[1] - space.heads}")
     check_states("mamba2", pool, at, space.state_floats, batch)
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = MAMBA2.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("mamba2", name, "decay of each head")
-    result: FloatArray = implementation.mamba2(ctx, xbc, x, space, batch, pool, first, at)
-    return result
+    return implementation(ctx, xbc, x, space, batch, pool, first, at)
+
+
+def run_mamba2(
+    ctx: Context,
+    xbc: FloatArray,
+    x: FloatArray,
+    space: StateSpace,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    """Sequence after sequence, token after token."""
+    heads, groups = space.heads, space.groups * space.state_dim
+    u = xbc[:, : space.results].reshape(-1, heads, space.head_dim)
+    b, c = (
+        part.reshape(len(xbc), space.groups, space.state_dim).repeat(heads // space.groups, axis=1)
+        for part in (xbc[:, space.results : space.results + groups], xbc[:, space.results + groups :])
+    )
+    steps = np.logaddexp(x[:, first : first + heads] + space.bias, np.float32(0))
+    decay = np.exp(space.rates * steps)[:, :, None, None]
+    scaled = u * steps[:, :, None]
+    out = np.empty_like(u)
+    for tokens, before, after in list_states(pool, at, space.state_floats, batch):
+        state = read_heads(before, heads, space.state_dim, space.head_dim)
+        for t in range(tokens.start, tokens.stop):
+            state = state * decay[t] + b[t, :, :, None] * scaled[t, :, None, :]
+            out[t] = (state * c[t, :, :, None]).sum(axis=1) + space.skip[:, None] * u[t]
+        write_heads(after, state)
+    return out.reshape(len(x), -1)
+
+
+def _mamba2_native(
+    ctx: Context,
+    xbc: FloatArray,
+    x: FloatArray,
+    space: StateSpace,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    """What the columns of the batch's tokens give."""
+    out = empty(ctx, x.shape[0], space.results)
+    numbers = space.rates, space.bias, space.skip, space.groups, space.state_dim
+    ctx.module.mamba2(ctx.native, xbc, x, first, *numbers, out, *place_states(batch, pool, at))
+    return out
+
+
+MAMBA2 = FunctionChoice("mamba2", run_mamba2, _mamba2_native, f"{__name__}.gpu")

@@ -10,7 +10,7 @@ from mlxr.kernels.gated_delta.launch import MOST_ROWS, Heads, launch_recurrence,
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.states import compose_on_host
-from mlxr.kernels.mamba2 import StateSpace, reference
+from mlxr.kernels.mamba2 import StateSpace, run_mamba2
 from mlxr.kernels.ragged import RaggedBatch
 
 RECUR = make_recurrence("mamba2")
@@ -30,7 +30,7 @@ def mamba2(
             "decay of each head",
             (xbc, x),
             pool,
-            lambda own, gates, states: reference.mamba2(ctx, own, gates, space, batch, states, first, at),
+            lambda own, gates, states: run_mamba2(ctx, own, gates, space, batch, states, first, at),
         )
     if space.state_dim > MOST_ROWS:
         refuse("mamba2", "state_dim", space.state_dim, f"at most {MOST_ROWS} on a GPU")

@@ -3,21 +3,30 @@
 A table may say besides by what queries are multiplied at each position, and one that rotates nothing leaves x as it is.
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
-from mlxr.kernels.checks import check_heads, check_ints, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, Choice
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_size, refuse
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.rope.scaling import (
     SCALING_KINDS,
     QueryTemperature,
     RopeScaling,
     ScalingKind,
+    logarithm,
     longrope_attention_factor,
+    power,
     stretch_base,
     yarn_attention_factor,
 )
-from mlxr.kernels.rope.table import RopeTable, build_table, inverse_frequencies, llama3_factors
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 __all__ = [
@@ -35,7 +44,37 @@ __all__ = [
     "yarn_attention_factor",
 ]
 
-CHOICE = Choice(__name__)
+DoubleArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTable:
+    """cos and sin (positions, rot_dim / 2) of each position and pair.
+
+    `interleaved`: pair i is elements (2i, 2i + 1) of a head, otherwise (i, i + rot_dim / 2). Elements from `rot_dim`
+    on are not rotated; with 0 none are. `query_factors` (positions,) multiply queries, None leaves them.
+    """
+
+    cos: FloatArray
+    sin: FloatArray
+    interleaved: bool
+    rot_dim: int
+    query_factors: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        check_floats("RopeTable", "cos", self.cos, 2)
+        check_floats("RopeTable", "sin", self.sin, 2)
+        if self.cos.shape != self.sin.shape or self.rot_dim != 2 * self.cos.shape[1]:
+            shapes = f"{self.cos.shape} and {self.sin.shape}"
+            refuse("RopeTable", "cos and sin", f"of shapes {shapes}", f"(positions, {self.rot_dim} / 2)")
+        if self.query_factors is not None:
+            check_floats("RopeTable", "query_factors", self.query_factors, 1)
+            check_size("RopeTable", "length of query_factors", len(self.query_factors), len(self.cos))
+
+    @property
+    def positions(self) -> int:
+        """Positions from 0 that the table covers."""
+        return len(self.cos)
 
 
 def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, *, queries: bool = False) -> None:
@@ -53,7 +92,138 @@ def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, *, 
     factors = table.query_factors if queries else None
     if not table.rot_dim and factors is None:
         return
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = ROPE.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("rope", name, "interleaved" if table.interleaved else "halves")
-    implementation.rope(ctx, x, positions, table, factors)
+    implementation(ctx, x, positions, table, factors)
+
+
+def _rope_reference(
+    ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, factors: FloatArray | None
+) -> None:
+    """Rotate each pair (a, b) of every head by the angle of its token's position, then multiply by the factor there."""
+    if positions.shape[0] and (positions.min() < 0 or positions.max() >= table.positions):
+        refuse("rope", "positions", positions.tolist(), f"positions from 0 to {table.positions - 1}")
+    cos = table.cos[positions][:, None, :]
+    sin = table.sin[positions][:, None, :]
+    rotated = x[:, :, : table.rot_dim]
+    half = table.rot_dim // 2
+    a = rotated[:, :, 0::2] if table.interleaved else rotated[:, :, :half]
+    b = rotated[:, :, 1::2] if table.interleaved else rotated[:, :, half:]
+    new_a, new_b = a * cos - b * sin, b * cos + a * sin
+    a[...] = new_a
+    b[...] = new_b
+    if factors is not None:
+        x *= factors[positions][:, None, None]
+
+
+def _rope_native(
+    ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, factors: FloatArray | None
+) -> None:
+    """Rotate each pair of every head by the angle of its token's position, and multiply by the factor of that."""
+    ctx.module.rope(ctx.native, x, positions, table.cos, table.sin, table.interleaved, factors)
+
+
+ROPE = FunctionChoice("rope", _rope_reference, _rope_native)
+
+
+def build_table(
+    positions: int,
+    rot_dim: int,
+    theta: float,
+    *,
+    interleaved: bool,
+    scaling: RopeScaling | None = None,
+    frequency_factors: Sequence[float] | None = None,
+    context: int | None = None,
+    temperature: QueryTemperature | None = None,
+) -> RopeTable:
+    """The table of `positions` positions with base `theta` (Su et al. 2021, arXiv:2104.09864).
+
+    With a rot_dim of 0 nothing is rotated. `frequency_factors` (rot_dim / 2), as GGUF's `rope_freqs.weight` holds them,
+    divide the frequencies. `context` is the longest context that will be served, by which longrope chooses.
+    """
+    factors = None if temperature is None else _temper(positions, temperature)
+    if not rot_dim:
+        none = np.empty((positions, 0), np.float32)
+        return RopeTable(none, none, interleaved, 0, factors)
+    frequencies = inverse_frequencies(rot_dim, theta, scaling, frequency_factors, context)
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
+    factor = scaling.attention_factor if scaling is not None else 1.0
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return RopeTable(cos.astype(np.float32), sin.astype(np.float32), interleaved, rot_dim, factors)
+
+
+def _temper(positions: int, temperature: QueryTemperature) -> FloatArray:
+    turns = (np.arange(positions, dtype=np.int64) + temperature.offset) // temperature.period
+    return (1.0 + temperature.beta * np.log1p(turns.astype(np.float64))).astype(np.float32)
+
+
+def inverse_frequencies(
+    rot_dim: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    frequency_factors: Sequence[float] | None = None,
+    context: int | None = None,
+) -> DoubleArray:
+    """Radians per position of each pair, (rot_dim / 2,): theta ** (-2 i / rot_dim), scaled."""
+    if rot_dim < 2 or rot_dim % 2:
+        refuse("build_table", "rot_dim", rot_dim, "an even number from 2")
+    frequencies = _plain(rot_dim, theta)
+    if scaling is not None:
+        frequencies = _scale(frequencies, rot_dim, theta, scaling, context)
+    if frequency_factors is not None:
+        if len(frequency_factors) != rot_dim // 2:
+            refuse("build_table", "length of frequency_factors", len(frequency_factors), rot_dim // 2)
+        frequencies = frequencies / np.asarray(frequency_factors, dtype=np.float64)
+    return frequencies
+
+
+def _plain(rot_dim: int, theta: float) -> DoubleArray:
+    return np.array([power(theta, -2 * pair, rot_dim) for pair in range(rot_dim // 2)])
+
+
+def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling, context: int | None) -> DoubleArray:
+    match scaling.kind:
+        case "linear":
+            return plain / scaling.factor
+        case "yarn":
+            keep = 1.0 - _yarn_ramp(rot_dim, theta, scaling)
+            return plain * keep + plain / scaling.factor * (1.0 - keep)
+        case "longrope":
+            if context is None:
+                refuse(
+                    "build_table", "context with longrope scaling", "None", "the longest context that will be served"
+                )
+            factors = scaling.list_factors(context)
+            check_size("build_table", "number of longrope factors", len(factors), rot_dim // 2)
+            return plain / np.asarray(factors, dtype=np.float64)
+
+
+def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
+    """0 for pairs that turn often within the original context, 1 for those that hardly turn, a ramp between."""
+
+    def pair_turning(rotations: float) -> float:
+        assert scaling.original_context is not None  # checked when made
+        turns = scaling.original_context / (rotations * 2 * math.pi)
+        return rot_dim * logarithm(turns) / (2 * logarithm(theta))
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rot_dim - 1)
+    width = high - low if high != low else 0.001
+    ramp: DoubleArray = np.clip((np.arange(rot_dim // 2) - low) / width, 0.0, 1.0)
+    return ramp
+
+
+def llama3_factors(plain: DoubleArray, factor: float, original_context: int, low: float, high: float) -> DoubleArray:
+    """Return what Llama 3.1 divides each plain frequency by; GGUF files store these as `rope_freqs.weight`.
+
+    Wavelengths below original_context / high stay, those above original_context / low are divided by `factor`, with a
+    smooth transition.
+    """
+    turns = original_context * plain / (2 * math.pi)  # original context in wavelengths
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    result: DoubleArray = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return result

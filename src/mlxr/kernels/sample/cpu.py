@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from mlxr.core.types import TokenLogprob
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample.row import SampleResult, SampleRow
+from mlxr.kernels.sample import SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray
 
 

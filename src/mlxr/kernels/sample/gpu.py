@@ -19,7 +19,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import DRAW, NUMBERS, launch_draw, split_drawn
 from mlxr.kernels.gpu.recording import Buffer
-from mlxr.kernels.sample.row import SampleResult, SampleRow, drops_likeliest, takes_likeliest
+from mlxr.kernels.sample import SampleResult, SampleRow, drops_likeliest, takes_likeliest
 from mlxr.kernels.tensor import FloatArray
 
 KERNELS = (DRAW,)

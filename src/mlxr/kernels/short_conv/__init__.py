@@ -1,6 +1,7 @@
 """A short causal convolution of each channel, whose state is its last inputs (LFM2, arXiv:2511.23404; the one before
 the gated delta rule and before Mamba-2)."""
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,18 +9,17 @@ from typing import Literal
 
 import numpy as np
 
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import check_states
+from mlxr.kernels.states import check_states, list_states, place_states
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
 __all__ = ["Convolution", "ConvolutionKind", "make_convolution", "short_conv"]
 
 ConvolutionKind = Literal["plain", "silu", "gated"]
-
-CHOICE = Choice(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +81,50 @@ def short_conv(
     if first < 0 or first + conv.inputs > x.shape[1]:
         refuse("short_conv", "first column", first, f"0 to {x.shape[1] - conv.inputs}")
     check_states("short_conv", pool, at, conv.state_floats, batch)
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = SHORT_CONV.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("short_conv", name, conv.kind)
-    result: FloatArray = implementation.short_conv(ctx, x, conv, batch, pool, first, at)
-    return result
+    return implementation(ctx, x, conv, batch, pool, first, at)
+
+
+def run_short_conv(
+    ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: FloatArray, first: int, at: int
+) -> FloatArray:
+    """Sequence after sequence, all its tokens at once, one tap after another."""
+    taps, channels = conv.weight.shape
+    rows = x[:, first : first + conv.inputs]
+    gates = rows[:, channels : 2 * channels] if conv.kind == "gated" else None
+    inputs = rows if gates is None else rows[:, :channels] * rows[:, 2 * channels :]
+    out = np.empty((len(x), channels), np.float32)
+    for tokens, before, after in list_states(pool, at, conv.state_floats, batch):
+        known = np.concatenate([before.reshape(taps - 1, channels), inputs[tokens]])
+        count = tokens.stop - tokens.start
+        total: FloatArray = np.zeros((count, channels), np.float32)
+        if conv.bias is not None:
+            total += conv.bias
+        for tap in range(taps):
+            total += conv.weight[tap] * known[tap : tap + count]
+        out[tokens] = total
+        after[:] = known[count:].reshape(-1)
+    if gates is not None:
+        return out * gates
+    return silu(out) if conv.kind == "silu" else out
+
+
+def silu(x: FloatArray) -> FloatArray:
+    """x / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) may be infinite, and the result 0
+        return (x / (np.float32(1) + np.exp(-x))).astype(np.float32)
+
+
+def _short_conv_native(
+    ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: FloatArray, first: int, at: int
+) -> FloatArray:
+    """The convolution of the batch's tokens."""
+    out = empty(ctx, x.shape[0], conv.channels)
+    places = place_states(batch, pool, at)
+    ctx.module.short_conv(ctx.native, x, first, conv.weight, conv.bias, conv.kind, out, *places)
+    return out
+
+
+SHORT_CONV = FunctionChoice("short_conv", run_short_conv, _short_conv_native, f"{__name__}.gpu")

@@ -15,7 +15,7 @@ from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.states import compose_on_host, place_states
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.short_conv import Convolution, reference
+from mlxr.kernels.short_conv import Convolution, run_short_conv
 
 THREADS = 128
 WIDTH = 4  # channels of a thread: 16 bytes of a state
@@ -37,7 +37,7 @@ def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool
             conv.kind,
             (x,),
             pool,
-            lambda own, states: reference.short_conv(ctx, own, conv, batch, states, first, at),
+            lambda own, states: run_short_conv(ctx, own, conv, batch, states, first, at),
         )
     numbers, places = gpu.launcher.numbers, place_states(gpu, batch)
     tokens, slot_floats = batch.tokens, pool.shape[1]

@@ -18,8 +18,7 @@ from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.cuda.products import CudaProducts, Shape
 from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher
-from mlxr.kernels.gpu.recording import Launch, Product
-from mlxr.kernels.gpu.step_memory import StepMemory
+from mlxr.kernels.gpu.recording import Launch, Product, StepMemory
 
 logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]

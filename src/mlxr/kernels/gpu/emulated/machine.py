@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.emulated.emulator import Emulator
 from mlxr.kernels.gpu.launcher import view_host
-from mlxr.kernels.gpu.recording import Launch, Product
-from mlxr.kernels.gpu.step_memory import StepMemory
+from mlxr.kernels.gpu.recording import Launch, Product, StepMemory
 
 AnyArray = npt.NDArray[Any]
 
