@@ -1,6 +1,7 @@
-// The rules of sample that need more than the head of the order of candidates; see src/mlxr/kernels/sample/reference.py.
-// Wherever a rule bounds how many candidates can be left, only those are sorted; where none does, the order is never
-// made: XTC takes a few out, and the draw is that of sample.cpp. Sums are in double and in one order.
+// The rules of sample that need more than the head of the order of candidates; see
+// src/mlxr/kernels/sample/reference.py. Wherever a rule bounds how many candidates can be left, only those are sorted;
+// where none does, the order is never made: XTC takes a few out, and the draw is that of sample.cpp. Sums are in double
+// and in one order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

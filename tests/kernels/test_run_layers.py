@@ -21,7 +21,7 @@ from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.layers import Layer, Layers, StepInput, prepare_layers, run_layers
 from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
-from mlxr.kernels.layers.operators import Activate, NormKind, Product
+from mlxr.kernels.layers.operators import Activate, NormKind, Product, SplitHeads
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.ragged import RaggedBatch
@@ -121,12 +121,15 @@ def make_zeros(layer: components.Layer, hidden: int) -> dict[str, TensorSource]:
 def describe_layers(kind: Kind) -> list[components.Layer]:
     rule = RoutingRule(2, "sigmoid", renormalises=True)
     dense = FeedForward(kind.forward, kind.activation, bias=kind.bias, gated=kind.gated)
-    experts = Experts(kind.experts, kind.forward, kind.activation, rule, choice_bias=True)
     second: components.FeedForward | Experts | DenseAndExperts = dense
-    if kind.experts and kind.norms == "both":
-        second = DenseAndExperts(dense, experts)
-    elif kind.experts:
-        second = replace(experts, shared_features=kind.forward, shared_gate=True)
+    if kind.experts:
+        experts = Experts(kind.experts, kind.forward, kind.activation, rule, choice_bias=True)
+        is_beside = kind.norms == "both"
+        second = (
+            DenseAndExperts(dense, experts)
+            if is_beside
+            else replace(experts, shared_features=kind.forward, shared_gate=True)
+        )
     recurrent = {"conv": ShortConv(192, 3), "delta": GatedDelta(1, 4, 32, 16, 3), "mamba": Mamba2(4, 32, 2, 16, 3)}
     inputs = LayerInputs(INPUTS, kind.activation, table_scale=0.6, scale=0.7, eps=1e-3) if kind.inputs else None
     norms = Norms(1e-5, kind.norm_kind, bias=kind.norm_kind == "layer", places=kind.norms)
@@ -420,7 +423,12 @@ def test_what_no_layer_can_be_is_refused(cpu: Context) -> None:
     assert isinstance(block, Experts)
     with pytest.raises(ModelError, match="share another one, expected none"):
         DenseAndExperts(FeedForward(64, "silu"), block)
-    odd = replace(describe_layers(Kind())[0], mixer=Attention(4, 3, DIM, 1.0, NO_ROPE))
-    loaded = odd.load(Weights(cpu, make_zeros(odd, HIDDEN)), 0, HIDDEN)
+    with pytest.raises(ModelError, match="model has 4 heads, which its kv_heads 3 do not divide"):
+        Attention(4, 3, DIM, 1.0, NO_ROPE)
+    layer = make_layers(cpu, Kind())[0]
+    operators = tuple(
+        replace(one, heads=replace(one.heads, heads=4, kv_heads=3)) if isinstance(one, SplitHeads) else one
+        for one in layer.operators
+    )
     with pytest.raises(ValueError, match="layers: heads is 4, expected a multiple of the 3 key heads"):
-        prepare_layers(cpu, [loaded])
+        prepare_layers(cpu, [replace(layer, operators=operators)])
