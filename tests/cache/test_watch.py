@@ -21,13 +21,10 @@ TEXT = list(range(2 * PAGE_SIZE))
 
 
 def read_codes(watch: CacheWatch) -> list[int]:
-    """The codes as they are after a reading of the changes, which must be right."""
-    watch.read_changes()
+    """The codes as they are read, which must be right."""
+    (pages,) = watch.read()
     watch.check()
-    (group,) = watch.read_state()
-    codes = [code for first, count, code in group.runs for _ in range(count)]
-    assert len(codes) == group.pages
-    return codes
+    return list(pages.codes)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -72,7 +69,9 @@ def test_pages_on_their_way_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gate.set()
     world.flush()
     assert read_codes(watch)[:3] == [ON_DISK, ON_DISK, FREE]
-    assert watch.read_changes() == []
+    (before,), (now,) = watch.read(), watch.read()
+    assert now.codes is before.codes
+    assert (now.evicted, now.copied) == ([], [])
 
 
 def test_pages_that_leave_the_disk(tmp_path: Path) -> None:
@@ -147,14 +146,14 @@ def test_evictions_and_copies_are_named_and_bounded(monkeypatch: pytest.MonkeyPa
     watch = world.cache.watch()
     for start in range(0, 100, 10):
         world.serve([start + token for token in TEXT])
-    (change,) = watch.read_changes()
+    (change,) = watch.read()
     assert len(change.evicted) == 3
     table = world.open([7])
     world.write(table, [7, 8])
     twin = world.cache.fork(table)
     assert read_codes(watch).count(SHARED) == 1
     world.write(twin, [7, 8, 9])
-    (change,) = watch.read_changes()
+    (change,) = watch.read()
     assert change.copied == [(table.groups[0].pages[0], twin.groups[0].pages[0])]
 
 

@@ -21,11 +21,11 @@ from test_engine_machine import EngineMachine, MixedEngineMachine, StateEngineMa
 
 from mlxr.cache.shapes import form_groups
 from mlxr.core.counters import Counters
-from mlxr.core.live import LiveChange, LiveState
+from mlxr.core.live import LiveReading
 from mlxr.engine.engine import Engine
-from mlxr.engine.live import FORGET_S
+from mlxr.engine.live import FORGET_S, _describe
 from mlxr.models.step_work import AttentionWork, StepWork
-from mlxr.server.live import Change, Snapshot, fields_of, write_change, write_snapshot
+from mlxr.server.live_events import compare, make_snapshot, write_change, write_snapshot
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
 
@@ -33,14 +33,6 @@ WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(Atte
 def decode_frame(frame: bytes) -> tuple[str, dict[str, Any]]:
     head, data, _, _ = frame.decode().split("\n")
     return head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
-
-
-def to_snapshot(state: LiveState) -> tuple[str, dict[str, Any]]:
-    return decode_frame(write_snapshot(Snapshot(**fields_of(state), time=1.0, models=[])))
-
-
-def to_change(change: LiveChange) -> tuple[str, dict[str, Any]]:
-    return decode_frame(write_change(Change(**fields_of(change), time=1.0, seconds=1.0)))
 
 
 def expect_codes(engine: Engine, number: int) -> list[int]:
@@ -61,6 +53,7 @@ class WatchedMachine(EngineMachine):
     """The same moves, and somebody who looks."""
 
     view: LiveView | None = None
+    last: LiveReading | None = None
     has_looked = is_eager = False
 
     @initialize(eager=st.booleans())
@@ -70,13 +63,15 @@ class WatchedMachine(EngineMachine):
     @rule(full=st.booleans())
     def look(self, full: bool) -> None:
         work = replace(WORK, attention=WORK.attention * len(form_groups(self.layers).paged))
-        reading = self.engine.live.read(work, full=full or self.view is None)
-        if reading.change is None:
+        full = full or self.view is None
+        reading = self.engine.live.read(work)
+        if reading.is_first:
             self.view = None  # the record begins here
-        elif self.view is not None:
-            self.view.apply(*to_change(reading.change))
-        if reading.state is not None:
-            fresh = LiveView.of(to_snapshot(reading.state)[1])
+        elif self.view is not None and self.last is not None:
+            self.view.apply(*decode_frame(write_change(compare(self.last, reading, 1.0, 1.0))))
+        self.last = reading
+        if full:
+            fresh = LiveView.of(decode_frame(write_snapshot(make_snapshot(reading, 1.0, [])))[1])
             self.compare(fresh)
             self.view = self.view or fresh
         self.has_looked = True
@@ -98,7 +93,7 @@ class WatchedMachine(EngineMachine):
         if hasattr(self, "engine") and self.has_looked and self.view is not None:
             self.compare(self.view)
             assert self.engine.live.record is not None
-            self.engine.live.record.check()
+            self.engine.live.record.watch.check()
         self.has_looked = False
 
     @invariant()
@@ -119,6 +114,7 @@ class WatchedMachine(EngineMachine):
         rows = {(sequence.id, sequence.index): sequence for sequence in scheduler.running}
         assert view.rows.keys() == rows.keys()
         for key, row in view.rows.items():
+            assert {**row, "tables": None} == {**asdict(_describe(rows[key])), "tables": None}
             assert [part["pages"] for part in row["tables"]] == [own.pages for own in rows[key].table.groups]
             assert row["tokens"] == len(rows[key].tokens)
             assert row["written_tokens"] == rows[key].table.length_tokens
@@ -178,7 +174,7 @@ def test_the_record_ends_when_nobody_reads() -> None:
     machine.now += FORGET_S
     machine.step(1)
     assert machine.engine.live.record is None
-    assert machine.engine.live.read(WORK, full=False).change is None
+    assert machine.engine.live.read(WORK).is_first
     machine.teardown()
 
 

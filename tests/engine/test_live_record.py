@@ -9,56 +9,45 @@ from pathlib import Path
 
 import pytest
 from fake_model import FakeModel, make_engine, run_all
+from live_look import Look
 
-from mlxr.core.live import MAX_LOG, LiveChange, TablePart
+from mlxr.core.live import MAX_LOG, TablePart
 from mlxr.core.types import SamplingParams
-from mlxr.engine.engine import Engine
-from mlxr.engine.live import MAX_STEP_SUMS, _cut, _StepSums
+from mlxr.engine.live import MAX_STEP_SUMS, _StepSums
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.step_work import AttentionWork, StepWork
+from mlxr.server.live_events import Change, cut_table
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
 ANSWER = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-def watch(engine: Engine) -> None:
-    reading = engine.live.read(WORK, full=True)
-    assert reading.change is None
-    assert reading.state is not None
-
-
-def read(engine: Engine) -> LiveChange:
-    change = engine.live.read(WORK, full=False).change
-    assert change is not None
-    return change
-
-
-def entries(change: LiveChange) -> list[tuple[str, str, int | None]]:
+def entries(change: Change) -> list[tuple[str, str, int | None]]:
     return [(entry.kind, entry.reason, entry.request) for entry in change.log]
 
 
 def test_answers_begin_and_end() -> None:
     engine = make_engine(max_sequences=1)
-    watch(engine)
+    look = Look(engine, WORK)
     first = engine.submit(EngineRequest([1, 2, 3], ANSWER))
     second = engine.submit(EngineRequest([4], ANSWER))
     engine.step()
-    assert entries(read(engine)) == [("started", "new", first)]
+    assert entries(look.read()) == [("started", "new", first)]
     engine.cancel(first)
     engine.step()
-    assert entries(read(engine)) == [("ended", "cancelled", first), ("started", "new", second)]
+    assert entries(look.read()) == [("ended", "cancelled", first), ("started", "new", second)]
     run_all(engine)
-    assert entries(read(engine)) == [("ended", "length", second)]
+    assert entries(look.read()) == [("ended", "length", second)]
 
 
 def test_an_answer_that_is_preempted_for_pages_resumes() -> None:
     engine = make_engine(pages=6)
-    watch(engine)
+    look = Look(engine, WORK)
     first = engine.submit(EngineRequest([1] * 9, SamplingParams(max_tokens=12)))
     second = engine.submit(EngineRequest([2] * 7, SamplingParams(max_tokens=12)))
     run_all(engine)
-    log = entries(read(engine))
+    log = entries(look.read())
     assert ("preempted", "pages", second) in log
     assert log.index(("preempted", "pages", second)) < log.index(("started", "resumed", second))
     assert log.index(("ended", "length", first)) < log.index(("started", "resumed", second))
@@ -69,14 +58,14 @@ def test_an_answer_that_makes_place_is_known_as_such_to_who_comes_later() -> Non
     engine = make_engine(max_sequences=1)
     low = engine.submit(EngineRequest([1, 2, 3], ANSWER))
     engine.step()
-    watch(engine)
+    look = Look(engine, WORK)
     high = engine.submit(EngineRequest([4], ANSWER, priority=10))
     engine.step()
-    assert entries(read(engine)) == [("preempted", "place", low), ("started", "new", high)]
+    assert entries(look.read()) == [("preempted", "place", low), ("started", "new", high)]
     engine.live.stop()
-    watch(engine)
+    look = Look(engine, WORK)
     run_all(engine)
-    assert ("started", "resumed", low) in entries(read(engine))
+    assert ("started", "resumed", low) in entries(look.read())
 
 
 def test_a_step_that_fails_and_a_deadline(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,11 +75,11 @@ def test_a_step_that_fails_and_a_deadline(caplog: pytest.LogCaptureFixture) -> N
 
     fails, now = True, 0.0
     engine = make_engine(FakeModel(on_forward=fail), clock=lambda: now)
-    watch(engine)
+    look = Look(engine, WORK)
     lost = engine.submit(EngineRequest([1], ANSWER))
     with caplog.at_level(logging.CRITICAL):
         engine.step()
-    change = read(engine)
+    change = look.read()
     assert entries(change) == [("started", "new", lost), ("failed", "step", None), ("ended", "error", lost)]
     assert change.log[1].text.startswith("out of luck")
     assert len(change.log[1].text) < 600
@@ -101,17 +90,17 @@ def test_a_step_that_fails_and_a_deadline(caplog: pytest.LogCaptureFixture) -> N
     engine.step()
     now = 6.0
     engine.step()
-    assert ("ended", "deadline", late) in entries(read(engine))
+    assert ("ended", "deadline", late) in entries(look.read())
 
 
 def test_pages_that_are_given_up_and_damaged(tmp_path: Path) -> None:
     with_pages = make_engine(pages=10, store_folder=tmp_path)
-    watch(with_pages)
+    look = Look(with_pages, WORK)
     for start in range(3):
         with_pages.submit(EngineRequest([start] * 21, ANSWER))
         run_all(with_pages)
     with_pages._cache.flush()
-    change = read(with_pages)
+    change = look.read()
     (evicted,) = [entry for entry in change.log if entry.kind == "evicted"]
     assert evicted.reason == "grow"
     assert int(evicted.text) == change.counters["evicted_pages"] == len(change.groups[0].evicted)
@@ -119,29 +108,29 @@ def test_pages_that_are_given_up_and_damaged(tmp_path: Path) -> None:
         file.write_bytes(bytes(file.stat().st_size))
     with_pages.submit(EngineRequest([0] * 21, ANSWER))
     run_all(with_pages)
-    dropped = [entry for entry in read(with_pages).log if entry.kind == "dropped"]
+    dropped = [entry for entry in look.read().log if entry.kind == "dropped"]
     assert [(entry.reason, int(entry.text) > 0) for entry in dropped] == [("damaged", True)]
 
 
 def test_the_log_is_bounded() -> None:
     engine = make_engine()
-    watch(engine)
+    look = Look(engine, WORK)
     for _ in range(200):
         engine.cancel(engine.submit(EngineRequest([1], ANSWER)))
         engine.submit(EngineRequest([1], SamplingParams(max_tokens=1)))
         run_all(engine)
-    change = read(engine)
+    change = look.read()
     assert len(change.log) == MAX_LOG
     assert change.log_left_out == 200 * 3 - MAX_LOG
-    assert read(engine) == LiveChange()
+    assert look.read().is_empty
 
 
 def test_what_steps_read_and_compute() -> None:
     engine = make_engine(max_batch_tokens=16, prefix_sharing=False)
-    watch(engine)
+    look = Look(engine, WORK)
     engine.submit(EngineRequest([1, 2, 3, 4, 5], SamplingParams(max_tokens=2)))
     run_all(engine)
-    prompt, token = read(engine).steps
+    prompt, token = look.read().steps
     position_bytes = engine.stats().page_bytes // engine.stats().page_size
     assert (prompt.prefill_tokens, prompt.decode_tokens) == (5, 0)
     assert prompt.read_bytes == 1000 + 5 * position_bytes
@@ -172,7 +161,7 @@ def test_sums_of_steps_lose_nothing_and_stay_few(count: int) -> None:
 
 def test_only_the_end_of_a_table_is_told() -> None:
     def cut(before: list[int], now: list[int]) -> TablePart | None:
-        return _cut(TablePart(0, 0, before), TablePart(0, 0, now))
+        return cut_table(TablePart(0, 0, before), TablePart(0, 0, now))
 
     assert cut([1, 2, 3], [1, 2, 3]) is None
     assert cut([1, 2, 3], [1, 2, 3, 4]) == TablePart(0, 3, [4])

@@ -20,6 +20,7 @@ from fake_model import (
     make_engine,
     run_all,
 )
+from live_look import Look
 
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.types import FinishReason, SamplingParams
@@ -264,13 +265,10 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(failing: int, moment: str)
 def test_a_watcher_learns_why_a_hit_was_short() -> None:
     engine, prompt = open_engine(prefill_chunk_tokens=40), make_text(8, 40)
     serve(engine, prompt)
-    state = engine.live.read(WORK, full=True).state
-    assert state is not None
-    assert [(group.holds, group.short_tokens) for group in state.groups] == [("pages", 0), ("states", 0)]
+    look = Look(engine, WORK)
+    assert [(pages.holds, pages.short_tokens) for pages in look.first.maps] == [("pages", 0), ("states", 0)]
     assert serve(engine, [*prompt[:30], 7, 7, 7]) == 0  # pages for 28 tokens, and the only snapshot stands after 36
-    change = engine.live.read(WORK, full=False).change
-    assert change is not None
-    assert [group.short_tokens for group in change.groups] == [0, 28]
+    assert [group.short_tokens for group in look.read().groups] == [0, 28]
 
 
 def test_a_cancelled_prompt_leaves_what_it_computed() -> None:

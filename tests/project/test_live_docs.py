@@ -11,14 +11,14 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from mlxr.core import counters, live
-from mlxr.server import live as live_events
+from mlxr.server import live_events
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "page-live.md").read_text()
 SOURCE = (ROOT / "web" / "src" / "api" / "live.ts").read_text()
 SENT = [
-    *(live.GroupState, live.GroupChange, live.TablePart, live.SequenceRow, live.Queue, counters.Counters, live.StepSum),
-    *(live.StoreState, counters.Dispatch, live.MachineLimits, live.LogEntry, live.WatchedModel),
+    *(live_events.GroupState, live_events.GroupChange, live.TablePart, live.SequenceRow, live.Queue, live.StepSum),
+    *(counters.Counters, counters.Dispatch, live.StoreState, live.MachineLimits, live.LogEntry, live.WatchedModel),
     *(live_events.Snapshot, live_events.Change, live_events.PageDetails),
 ]
 IS_NUMBER = {"int": "number", "float": "number", "str": "string"}

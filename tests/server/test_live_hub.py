@@ -14,8 +14,7 @@ from live_view import LiveView
 
 from mlxr.core.counters import Counters, Dispatch
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import LiveChange, LiveState, MachineLimits, WatchedModel
-from mlxr.engine.live import LiveReading
+from mlxr.core.live import LiveReading, MachineLimits, WatchedModel
 from mlxr.server import live
 from mlxr.server.errors import ServerError
 from mlxr.server.live import MAX_FRAMES, Hub, Watcher
@@ -31,17 +30,16 @@ class CountingSession:
         self.error: Exception | None = None
         self.processor_s = 0.0
 
-    async def read_live(self, *, full: bool) -> LiveReading:
+    async def read_live(self) -> LiveReading:
         if self.wait is not None:
             await self.wait()
         if self.error is not None:
             raise self.error
         self.readings += 1
         self.steps += 1
-        change = LiveChange(counters={"steps": 1}) if self.is_recording else None
-        self.is_recording = True
-        state = LiveState(counters=Counters(steps=self.steps)) if full else None
-        return LiveReading(change, state, self.processor_s)
+        is_first, self.is_recording = not self.is_recording, True
+        counters = Counters(steps=self.steps)
+        return LiveReading(is_first=is_first, counters=counters, processor_s=self.processor_s)
 
     async def stop_live(self) -> None:
         self.is_recording = False

@@ -1,12 +1,11 @@
-"""Which pages change while somebody watches: codes of all pages at the start, then those that are other than before.
+"""The map of a cache's pages while somebody watches: who holds each, and how far it is on its way to disk.
 
 The pager names the pages whose holders change and the store the keys whose place changes, both only while there is a
-watch. A reading costs as much as there are such pages, however many others there are. For the engine's thread.
+watch. A reading looks at these pages alone, however many others there are. For the engine's thread.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from mlxr.cache.group import CacheGroup
@@ -14,14 +13,13 @@ from mlxr.cache.page_table import PageCopy
 from mlxr.cache.shapes import CacheShape
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
-from mlxr.core.live import GroupChange, GroupState, PageRecord, Run, StorePlace, make_code
+from mlxr.core.live import PageMap, PageRecord, StorePlace, make_code
 
 MAX_LISTED = 1024  # copies in a group between two readings
-_EQUAL = re.compile(rb"(?s)(.)\1*")
 
 
 class CacheWatch:
-    """The pages of a cache, from now until `close`. `short_tokens` counts, by group, as `GroupState` says."""
+    """The pages of a cache, from now until `close`. `short_tokens` counts, by group, as `PageMap` says."""
 
     def __init__(
         self,
@@ -40,17 +38,12 @@ class CacheWatch:
         for copy in copies:
             self._groups[copy.group].note_copy(copy)
 
-    def read_state(self) -> list[GroupState]:
-        """All groups with the codes that their pages had when the changes were read last."""
-        return [watch.read_state() for watch in self._groups]
-
-    def read_changes(self) -> list[GroupChange]:
-        """The groups in which something has changed since the last time."""
+    def read(self) -> list[PageMap]:
+        """The maps of all groups, with what happened since the last time."""
         if self._store is not None:
             for group, key in self._store.take_touched():
                 self._groups[group].note_key(key)
-        changes = [watch.read_change() for watch in self._groups]
-        return [change for change in changes if _is_change(change)]
+        return [watch.read() for watch in self._groups]
 
     def close(self) -> None:
         """End the watch; nothing is noted any more."""
@@ -71,12 +64,12 @@ class _GroupWatch:
     def __init__(self, group: CacheGroup, writer: StoreWriter | None, short_tokens: Mapping[int, int]) -> None:
         self._group, self._writer = group, writer
         self._short_tokens = short_tokens
-        self._short_known = short_tokens.get(group.number, 0)
         self._copied: list[tuple[int, int]] = []
         self._touched: set[int] = set()
         group.pager.touched = self._touched
         group.given_up = []
         self._codes = self._compute_codes()
+        self._told: bytes | None = None  # the codes as they were told last, if nothing has changed since
 
     def note_copy(self, copy: PageCopy) -> None:
         """A page was copied."""
@@ -89,35 +82,30 @@ class _GroupWatch:
         if entry is not None:
             self._touched.add(entry.page)
 
-    def read_state(self) -> GroupState:
-        """The group with the codes that its pages had when the changes were read last."""
-        arena = self._group.arena
-        return GroupState(
-            group=self._group.number,
+    def read(self) -> PageMap:
+        """The map of the group, with what happened since the last time."""
+        for page in self._touched:
+            code = self._find_code(page)
+            if code != self._codes[page]:
+                self._codes[page] = code
+                self._told = None
+        self._touched.clear()
+        self._told = bytes(self._codes) if self._told is None else self._told
+        evicted, copied = self._group.given_up or [], self._copied
+        self._group.given_up, self._copied = [], []
+        arena, number = self._group.arena, self._group.number
+        return PageMap(
+            group=number,
             name=str(arena.shape),
             layers=arena.layers,
-            pages=arena.pages,
             page_size=arena.page_size,
             page_bytes=arena.page_bytes,
             holds="pages" if isinstance(arena.shape, CacheShape) else "states",
-            short_tokens=self._short_known,
-            runs=[(run.start(), run.end() - run.start(), run[0][0]) for run in _EQUAL.finditer(self._codes)],
+            short_tokens=self._short_tokens.get(number, 0),
+            codes=self._told,
+            evicted=evicted,
+            copied=copied,
         )
-
-    def read_change(self) -> GroupChange:
-        """What has changed since the last time."""
-        changed = [
-            (page, code) for page in sorted(self._touched) if (code := self._find_code(page)) != self._codes[page]
-        ]
-        self._touched.clear()
-        for page, code in changed:
-            self._codes[page] = code
-        number = self._group.number
-        before, self._short_known = self._short_known, self._short_tokens.get(number, 0)
-        evicted, short = self._group.given_up or [], self._short_known - before
-        change = GroupChange(number, _join_runs(changed), evicted, self._copied, short)
-        self._group.given_up, self._copied = [], []
-        return change
 
     def close(self) -> None:
         """Note nothing any more."""
@@ -160,21 +148,3 @@ def describe_page(page: int, group: CacheGroup, writer: StoreWriter | None) -> P
 def _find_place(page: int, group: CacheGroup, writer: StoreWriter | None) -> StorePlace:
     entry = None if writer is None else group.index.at(page)
     return StorePlace.NONE if entry is None or writer is None else writer.find_place((group.number, entry.key))
-
-
-def _is_change(change: GroupChange) -> bool:
-    return bool(change.runs or change.evicted or change.copied or change.short_tokens)
-
-
-def _join_runs(codes: Iterable[tuple[int, int]]) -> list[Run]:
-    """Pages in ascending order with their codes; neighbours with one code become one run."""
-    runs: list[Run] = []
-    first, count, known = 0, 0, -1
-    for page, code in codes:
-        if code == known and page == first + count:
-            count += 1
-            continue
-        if count:
-            runs.append((first, count, known))
-        first, count, known = page, 1, code
-    return [*runs, (first, count, known)] if count else runs

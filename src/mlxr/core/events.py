@@ -6,6 +6,7 @@ tells them apart.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -18,6 +19,11 @@ class TokenInfo:
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def possible(self) -> list[TokenLogprob]:
+        """Return the alternatives that no grammar rules out: JSON has a number for their log-probability."""
+        return [token for token in self.top if token.logprob > -math.inf]
 
 
 @dataclass(frozen=True, slots=True)

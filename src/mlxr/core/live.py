@@ -1,19 +1,20 @@
-"""What a watcher of an engine is told: its state at one moment, and what has changed since the moment before.
+"""What an engine tells a watcher of itself at one moment, and what happened since the moment before.
 
-docs/page-live.md explains every field; the server sends these values as JSON under these names. Values are never
-changed once they are made, so any thread may read them.
+docs/page-live.md explains the fields; the server sends them as JSON under these names, whole or as differences
+(`server/live_events`). Values are never changed once they are made, so any thread may read them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Literal
 
 from mlxr.core.counters import Counters
 
 MAX_LOG = 256  # entries in a change
-Run = tuple[int, int, int]  # first page, number of pages, their code
 Phase = Literal["prefill", "decode"]
 Kind = Literal["started", "ended", "preempted", "refused", "evicted", "dropped", "failed"]
 
@@ -41,36 +42,22 @@ def make_code(holder: int, place: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
-    """The pages of layers whose cache has one shape; `runs` cover all of them.
+class PageMap:
+    """The pages of layers whose cache has one shape, and what happened to them since the reading before.
 
     Recurrent layers hold `states`: a page is a slot for the state of all of them, and a cached one is a snapshot.
-    `short_tokens` are those of prompts that were computed because this group had nothing where another group had.
     """
 
     group: int
     name: str
     layers: int
-    pages: int
     page_size: int
     page_bytes: int
     holds: Literal["pages", "states"]
-    short_tokens: int
-    runs: list[Run]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupChange:
-    """Pages of a group that have another code now, those that were given up, and copies on write (source, target).
-
-    `short_tokens` are those that were added.
-    """
-
-    group: int
-    runs: list[Run]
-    evicted: list[int]
-    copied: list[tuple[int, int]]
-    short_tokens: int
+    short_tokens: int  # of prompts, computed because this group had nothing where another group had
+    codes: bytes  # of each page, see `make_code`
+    evicted: list[int]  # pages that were given up
+    copied: list[tuple[int, int]]  # copies on write: source, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +74,15 @@ class SequenceRow:
     """An answer that runs."""
 
     request: int
-    index: int
+    index: int  # among the answers to the request
     client: str | None
     priority: int
     phase: Phase
     prompt_tokens: int
-    cached_tokens: int
-    tokens: int
-    written_tokens: int
-    end_tokens: int
+    cached_tokens: int  # of the prompt, from the cache
+    tokens: int  # of prompt and answer so far
+    written_tokens: int  # with keys and values in pages
+    end_tokens: int  # at which it ends at the latest
     tables: list[TablePart]
 
 
@@ -121,18 +108,18 @@ class StepSum:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """A model's pages on disk; `queued_pages` wait to be written."""
+    """Counts a model's pages on disk."""
 
     entries: int
     bytes: int
-    queued_pages: int
+    queued_pages: int  # that wait to be written
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Something that happened; `time` is in seconds since 1970."""
+    """Tells something that happened."""
 
-    time: float
+    time: float  # in seconds since 1970
     kind: Kind
     reason: str
     request: int | None
@@ -142,11 +129,11 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Says what the machine can do, as the probe measured it at `measured_at` (seconds since 1970)."""
+    """Says what the machine can do, as the probe measured it."""
 
     read_bytes_per_s: float
     int8_macs_per_s: float
-    measured_at: float
+    measured_at: float  # in seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +152,11 @@ class WatchedModel:
 
 @dataclass(frozen=True, slots=True)
 class PageHolder:
-    """An answer that holds a page, as number `place` of its text."""
+    """An answer that holds a page."""
 
     request: int
     index: int
-    place: int
+    place: int  # of the page in its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,27 +173,22 @@ class PageRecord:
     age_pages: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LiveState:
-    """All that is known of an engine at one moment, its kernels aside."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReading:
+    """An engine at one moment, its kernels aside; the reader makes the differences between two of them.
 
-    groups: list[GroupState] = field(default_factory=list)
+    `steps`, `log`, and what the maps tell of evictions and copies, happened since the reading before.
+    """
+
+    is_first: bool = False  # the record begins here: what was before is not known
+    maps: list[PageMap] = field(default_factory=list)
     sequences: list[SequenceRow] = field(default_factory=list)
     queue: Queue = Queue(0, 0)
     counters: Counters = field(default_factory=Counters)
+    evictions: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # pages by cause, in all
+    drops: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # pages by cause, in all
     store: StoreState | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LiveChange:
-    """Says what has changed since the moment before, its kernels aside; what has not is empty, None or 0."""
-
-    groups: list[GroupChange] = field(default_factory=list)
-    sequences: list[SequenceRow] = field(default_factory=list)
-    gone: list[tuple[int, int]] = field(default_factory=list)
-    queue: Queue | None = None
-    counters: dict[str, int] = field(default_factory=dict)
     steps: list[StepSum] = field(default_factory=list)
-    store: StoreState | None = None
     log: list[LogEntry] = field(default_factory=list)
-    log_left_out: int = 0
+    log_left_out: int = 0  # entries beyond MAX_LOG
+    processor_s: float = 0.0  # of the engine's thread that the reading took

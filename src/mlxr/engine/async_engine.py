@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mlxr.core.errors import RequestFailed
-from mlxr.core.live import PageRecord
+from mlxr.core.live import LiveReading, PageRecord
 from mlxr.engine.engine import Engine
-from mlxr.engine.live import LiveReading
 from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats
 from mlxr.engine.request import EngineRequest
@@ -108,9 +107,9 @@ class AsyncEngine:
         """`call` for a loop: run `work` while the engine computes nothing; answers pause for as long."""
         return await self._call(work)
 
-    async def read_live(self, work: StepWork, *, full: bool) -> LiveReading:
-        """What happened since the last reading, read between two steps; see `Live.read`."""
-        return await self._call(lambda engine: engine.live.read(work, full=full))
+    async def read_live(self, work: StepWork) -> LiveReading:
+        """Return the state now, and what happened since the last reading, read between two steps; see `Live.read`."""
+        return await self._call(lambda engine: engine.live.read(work))
 
     async def stop_live(self) -> None:
         """Record no longer what happens."""

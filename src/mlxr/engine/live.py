@@ -1,17 +1,17 @@
 """What an engine does, for whoever watches: recorded between two readings, and only while somebody reads.
 
 Belongs to the engine's thread. While it is off it holds nothing and its notes are not called; a reading turns it on,
-and it turns itself off when nobody has read for a while. All that it keeps is bounded.
+and it turns itself off when nobody has read for a while. All that it keeps is bounded. A reading is the state at one
+moment and what has happened since the one before; who reads makes the differences (`server/live_events`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from operator import add
-from typing import TypeVar
 
 from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
@@ -22,8 +22,7 @@ from mlxr.core.counters import Counters
 from mlxr.core.live import (
     MAX_LOG,
     Kind,
-    LiveChange,
-    LiveState,
+    LiveReading,
     LogEntry,
     PageHolder,
     PageRecord,
@@ -43,20 +42,7 @@ from mlxr.models.step_work import StepWork
 MAX_STEP_SUMS = 16
 FORGET_S = 10.0  # after which a record that nobody reads ends
 MAX_ERROR_CHARACTERS = 500
-Cause = TypeVar("Cause", bound=str)
 Key = tuple[int, int]  # request and index of an answer
-
-
-@dataclass(frozen=True, slots=True)
-class LiveReading:
-    """`change` is what happened since the reading before, None if there was none; `state` is there where asked for.
-
-    `processor_s` are the seconds of processor time that the reading took the engine's thread.
-    """
-
-    change: LiveChange | None
-    state: LiveState | None
-    processor_s: float = 0.0
 
 
 class Live:
@@ -75,19 +61,18 @@ class Live:
         self._work, self._ledger = work, ledger
         self.record: Record | None = None
 
-    def read(self, step_work: StepWork, *, full: bool) -> LiveReading:
-        """Return what has happened since the last reading, with `full` the state too. The first begins the record."""
-        start_s, change = time.thread_time(), None
+    def read(self, step_work: StepWork) -> LiveReading:
+        """Return the state now, and what has happened since the last reading. The first one begins the record."""
+        start_s, is_first = time.thread_time(), self.record is None
         if self.record is None:
             watch = self._cache.watch()
             self._scheduler.preempted = []
-            meter = _Meter(step_work, self._arena)
-            self.record = Record(watch, self._scheduler, self._work, meter, self.count)
-        else:
-            change = self.record.read_change()
+            self.record = Record(watch, self._scheduler, self._work, _Meter(step_work, self._arena))
         self.record.read_s = self._clock()
-        state = self.record.read_state() if full else None
-        return LiveReading(change, state, time.thread_time() - start_s)
+        totals = self._cache.totals()
+        counters = read_counters(self._work, self._scheduler, totals, self._ledger)
+        reading = self.record.read(counters, totals)
+        return replace(reading, is_first=is_first, processor_s=time.thread_time() - start_s)
 
     def stop(self) -> None:
         """End the record and forget it."""
@@ -113,25 +98,13 @@ class Live:
         ]
         return replace(record, sequences=holders)
 
-    def count(self) -> tuple[Counters, CacheTotals]:
-        """Return the counters, and the cache's part of them by cause."""
-        totals = self._cache.totals()
-        return read_counters(self._work, self._scheduler, totals, self._ledger), totals
-
 
 class Record:
-    """From the first reading on: what was given out last, and what has happened since. Notes come from the engine."""
+    """Keeps what has happened since the last reading. Notes come from the engine."""
 
-    def __init__(
-        self,
-        watch: CacheWatch,
-        scheduler: Scheduler,
-        work: Work,
-        meter: _Meter,
-        count: Callable[[], tuple[Counters, CacheTotals]],
-    ) -> None:
+    def __init__(self, watch: CacheWatch, scheduler: Scheduler, work: Work, meter: _Meter) -> None:
         self.watch, self.read_s = watch, 0.0
-        self._scheduler, self._work, self._meter, self._count = scheduler, work, meter, count
+        self._scheduler, self._work, self._meter = scheduler, work, meter
         self._sums = _StepSums()
         self._log: deque[LogEntry] = deque(maxlen=MAX_LOG)
         self._logged = 0
@@ -139,9 +112,6 @@ class Record:
         self._placed = list(scheduler.running)  # as they were when moves were looked for last
         self._running = {_key(sequence) for sequence in self._placed}
         self._preempted = {_key(sequence) for sequence in scheduler.waiting if _was_running(sequence)}
-        self._rows = {_key(sequence): _describe(sequence) for sequence in scheduler.running}
-        self._queue = read_queue(self._scheduler)
-        self._counters, self._totals = count()
 
     def begin_step(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
         """A step with `chunks` is about to be computed; what it reads and computes, for `end_step`."""
@@ -166,49 +136,25 @@ class Record:
         self._preempted.discard(_key(sequence))
         self._note("ended", reason.value, sequence, error or "")
 
-    def read_change(self) -> LiveChange:
-        """Return what has happened since the last time."""
+    def read(self, counters: Counters, totals: CacheTotals) -> LiveReading:
+        """Return the state now, and what has happened since the last time."""
         self._note_moves()
-        counters, totals = self._count()
-        self._note_counts("evicted", self._totals.evictions, totals.evictions)
-        if totals.store is not None and self._totals.store is not None:
-            self._note_counts("dropped", self._totals.store.drops, totals.store.drops)
-        queue, store, stored = read_queue(self._scheduler), _describe_store(totals), _describe_store(self._totals)
-        rows = {_key(sequence): _describe(sequence) for sequence in self._scheduler.running}
-        change = LiveChange(
-            groups=self.watch.read_changes(),
-            sequences=[changed for key, row in rows.items() if (changed := _compare(self._rows.get(key), row))],
-            gone=[key for key in self._rows if key not in rows],
-            queue=None if queue == self._queue else queue,
-            counters=counters.since(self._counters),
+        store = totals.store
+        reading = LiveReading(
+            maps=self.watch.read(),
+            sequences=[_describe(sequence) for sequence in self._scheduler.running],
+            queue=read_queue(self._scheduler),
+            counters=counters,
+            evictions={str(cause): count for cause, count in totals.evictions.items()},
+            drops={} if store is None else {str(cause): count for cause, count in store.drops.items()},
+            store=None if store is None else StoreState(store.entries, store.bytes, store.queued_pages),
             steps=self._sums.take(),
-            store=None if store == stored else store,
             log=list(self._log),
             log_left_out=self._logged - len(self._log),
         )
-        self._rows, self._queue, self._counters, self._totals = rows, queue, counters, totals
         self._log.clear()
         self._logged = 0
-        return change
-
-    def read_state(self) -> LiveState:
-        """Everything as it was when the change was read last."""
-        return LiveState(
-            groups=self.watch.read_state(),
-            sequences=list(self._rows.values()),
-            queue=self._queue,
-            counters=self._counters,
-            store=_describe_store(self._totals),
-        )
-
-    def check(self) -> None:
-        """Prove that what was given out is how things are, right after a reading; raises AssertionError."""
-        self.watch.check()
-        rows = {_key(sequence): _describe(sequence) for sequence in self._scheduler.running}
-        if rows != self._rows:
-            raise AssertionError("the rows of running answers are not those that were given out")
-        if read_queue(self._scheduler) != self._queue or self._count()[0] != self._counters:
-            raise AssertionError("queue and counters are not those that were given out")
+        return reading
 
     def _note_moves(self) -> None:
         """Log who was preempted and who has begun to run since the last time."""
@@ -225,12 +171,6 @@ class Record:
                 self._running.add(key)
                 self._note("started", "resumed" if key in self._preempted else "new", sequence)
                 self._preempted.discard(key)
-
-    def _note_counts(self, kind: Kind, before: Mapping[Cause, int], now: Mapping[Cause, int]) -> None:
-        """Log pages that have gone, by cause."""
-        for cause, count in now.items():
-            if count != before[cause]:
-                self._note(kind, str(cause), None, str(count - before[cause]))
 
     def _note(self, kind: Kind, reason: str, sequence: Sequence | None, text: str = "") -> None:
         request, index = (None, None) if sequence is None else _key(sequence)
@@ -320,29 +260,3 @@ def _describe(sequence: Sequence) -> SequenceRow:
         end_tokens=sequence.end_tokens,
         tables=[TablePart(group, 0, list(part.pages)) for group, part in enumerate(table.groups)],
     )
-
-
-def _compare(before: SequenceRow | None, now: SequenceRow) -> SequenceRow | None:
-    """The row with those parts of its tables that are other than `before`; None if nothing is."""
-    if before is None:
-        return now
-    if now == before:
-        return None
-    parts = [_cut(one, other) for one, other in zip(before.tables, now.tables, strict=True)]
-    return replace(now, tables=[part for part in parts if part is not None])
-
-
-def _cut(before: TablePart, now: TablePart) -> TablePart | None:
-    """Return what has to replace the end of `before`."""
-    if before.pages == now.pages:
-        return None
-    start = len(before.pages)
-    if now.pages[:start] != before.pages:
-        pairs = enumerate(zip(before.pages, now.pages, strict=False))
-        start = next((place for place, (one, other) in pairs if one != other), min(start, len(now.pages)))
-    return TablePart(now.group, start, now.pages[start:])
-
-
-def _describe_store(totals: CacheTotals) -> StoreState | None:
-    store = totals.store
-    return None if store is None else StoreState(store.entries, store.bytes, store.queued_pages)

@@ -6,8 +6,7 @@ Below `/v1/admin` see `admin`. Errors have one form: `{"error": {"code", "messag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sized
-from typing import TypeVar
+from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
@@ -21,9 +20,6 @@ from mlxr.server.parts import parts_of
 from mlxr.server.routes import Dialect, Router
 
 router = Router(tags=["own"])
-INLINE_LENGTH = 4096  # characters or tokens
-S = TypeVar("S", bound=Sized)
-T = TypeVar("T")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -17,101 +17,23 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Protocol
 
 from mlxr.core.counters import Dispatch
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import MAX_LOG, LiveChange, LiveState, LogEntry, MachineLimits, PageRecord, WatchedModel
+from mlxr.core.live import (
+    MAX_LOG,
+    LiveReading,
+    LogEntry,
+    MachineLimits,
+)
 from mlxr.server.activity import InFlight
 from mlxr.server.errors import ServerError
+from mlxr.server.live_events import Change, Snapshot, compare, make_snapshot, write_change, write_snapshot
 
 if TYPE_CHECKING:
     from mlxr.service.model_pool import RunningModel
     from mlxr.service.session import Session
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot(LiveState):
-    """All there is to know."""
-
-    time: float
-    models: list[str]
-    model: WatchedModel | None = None
-    kernels: list[Dispatch] = field(default_factory=list)
-    limits: MachineLimits | None = None
-    limits_hint: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change(LiveChange):
-    """Says what has changed in the `seconds` before `time`."""
-
-    time: float
-    seconds: float
-    models: list[str] = field(default_factory=list)
-    kernels: list[Dispatch] = field(default_factory=list)
-    limits: MachineLimits | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether there is nothing to tell."""
-        return not any(getattr(self, name) for name in self.__dataclass_fields__ if name not in ("time", "seconds"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageDetails(PageRecord):
-    """One page of a model's cache, with the answers that hold it."""
-
-    model: str
-    group: int
-    page: int
-
-
-@dataclass(frozen=True, slots=True)
-class LiveEvents:
-    """The data of each event of the stream by the event's name."""
-
-    snapshot: Snapshot
-    change: Change
-
-
-def fields_of(value: LiveState | LiveChange | PageRecord) -> dict[str, Any]:
-    """The fields of `value` by name, as they are."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-def write_snapshot(snapshot: Snapshot) -> bytes:
-    """The frame of a snapshot."""
-    return _write_frame("snapshot", _adapt(Snapshot).dump_json(snapshot))
-
-
-def write_change(change: Change) -> bytes:
-    """The frame of a change, without the sections in which nothing has changed."""
-    return _write_frame("change", _adapt(Change).dump_json(change, exclude_defaults=True))
-
-
-def write_page(details: PageDetails) -> bytes:
-    """The body that tells about one page."""
-    return _adapt(PageDetails).dump_json(details)
-
-
-def write_limits(limits: MachineLimits) -> bytes:
-    """The body that tells what the machine can do."""
-    return _adapt(MachineLimits).dump_json(limits)
-
-
-def _write_frame(event: str, data: bytes) -> bytes:
-    return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
-
-
-@cache
-def _adapt(kind: type[Any]) -> TypeAdapter[Any]:
-    """Return what turns such values into JSON; made when the first is sent."""
-    return TypeAdapter(kind)
-
 
 logger = logging.getLogger(__name__)
 INTERVAL_S, MAX_INTERVAL_S = 0.1, 0.5
@@ -172,7 +94,7 @@ class Watcher:
 
 @dataclass(slots=True)
 class Channel:
-    """The reading of one engine. `calls` are those of its kernels at the last reading.
+    """The reading of one engine. `calls` are those of its kernels at the `last` reading.
 
     `new_limits` are there when the machine was measured since then. `due_s` is when the next reading may begin, by
     `time.monotonic`, if no watcher waits for a snapshot.
@@ -182,6 +104,7 @@ class Channel:
     name: str
     models: list[str] = field(default_factory=list)
     calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    last: LiveReading | None = None
     read_at: float = 0.0
     due_s: float = 0.0
     new_limits: MachineLimits | None = None
@@ -192,23 +115,27 @@ class Channel:
         """Read the engine once and tell those of `watchers` that still watch it."""
         begun_s, full = time.monotonic(), any(watcher.wants_snapshot for watcher in watchers)
         kept = await self.session.find_limits() if full else None
-        reading = await self.session.read_live(full=full)
+        reading = await self.session.read_live()
         start_s = time.thread_time()
         limits = self.new_limits or kept  # it may have been measured since the file was read
         hint = None if limits is not None else self.session.explain_missing_limits()
         watchers = [watcher for watcher in watchers if watcher.session is self.session]
         now, kernels = time.time(), self.session.count_kernels()
-        if reading.change is None:  # the record begins here: what was before is not known
+        before, self.last = self.last, reading
+        if before is None or reading.is_first:  # the record begins here: what was before is not known
             for watcher in watchers:
                 watcher.is_new = True
         else:
-            self._send_change(reading.change, watchers, now, kernels, [] if models == self.models else models)
+            change = compare(before, reading, now, now - self.read_at, self.refusals)
+            self.refusals.clear()
+            self._send_change(change, watchers, kernels, [] if models == self.models else models)
         self.read_at, self.models = now, models
         self.calls = {_key(row): row.count for row in kernels}
-        if reading.state is not None:
+        if full:
             described = self.session.describe(model.name)
-            state = fields_of(reading.state) | {"limits": limits, "limits_hint": hint}
-            _send_snapshot(Snapshot(**state, time=now, models=models, model=described, kernels=kernels), watchers)
+            snapshot = make_snapshot(reading, now, models)
+            snapshot = replace(snapshot, model=described, kernels=kernels, limits=limits, limits_hint=hint)
+            _send_snapshot(snapshot, watchers)
             return  # it says nothing of what the next reading takes
         processor_s = reading.processor_s + time.thread_time() - start_s
         self.due_s = begun_s + min(processor_s / MAX_SHARE, MAX_INTERVAL_S)
@@ -219,17 +146,9 @@ class Channel:
             return False
         return time.monotonic() >= self.due_s or any(watcher.wants_snapshot for watcher in watchers)
 
-    def _send_change(
-        self, change: LiveChange, watchers: list[Watcher], now: float, kernels: list[Dispatch], models: list[str]
-    ) -> None:
-        entries = sorted([*change.log, *self.refusals], key=lambda entry: entry.time)
-        self.refusals.clear()
-        log = entries[-MAX_LOG:]
-        parts = fields_of(change) | {"log": log, "log_left_out": change.log_left_out + len(entries) - len(log)}
-        new = self._count_new(kernels)
-        parts |= {"models": models, "kernels": new, "limits": self.new_limits}
+    def _send_change(self, change: Change, watchers: list[Watcher], kernels: list[Dispatch], models: list[str]) -> None:
+        whole = replace(change, models=models, kernels=self._count_new(kernels), limits=self.new_limits)
         self.new_limits = None
-        whole = Change(**parts, time=now, seconds=now - self.read_at)
         if not whole.is_empty:
             frame = write_change(whole)
             for watcher in watchers:

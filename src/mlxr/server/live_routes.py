@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -12,7 +13,8 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.live import MachineLimits
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
-from mlxr.server.live import LiveEvents, PageDetails, Watcher, fields_of, write_limits, write_page
+from mlxr.server.live import Watcher
+from mlxr.server.live_events import LiveEvents, PageDetails, write_limits, write_page
 from mlxr.server.parts import parts_of
 from mlxr.server.routes import Router
 from mlxr.server.streaming import SSE, EventStream, sse
@@ -72,7 +74,12 @@ async def describe_page(request: Request, page: str) -> Response:
         raise ServerError(
             404, "not_found", f"{model.short_name} has no page {page[:20]!r} in group {group[:20]!r}", "page"
         )
-    details = PageDetails(**fields_of(record), model=model.name, group=group_number, page=number)
+    details = PageDetails(
+        **{row.name: getattr(record, row.name) for row in fields(record)},
+        model=model.name,
+        group=group_number,
+        page=number,
+    )
     return Response(write_page(details), media_type="application/json")
 
 

@@ -307,7 +307,6 @@ def _find_rule(name: str, *, is_letter: bool) -> str | None:
 MAX_PROMPTS = 2048
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 Mixed = list[TokenId | str]
-OnePrompt = str | Mixed | JsonObject
 Prompts = Annotated[
     str | JsonObject | Annotated[list[TokenId | str | Mixed | JsonObject], Field(max_length=MAX_PROMPTS * 1024)],
     Field(description="Text, token ids, both mixed, an object with `prompt_string`, or a list of these."),

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from mlxr.core.counters import Dispatch
-from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
+from mlxr.core.live import LiveReading, MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
 from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
-from mlxr.engine.live import LiveReading
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats
@@ -370,12 +369,12 @@ class Session:
             weight_bytes=loaded.weight_bytes,
         )
 
-    async def read_live(self, *, full: bool) -> LiveReading:
-        """What the engine did since the last reading, and with `full` its state now.
+    async def read_live(self) -> LiveReading:
+        """Return the state of the engine now, and what it did since the last reading.
 
         The first reading begins the record; it ends with `stop_live`, or when nobody has read for ten seconds.
         """
-        return await self._engine.read_live(self.loaded.model.work, full=full)
+        return await self._engine.read_live(self.loaded.model.work)
 
     async def stop_live(self) -> None:
         """Record no longer what the engine does."""

@@ -17,7 +17,7 @@ from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel
-from mlxr.server.openai.replies import TokenBytes, describe_progress, describe_timings, possible, time_growth
+from mlxr.server.openai.replies import TokenBytes, describe_progress, describe_timings, time_growth
 from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import sse
 from mlxr.service.completion import AnswerFold
@@ -101,7 +101,7 @@ class Probabilities:
     def describe(self, token: TokenInfo) -> JsonObject:
         """One token of an answer."""
         if not self.is_final:
-            top = [self._spell(one, {"logprob": one.logprob}) for one in possible(token.top[: self.count])]
+            top = [self._spell(one, {"logprob": one.logprob}) for one in token.possible[: self.count]]
             return {**self._spell(token.chosen, {"logprob": token.chosen.logprob}), "top_logprobs": top}
         shares = find_shares(token.top, self.params)
         top = [

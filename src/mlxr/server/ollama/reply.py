@@ -7,7 +7,6 @@ there is one for every token. Durations are in nanoseconds.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -245,7 +244,7 @@ class Parts:
             return []
         return [
             _describe_token(token.chosen, spell)
-            | ({"top_logprobs": [_describe_token(other, spell) for other in _possible(token.top)]} if token.top else {})
+            | ({"top_logprobs": [_describe_token(other, spell) for other in token.possible]} if token.top else {})
             for token in tokens
         ]
 
@@ -266,8 +265,3 @@ def to_ns(seconds: float) -> int:
 def _describe_token(token: TokenLogprob, spell: TokenBytes) -> JsonObject:
     spelt = spell(token.token_id)
     return {"token": spelt.decode("utf-8", "replace"), "logprob": token.logprob, "bytes": list(spelt)}
-
-
-def _possible(tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-    """Without those that a grammar rules out: JSON has no number for their log-probability."""
-    return [token for token in tokens if token.logprob > -math.inf]

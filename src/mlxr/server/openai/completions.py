@@ -33,7 +33,6 @@ from mlxr.server.openai.replies import (
     count_usage,
     describe_end,
     describe_progress,
-    possible,
     stream_chunks,
     token_bytes_if,
 )
@@ -54,15 +53,6 @@ TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPT
 Prompts = str | TokenIds | Texts | TokenLists
 
 
-def split_prompts(prompts: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
-    """The prompts one by one: text, or token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts[0], int):  # then all are, as the request's model has checked
-        return [prompts]
-    return cast("list[Prompt]", prompts)
-
-
 class CompletionRequest(PenaltyFields):
     """Continue one text, or each of several."""
 
@@ -80,8 +70,11 @@ class CompletionRequest(PenaltyFields):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts one by one."""
-        return [""] if self.prompt is None else split_prompts(self.prompt)
+        """Return the prompts one by one: text, or token ids."""
+        given = self.prompt or ""
+        if isinstance(given, str) or isinstance(given[0], int):  # of a list all are, as the model has checked
+            return [cast("Prompt", given)]
+        return cast("list[Prompt]", given)
 
     def to_request(self, prompt: Prompt) -> TextRequest:
         """Return what the service is asked for one of the prompts; raises InvalidRequest naming the field."""
@@ -173,7 +166,7 @@ class TokenOffsets:
 def _spell_top(token: TokenInfo, token_bytes: TokenBytes) -> dict[str, float]:
     """Log-probabilities by text; of tokens that read alike, as parts of characters do, the likeliest counts."""
     spelt: dict[str, float] = {}
-    for other in (*possible(token.top), token.chosen):
+    for other in (*token.possible, token.chosen):
         text = token_bytes(other.token_id).decode("utf-8", "replace")
         spelt[text] = max(other.logprob, spelt.get(text, other.logprob))
     return spelt

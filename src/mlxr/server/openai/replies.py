@@ -6,7 +6,6 @@ the events, one by one. llama.cpp's dialect takes its counts and times from here
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -229,14 +228,9 @@ def describe_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> lis
     replies = []
     for token in tokens:
         own = _describe_token(token.chosen, token_bytes)
-        top = [_describe_token(other, token_bytes) for other in possible(token.top)]
+        top = [_describe_token(other, token_bytes) for other in token.possible]
         replies.append(TokenLogprobReply(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
     return replies
-
-
-def possible(tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-    """Without those that a grammar rules out: JSON has no number for their log-probability."""
-    return [token for token in tokens if token.logprob > -math.inf]
 
 
 def _describe_token(token: TokenLogprob, token_bytes: TokenBytes) -> TopLogprob:
