@@ -25,7 +25,7 @@ KEY_ID_CHARACTERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Says what the checks see: header names in lower case, `client` an address.
+    """Holds what the checks see: header names in lower case, `client` an address.
 
     `server` is the address of this machine that the connection came to, None for a Unix socket.
     """

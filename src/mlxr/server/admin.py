@@ -100,7 +100,7 @@ class Requests(_Row):
 
 
 class Done(_Row):
-    """Says what was asked for has been done."""
+    """Confirms that what was asked for has been done."""
 
     status: str = "ok"
 

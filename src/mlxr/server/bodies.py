@@ -97,7 +97,7 @@ def _count_signs(block: Bytes) -> int:
 
 
 class _Count:
-    """Says what has been counted of a text that comes block by block."""
+    """Counts what a text holds that comes block by block."""
 
     def __init__(self) -> None:
         self.parts = self.numbers = 0

@@ -26,7 +26,7 @@ RETURN_INTERVAL_S = 2.0  # between looks for memory that can be given back
 
 
 class Lifecycle:
-    """Says what phase the server is in. Belongs to one event loop from `start` on.
+    """Knows what phase the server is in. Belongs to one event loop from `start` on.
 
     The default model and the `pinned` ones are loaded first. A default model that nobody set may fail to load.
     `sweep` removes what earlier runs left in the registry; it runs once, when the models are loaded.

@@ -99,16 +99,16 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
 
 
 def log_ignored(row: InFlight, names: str) -> None:
-    """Tell which fields of a request's body have no effect, on the level debug."""
+    """Log which fields of a request's body have no effect, on the level debug."""
     bodies.debug("ignored fields", extra={_FIELDS: {"request_id": row.id, "fields": names}})
 
 
 def log_stand_in(row: InFlight, wanted: str, model: str) -> None:
-    """Tell which model answers for a name that no model has."""
+    """Log which model answers for a name that no model has."""
     fields = {"request_id": row.id, "wanted": wanted[:MAX_NAME_CHARACTERS], "model": model}
     models.info("another model answers, as there is none of that name", extra={_FIELDS: fields})
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:
-    """Return what was asked; called only where the setting `log_prompts` is on."""
+    """Log what was asked; called only where the setting `log_prompts` is on."""
     prompts.info("prompt", extra={_FIELDS: {"request_id": row.id, "prompt": prompt}})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """Says what a server consists of. `app.state.parts` holds it; see `create_app`."""
+    """Holds what a server consists of. `app.state.parts` holds it; see `create_app`."""
 
     settings: Settings
     pool: ModelPool  # the models that are loaded

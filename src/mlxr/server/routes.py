@@ -139,7 +139,7 @@ def describe_stream(description: str, media_type: str, errors: Responses) -> Res
 
 
 class Description(TypedDict, total=False):
-    """Says what the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
+    """Holds what the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
 
     response_model: type[Any]
     responses: Responses

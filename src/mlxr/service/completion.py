@@ -1,6 +1,6 @@
 """The fold of an answer's events: what they add up to, so far and at the end.
 
-Every front door renders this one fold. `AnswerFold` takes the events of one answer and keeps its blocks (thoughts,
+Every front door renders this one fold. `AnswerFold` takes the events of one answer and keeps its sections (thoughts,
 texts and calls, one after another), its tokens and its counts; `add` tells what an event has changed, which is what a
 stream sends. `ReplyFold` holds all answers to a request with their counts together. A `Completion` is one answer that
 has ended. Nothing here knows how the events came about, or how a dialect writes them.
@@ -50,11 +50,11 @@ class Completion:
 
 
 @dataclass(slots=True)
-class Block:
-    """Holds a piece of an answer: a text, a thought, or one call of a tool. Blocks follow one another."""
+class Section:
+    """Holds a piece of an answer: a text, a thought, or one call of a tool. Sections follow one another."""
 
     kind: Literal["text", "thought", "call"]
-    place: int  # among the blocks of the answer
+    place: int  # among the sections of the answer
     call: int | None = None  # the number of the call among those of the answer
     id: str = ""  # of the call
     name: str = ""  # of the tool that is called
@@ -63,15 +63,15 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Return the text of the block so far; of a call, its arguments as JSON."""
+        """Return the text of the section so far; of a call, its arguments as JSON."""
         return "".join(self.texts)
 
 
 class Change(NamedTuple):
-    """Tells what an event changes in an answer: it may end a block, and adds to one, which may begin with it."""
+    """Tells what an event changes in an answer: it may end a section, and adds to one, which may begin with it."""
 
-    closed: Block | None = None  # the block that ends before this event, or with the answer
-    grown: Block | None = None  # the block that the event belongs to; None for progress and for the end
+    closed: Section | None = None  # the section that ends before this event, or with the answer
+    grown: Section | None = None  # the section that the event belongs to; None for progress and for the end
     opens: bool = False  # `grown` begins with this event
     text: str = ""  # what it adds to `grown`
 
@@ -84,7 +84,7 @@ class AnswerFold:
     started_s: float = field(default_factory=monotonic)  # by this process's clock, as `first_s`
     first_s: float | None = None  # when the first token came
     cached_tokens: int = 0  # of the prompt, where the progress has told it
-    blocks: list[Block] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     thought_tokens: int = 0
@@ -98,11 +98,11 @@ class AnswerFold:
                 return Change()
             case Finish():
                 self.finish = event
-                return Change(self.blocks[-1] if self.blocks else None)
+                return Change(self.sections[-1] if self.sections else None)
             case ToolCallDelta():
                 change = self._grow(event, "call", event.arguments, event.call)
                 if change.opens:
-                    self.blocks[-1].id, self.blocks[-1].name = event.id or "", event.name or ""
+                    self.sections[-1].id, self.sections[-1].name = event.id or "", event.name or ""
                 return change
             case ReasoningDelta():
                 self.thought_tokens += len(event.token_ids)
@@ -121,34 +121,34 @@ class AnswerFold:
             self.first_s = monotonic()
         self.token_ids += event.token_ids
         self.tokens += event.tokens
-        last = self.blocks[-1] if self.blocks else None
+        last = self.sections[-1] if self.sections else None
         opens = last is None or (last.kind, last.call) != (kind, call)
         if opens:
-            self.blocks.append(Block(kind, len(self.blocks), call))
-        block = self.blocks[-1]
-        block.texts.append(text)
-        block.tokens += event.tokens
-        return Change(last if opens else None, block, opens, text)
+            self.sections.append(Section(kind, len(self.sections), call))
+        section = self.sections[-1]
+        section.texts.append(text)
+        section.tokens += event.tokens
+        return Change(last if opens else None, section, opens, text)
 
     @property
     def text(self) -> str:
         """Return the text so far, without thoughts and calls."""
-        return "".join(block.text for block in self.blocks if block.kind == "text")
+        return "".join(section.text for section in self.sections if section.kind == "text")
 
     @property
     def thought(self) -> str:
         """Return the thoughts so far."""
-        return "".join(block.text for block in self.blocks if block.kind == "thought")
+        return "".join(section.text for section in self.sections if section.kind == "thought")
 
     @property
     def text_tokens(self) -> list[TokenInfo]:
         """Return the tokens of the text, where log-probabilities were asked for."""
-        return [token for block in self.blocks if block.kind == "text" for token in block.tokens]
+        return [token for section in self.sections if section.kind == "text" for token in section.tokens]
 
     @property
-    def calls(self) -> list[Block]:
+    def calls(self) -> list[Section]:
         """Return the calls of tools so far, in order."""
-        return [block for block in self.blocks if block.kind == "call"]
+        return [section for section in self.sections if section.kind == "call"]
 
     @property
     def ended(self) -> Finish:
@@ -185,7 +185,7 @@ class AnswerFold:
             finish.stop,
             finish.error,
             reasoning=self.thought,
-            tool_calls=tuple(ToolCall(block.id, block.name, block.text) for block in self.calls),
+            tool_calls=tuple(ToolCall(section.id, section.name, section.text) for section in self.calls),
             timings=finish.timings,
         )
 

@@ -1,6 +1,6 @@
 """Replies of the Anthropic dialect: errors, a message, and the events of its stream while it grows.
 
-The plain reply is the message that the events add up to, so both are made by one path. The blocks of an answer (a
+The plain reply is the message that the events add up to, so both are made by one path. The sections of an answer (a
 thought, then text, then calls) become blocks of content; each is opened, grows and is closed before the next.
 """
 
@@ -18,7 +18,7 @@ from mlxr.core.events import Event, Finish
 from mlxr.core.types import FinishReason, Usage
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.service.completion import Block, ReplyFold
+from mlxr.service.completion import ReplyFold, Section
 
 ErrorType = Literal[
     "invalid_request_error",
@@ -191,23 +191,23 @@ class MessageEvents:
         change = self._fold.add(event)
         if change.closed is not None:
             yield from self._close(change.closed)
-        block = change.grown
-        if block is not None:
+        section = change.grown
+        if section is not None:
             if change.opens:
-                yield {"type": "content_block_start", "index": block.place, "content_block": _open_block(block)}
-            if change.text and not (block.kind == "thought" and self._hides_thoughts):
-                yield _make_delta(block, _describe_growth(block, change.text))
+                yield {"type": "content_block_start", "index": section.place, "content_block": _open_block(section)}
+            if change.text and not (section.kind == "thought" and self._hides_thoughts):
+                yield _make_delta(section, _describe_growth(section, change.text))
         if isinstance(event, Finish):
             yield from self._finish(event)
 
-    def _close(self, block: Block) -> Iterator[JsonObject]:
+    def _close(self, section: Section) -> Iterator[JsonObject]:
         """The events of a block that ends."""
-        reply = _make_block(block)
+        reply = _make_block(section)
         if isinstance(reply, ThinkingReply):
-            yield _make_delta(block, {"type": "signature_delta", "signature": reply.signature})
+            yield _make_delta(section, {"type": "signature_delta", "signature": reply.signature})
             if self._hides_thoughts:
                 reply = reply.model_copy(update={"thinking": ""})
-        yield {"type": "content_block_stop", "index": block.place}
+        yield {"type": "content_block_stop", "index": section.place}
         self._blocks.append(reply)
 
     def _finish(self, event: Finish) -> Iterator[JsonObject]:
@@ -242,33 +242,33 @@ class MessageEvents:
         )
 
 
-def _make_delta(block: Block, delta: JsonObject) -> JsonObject:
-    return {"type": "content_block_delta", "index": block.place, "delta": delta}
+def _make_delta(section: Section, delta: JsonObject) -> JsonObject:
+    return {"type": "content_block_delta", "index": section.place, "delta": delta}
 
 
-def _describe_growth(block: Block, text: str) -> JsonObject:
-    if block.kind == "text":
+def _describe_growth(section: Section, text: str) -> JsonObject:
+    if section.kind == "text":
         return {"type": "text_delta", "text": text}
-    if block.kind == "thought":
+    if section.kind == "thought":
         return {"type": "thinking_delta", "thinking": text}
     return {"type": "input_json_delta", "partial_json": text}
 
 
-def _open_block(block: Block) -> JsonObject:
+def _open_block(section: Section) -> JsonObject:
     """The block as it is opened: empty."""
-    if block.kind == "text":
+    if section.kind == "text":
         return TextReply(text="").model_dump()
-    if block.kind == "thought":
+    if section.kind == "thought":
         return ThinkingReply(thinking="", signature="").model_dump()
-    return ToolUseReply(id=block.id, name=block.name, input={}).model_dump()
+    return ToolUseReply(id=section.id, name=section.name, input={}).model_dump()
 
 
-def _make_block(block: Block) -> BlockReply:
-    if block.kind == "text":
-        return TextReply(text=block.text)
-    if block.kind == "thought":
-        return ThinkingReply(thinking=block.text, signature=_sign(block.text))
-    return ToolUseReply(id=block.id, name=block.name, input=_read_object(block.text))
+def _make_block(section: Section) -> BlockReply:
+    if section.kind == "text":
+        return TextReply(text=section.text)
+    if section.kind == "thought":
+        return ThinkingReply(thinking=section.text, signature=_sign(section.text))
+    return ToolUseReply(id=section.id, name=section.name, input=_read_object(section.text))
 
 
 def _sign(thought: str) -> str:

@@ -113,7 +113,7 @@ class ToolReferenceBlock(RequestModel):
 
 
 class ThinkingBlock(RequestModel):
-    """Says what the assistant thought earlier."""
+    """Holds what the assistant thought earlier."""
 
     type: Literal["thinking"]
     thinking: str
@@ -356,7 +356,7 @@ class OutputConfig(RequestModel):
 
 
 class ConversationFields(RequestModel):
-    """Says what the prompt is made of."""
+    """Holds what the prompt is made of."""
 
     model: Text
     messages: Annotated[list[MessageInput], Field(min_length=1)]

@@ -25,7 +25,7 @@ from mlxr.server.parts import parts_of
 from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import ndjson
 from mlxr.server.work import look
-from mlxr.service.completion import AnswerFold, Block
+from mlxr.service.completion import AnswerFold, Section
 
 if TYPE_CHECKING:
     pass
@@ -128,7 +128,7 @@ class AnswerMessage(ReplyModel):
 
 
 class Ended(ReplyModel):
-    """Says what the last piece of an answer, or the whole of it, says of itself. Durations are in nanoseconds."""
+    """Holds what the last piece of an answer, or the whole of it, says of itself. Durations are in nanoseconds."""
 
     model: str
     created_at: str
@@ -208,21 +208,21 @@ class Parts:
             self._describe_end(self.fold.ended),
         )
 
-    def _list_calls(self, blocks: Sequence[Block]) -> list[JsonObject]:
-        """The calls among blocks that have ended, without one that the end of the answer has cut."""
+    def _list_calls(self, sections: Sequence[Section]) -> list[JsonObject]:
+        """The calls among sections that have ended, without one that the end of the answer has cut."""
         calls: list[JsonObject] = []
-        for block in blocks:
-            if block.kind != "call":
+        for section in sections:
+            if section.kind != "call":
                 continue
             try:
-                arguments = json.loads(block.text or "{}")
+                arguments = json.loads(section.text or "{}")
             except ValueError:
                 finish = self.fold.finish
                 if finish is None or finish.reason is FinishReason.TOOL_CALLS:
                     raise
                 continue
-            function = {"index": block.call, "name": block.name, "arguments": arguments}
-            calls.append({"id": block.id, "function": function})
+            function = {"index": section.call, "name": section.name, "arguments": arguments}
+            calls.append({"id": section.id, "function": function})
         return calls
 
     def _describe_end(self, event: Finish) -> JsonObject:

@@ -79,7 +79,7 @@ class ChatChoice(ReplyModel):
 
 
 class VerboseReply(ReplyModel):
-    """Says what the model read."""
+    """Holds the prompt as the model read it."""
 
     prompt: str
 
@@ -105,7 +105,7 @@ class ChatInputTokens(ReplyModel):
 
 
 class ControlReply(ReplyModel):
-    """Says what was asked of a growing answer has been done."""
+    """Confirms that what was asked of a growing answer has been done."""
 
     success: Literal[True] = True
 
@@ -200,12 +200,12 @@ def _open_with(event: Event) -> JsonObject:
 
 
 def _describe_call(change: Change) -> JsonObject:
-    block = change.grown
-    assert block is not None
+    section = change.grown
+    assert section is not None
     if not change.opens:
-        return {"index": block.call, "function": {"arguments": change.text}}
-    function = {"name": block.name, "arguments": change.text}
-    return {"index": block.call, "id": block.id, "type": "function", "function": function}
+        return {"index": section.call, "function": {"arguments": change.text}}
+    function = {"name": section.name, "arguments": change.text}
+    return {"index": section.call, "id": section.id, "type": "function", "function": function}
 
 
 # What streams without /v1 begin with, and those that tell of the prompt before anything is known of the answer.

@@ -142,7 +142,7 @@ def name_text_finish(reason: FinishReason) -> TextFinish:
 
 @dataclass(slots=True)
 class TokenOffsets:
-    """Says where in the text each token begins, in characters; a character that is cut counts with its last token."""
+    """Finds where in the text each token begins, in characters; a character that is cut counts with its last token."""
 
     offset: int = 0
     _decoder: codecs.IncrementalDecoder = field(

@@ -1,6 +1,6 @@
 """A response as OpenAI writes it: its JSON, and the typed events of its stream while it grows.
 
-The plain reply is the response that the last event carries, so both are made by one path. The blocks of an answer (a
+The plain reply is the response that the last event carries, so both are made by one path. The sections of an answer (a
 thought, then text, then calls) become items; each is opened, grows and is closed before the next.
 """
 
@@ -28,7 +28,7 @@ from mlxr.server.openai.replies import (
     time_growth,
 )
 from mlxr.server.openai.response_tools import Callee, CallKind, read_arguments, read_command, read_text
-from mlxr.service.completion import Block, ReplyFold
+from mlxr.service.completion import ReplyFold, Section
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -43,7 +43,7 @@ class OutputText(ReplyModel):
 
 
 class OutputMessage(ReplyModel):
-    """Says what the model says."""
+    """Holds what the model says to the user."""
 
     type: Literal["message"] = "message"
     id: str
@@ -60,7 +60,7 @@ class OutputThought(ReplyModel):
 
 
 class OutputReasoning(ReplyModel):
-    """Says what the model thinks before it answers."""
+    """Holds what the model thinks before it answers."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
@@ -232,7 +232,7 @@ class ResponseEvents:
         self.response, self._fold, self._callees = response, fold, callees
         self._token_bytes, self._times_tokens = token_bytes, times_tokens
         self._items: list[OutputItem] = []
-        self._ids: dict[int, str] = {}  # of items, by the place of their blocks
+        self._ids: dict[int, str] = {}  # of items, by the place of their sections
         self._sequence_number = -1
 
     def start(self) -> Iterator[JsonObject]:
@@ -268,101 +268,101 @@ class ResponseEvents:
     def _dump(self) -> JsonObject:
         return self.response.model_dump()
 
-    def _name_kind(self, block: Block) -> Kind:
-        if block.kind != "call":
-            return "message" if block.kind == "text" else "reasoning"
-        called = self._callees.get(block.name)
+    def _name_kind(self, section: Section) -> Kind:
+        if section.kind != "call":
+            return "message" if section.kind == "text" else "reasoning"
+        called = self._callees.get(section.name)
         return "function_call" if called is None else called.kind
 
-    def _place(self, block: Block) -> JsonObject:
-        place: JsonObject = {"item_id": self._ids[block.place], "output_index": block.place}
-        return place if block.kind == "call" else {**place, "content_index": 0}
+    def _place(self, section: Section) -> JsonObject:
+        place: JsonObject = {"item_id": self._ids[section.place], "output_index": section.place}
+        return place if section.kind == "call" else {**place, "content_index": 0}
 
-    def _open(self, block: Block) -> Iterator[JsonObject]:
+    def _open(self, section: Section) -> Iterator[JsonObject]:
         """The events of an item that begins, without anything in it."""
-        self._ids[block.place] = make_id(_ID_PREFIXES[self._name_kind(block)])
-        empty = replace(block, texts=[], tokens=[])
+        self._ids[section.place] = make_id(_ID_PREFIXES[self._name_kind(section)])
+        empty = replace(section, texts=[], tokens=[])
         item = self._make_item(empty, "in_progress", None)
-        yield self._make("response.output_item.added", output_index=block.place, item=item.model_dump())
+        yield self._make("response.output_item.added", output_index=section.place, item=item.model_dump())
         part = self._make_part(empty)
         if part is not None:
-            yield self._make("response.content_part.added", **self._place(block), part=part.model_dump())
+            yield self._make("response.content_part.added", **self._place(section), part=part.model_dump())
 
-    def _grow(self, block: Block, event: TextDelta | ReasoningDelta | ToolCallDelta) -> Iterator[JsonObject]:
-        kind = self._name_kind(block)
+    def _grow(self, section: Section, event: TextDelta | ReasoningDelta | ToolCallDelta) -> Iterator[JsonObject]:
+        kind = self._name_kind(section)
         text = event.arguments if isinstance(event, ToolCallDelta) else event.text
         if not text or kind in _WHOLE:
             return
-        values = {**self._place(block), "delta": text}
+        values = {**self._place(section), "delta": text}
         if kind == "message":
             values["logprobs"] = [token.model_dump() for token in self._describe_tokens(event.tokens)]
         if self._times_tokens:
             values |= time_growth(self._fold)
         yield self._make(f"{_TEXT_EVENTS[kind]}.delta", **values)
 
-    def _close(self, block: Block, status: Status) -> Iterator[JsonObject]:
+    def _close(self, section: Section, status: Status) -> Iterator[JsonObject]:
         """The events of an item that ends: its whole text, its part, and the item itself."""
-        place, part = self._place(block), self._make_part(block)
-        if self._name_kind(block) in _TEXT_EVENTS:
-            yield from self._end_text(block, place)
+        place, part = self._place(section), self._make_part(section)
+        if self._name_kind(section) in _TEXT_EVENTS:
+            yield from self._end_text(section, place)
         if part is not None:
             yield self._make("response.content_part.done", **place, part=part.model_dump())
-        item = self._make_item(block, status, part)
-        yield self._make("response.output_item.done", output_index=block.place, item=item.model_dump())
+        item = self._make_item(section, status, part)
+        yield self._make("response.output_item.done", output_index=section.place, item=item.model_dump())
         self._items.append(item)
 
-    def _end_text(self, block: Block, place: JsonObject) -> Iterator[JsonObject]:
+    def _end_text(self, section: Section, place: JsonObject) -> Iterator[JsonObject]:
         """The whole text of an item, or the arguments or the input of a call."""
-        kind = self._name_kind(block)
+        kind = self._name_kind(section)
         event = _TEXT_EVENTS[kind]
-        done: JsonObject = {"text": block.text}
+        done: JsonObject = {"text": section.text}
         if kind == "message":
-            done["logprobs"] = [token.model_dump() for token in self._describe_tokens(block.tokens)]
+            done["logprobs"] = [token.model_dump() for token in self._describe_tokens(section.tokens)]
         elif kind == "function_call":
-            done = {"arguments": block.text, "name": self._find_callee(block).name}
+            done = {"arguments": section.text, "name": self._find_callee(section).name}
         elif kind == "custom_tool_call":
-            done = {"input": read_text(block.text)}
+            done = {"input": read_text(section.text)}
             yield self._make(f"{event}.delta", **place, delta=done["input"])
         yield self._make(f"{event}.done", **place, **done)
 
-    def _find_callee(self, block: Block) -> Callee:
+    def _find_callee(self, section: Section) -> Callee:
         """Return what a call is to the client."""
-        return self._callees.get(block.name) or Callee("function_call", block.name, None)
+        return self._callees.get(section.name) or Callee("function_call", section.name, None)
 
     def _describe_tokens(self, tokens: Sequence[TokenInfo]) -> list[TokenLogprobReply]:
         return [] if self._token_bytes is None else describe_tokens(tokens, self._token_bytes)
 
-    def _make_part(self, block: Block) -> OutputText | OutputThought | None:
+    def _make_part(self, section: Section) -> OutputText | OutputThought | None:
         """The content of a message or a thought; a call has none."""
-        if block.kind == "call":
+        if section.kind == "call":
             return None
-        if block.kind == "thought":
-            return OutputThought(text=block.text)
+        if section.kind == "thought":
+            return OutputThought(text=section.text)
         has_logprobs = self._token_bytes is not None
-        return OutputText(text=block.text, logprobs=self._describe_tokens(block.tokens) if has_logprobs else None)
+        return OutputText(text=section.text, logprobs=self._describe_tokens(section.tokens) if has_logprobs else None)
 
-    def _make_item(self, block: Block, status: Status, part: OutputText | OutputThought | None) -> OutputItem:
-        item_id, kind = self._ids[block.place], self._name_kind(block)
+    def _make_item(self, section: Section, status: Status, part: OutputText | OutputThought | None) -> OutputItem:
+        item_id, kind = self._ids[section.place], self._name_kind(section)
         if kind == "reasoning":
             return OutputReasoning(id=item_id, status=status, content=[part] if isinstance(part, OutputThought) else [])
         if kind == "message":
             return OutputMessage(id=item_id, status=status, content=[part] if isinstance(part, OutputText) else [])
-        called: dict[str, Any] = {"id": item_id, "status": status, "call_id": block.id}
+        called: dict[str, Any] = {"id": item_id, "status": status, "call_id": section.id}
         if kind == "local_shell_call":
-            return OutputShellCall(**called, action=read_command(block.text))
+            return OutputShellCall(**called, action=read_command(section.text))
         if kind == "tool_search_call":
-            return OutputSearchCall(**called, arguments=read_arguments(block.text))
-        callee = self._find_callee(block)
+            return OutputSearchCall(**called, arguments=read_arguments(section.text))
+        callee = self._find_callee(section)
         called |= {"name": callee.name, "namespace": callee.namespace}
         if kind == "custom_tool_call":
-            return OutputCustomCall(**called, input=read_text(block.text))
-        return OutputCall(**called, arguments=block.text)
+            return OutputCustomCall(**called, input=read_text(section.text))
+        return OutputCall(**called, arguments=section.text)
 
-    def _finish(self, last: Block | None, event: Finish) -> Iterator[JsonObject]:
+    def _finish(self, last: Section | None, event: Finish) -> Iterator[JsonObject]:
         is_whole = event.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
         status: Status = "completed" if is_whole else "incomplete"
         if last is None:  # a response says something, and be it nothing
-            last = Block("text", 0)
+            last = Section("text", 0)
             yield from self._open(last)
         yield from self._close(last, status)
         self.response = self.response.model_copy(

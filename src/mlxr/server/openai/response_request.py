@@ -174,7 +174,7 @@ class ForeignItem(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """Says what the assistant thought earlier. Thoughts travel in the open here."""
+    """Holds what the assistant thought earlier. Thoughts travel in the open here."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None
