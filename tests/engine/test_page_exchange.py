@@ -11,9 +11,9 @@ from token_stream import TokenStream
 
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.cache.store_file import prove_entry
+from mlxr.cluster.page_exchange import PageExchange
 from mlxr.core.types import SamplingParams
 from mlxr.engine.async_engine import AsyncEngine
-from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.request import EngineRequest
 
 KINDS: dict[str, tuple[LayerCache, ...]] = {
@@ -39,8 +39,8 @@ async def answer(engine: AsyncEngine, prompt: Sequence[int]) -> tuple[list[int],
 
 
 def pages_of(engine: AsyncEngine) -> PageExchange:
-    assert engine.pages is not None
-    return engine.pages
+    assert engine.exchange is not None
+    return PageExchange(engine, engine.exchange)
 
 
 async def bring(giver: AsyncEngine, taker: AsyncEngine, names: Sequence[bytes]) -> int:

@@ -30,10 +30,10 @@ from starlette.types import Receive, Scope, Send
 
 from mlxr.cache.inbox import Delivery
 from mlxr.cluster.load import Link
+from mlxr.cluster.page_exchange import PageExchange
 from mlxr.cluster.page_wire import MAX_ASK_BYTES, MAX_NAMES, Ask, Refusal, Refused, take_pages
 from mlxr.core.errors import EngineStopped
 from mlxr.core.work_threads import WorkThreads
-from mlxr.engine.page_exchange import PageExchange
 
 PAGES_PATH = "/cluster/pages"
 PEER, TOKEN = b"x-mlxr-peer", b"x-mlxr-token"  # headers: where pages can be fetched, and who may say so
@@ -191,7 +191,7 @@ class Fetcher:
 
 
 class PeerPages:
-    """A source of pages for one request (`service.page_source`): one replica, or None."""
+    """A source of pages for one request (`service.cluster_hooks`): one replica, or None."""
 
     def __init__(self, fetcher: Fetcher, url: str | None) -> None:
         self._fetcher, self._url = fetcher, url

@@ -20,15 +20,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mlxr.cluster.page_exchange import PageExchange
 from mlxr.cluster.page_transfer import PAGES_PATH, PEER, TOKEN, Fetcher, Lender, Peers
 from mlxr.cluster.prefix_table import KEY_BYTES, PageDelta
 from mlxr.cluster.router import Load
 from mlxr.core.errors import MlxrError, SettingError
 from mlxr.core.settings import Settings
 from mlxr.engine.stats import EngineReport
-from mlxr.server.generation import PAGE_SOURCE, PLAN_ONLY, Planned
 from mlxr.server.listen import Server, build_app, name_address, open_socket
 from mlxr.server.parts import ServerParts
+from mlxr.service.cluster_hooks import STATE_KEY, Planned, RequestHooks
 from mlxr.service.identity import Identity, use_identity
 
 WEIGHT = 0.3  # of the newest measurement
@@ -107,11 +108,10 @@ class Inner:
             return
         given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in OWN_HEADERS}
         scope["headers"] = [header for header in scope["headers"] if header[0] not in given]
-        state = scope.setdefault("state", {})
-        state[PLAN_ONLY] = PLAN in given
         peer = given.get(PEER) if self._peers.admits(given.get(TOKEN, "")) else None
-        if peer is not None or self._fetcher.is_fetching:
-            state[PAGE_SOURCE] = self._fetcher.from_peer(peer)
+        may_come = peer is not None or self._fetcher.is_fetching
+        source = self._fetcher.from_peer(peer) if may_come else None
+        scope.setdefault("state", {})[STATE_KEY] = RequestHooks(PLAN in given, source)
         with use_identity(Identity.parse(given[IDENTITY]) if IDENTITY in given else None):
             await self._app(scope, receive, send)
 
@@ -170,9 +170,10 @@ class ReplicaServer(Server):
             return
         pace, sequence, wants_whole = Pace(), 0, True
         async with await parts.pool.acquire(None) as lease:  # held, so that the model stays
-            peers.exchange = lease.session.pages
+            engine = lease.session.engine
+            peers.exchange = None if engine.exchange is None else PageExchange(engine, engine.exchange)
             while True:
-                read = await lease.session.read_report(whole=wants_whole)
+                read = await engine.read_report(whole=wants_whole)
                 names = read.names
                 delta = PageDelta(sequence, names.added, names.dropped, names.whole)
                 load = replace(pace.note(read, monotonic()), link=peers.describe_link())

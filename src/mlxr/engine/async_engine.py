@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
+from mlxr.cache.exchange import Exchange
 from mlxr.core.errors import RequestFailed
 from mlxr.core.live import LiveReading, PageRecord
 from mlxr.engine.engine import Engine
-from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
@@ -33,14 +34,13 @@ class AsyncEngine:
         async with AsyncEngine(engine) as server:
             ticket = await server.submit(EngineRequest(token_ids, SamplingParams(max_tokens=20)), print)
 
-    The thread starts here and ends with `stop`, at the latest when the object or the program goes. `pages` exchanges
-    pages with other processes; it is None where the engine has no `exchange`.
+    The thread starts here and ends with `stop`, at the latest when the object or the program goes. `exchange` is
+    the engine's own, for whoever gives its pages to other processes.
     """
 
     def __init__(self, engine: Engine) -> None:
-        exchange = engine.exchange
+        self.exchange: Exchange | None = engine.exchange
         self._worker = Worker(engine)
-        self.pages = None if exchange is None else PageExchange(self._worker, exchange)
         self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
 
     async def submit(self, request: EngineRequest, receiver: Receiver) -> Ticket:
@@ -99,9 +99,13 @@ class AsyncEngine:
         """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
         return await self._call(lambda engine: engine.read_report(whole=whole))
 
+    def post(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Have `work` run on the engine's thread between two steps; returns at once."""
+        return self._worker.post(work)
+
     def call(self, work: Callable[[Engine], T]) -> T:
         """Run `work` on the engine's thread and return its result; waits, so not for a thread with a running loop."""
-        return self._worker.post(work).result()
+        return self.post(work).result()
 
     async def run_between_steps(self, work: Callable[[Engine], T]) -> T:
         """`call` for a loop: run `work` while the engine computes nothing; answers pause for as long."""

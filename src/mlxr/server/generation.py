@@ -34,6 +34,7 @@ from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
 from mlxr.server.work import look
+from mlxr.service.cluster_hooks import Planned, find_hooks
 from mlxr.service.identity import current_identity
 from mlxr.service.requests import ChatRequest, TextRequest
 
@@ -41,20 +42,9 @@ if TYPE_CHECKING:
     from mlxr.registry import AdapterRecord
     from mlxr.service.embedding import Pooling, Vector
     from mlxr.service.model_pool import ModelLease
-    from mlxr.service.session import PageNames
     from mlxr.service.streams import AsyncStream
 
-PLAN_ONLY = "plan_only"  # set in the state of a request by whoever wants no answer but `Planned`
 EXACT_HEADER = "x-mlxr-exact-model"  # whoever sends it wants no other model to answer for a name that none has
-PAGE_SOURCE = "page_source"  # set there by whoever knows where pages of the prompt may come from
-
-
-class Planned(Exception):  # the answer to a request that only wants to know
-    """The request is not computed, as it asks only which pages its prompt fills; see PLAN_ONLY."""
-
-    def __init__(self, names: PageNames) -> None:
-        super().__init__("the request is only planned")
-        self.names = names
 
 
 async def borrow(
@@ -140,13 +130,13 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     row, settings = in_flight(request), parts_of(request).settings
     if lease.adapter is not None:
         wanted = replace(wanted, adapter=lease.adapter)
-    if request.scope["state"].get(PLAN_ONLY):
+    hooks = find_hooks(request.scope["state"])
+    if hooks.is_plan:
         raise Planned(await lease.session.name_pages(wanted))
     wanted = fill_seed(wanted)
     if settings.log_prompts:
         log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
-    source = request.scope["state"].get(PAGE_SOURCE)
-    stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer, source=source)
+    stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer, source=hooks.source)
     note_ignored(request, (f"schema.{keyword}" for keyword in stream.relaxed))
     await row.stack.enter_async_context(stream)
     row.cancels.append(stream.cancel)

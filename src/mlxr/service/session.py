@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,15 +23,13 @@ from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
-from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats
-from mlxr.engine.stats import EngineReport
 from mlxr.loading import Adapter, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
+from mlxr.service.cluster_hooks import PageNames, PageSource
 from mlxr.service.embedding import Pooling, choose_pooling, describe_pooling
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
-from mlxr.service.page_source import PageSource
 from mlxr.service.preparation import Preparation
 from mlxr.service.preparing_threads import PreparingThreads
 from mlxr.service.prompt import Prompt
@@ -46,15 +44,6 @@ logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PageNames:
-    """A prompt of `tokens` tokens and the names of the pages that it fills, of `page_size` tokens each."""
-
-    keys: list[bytes]
-    tokens: int
-    page_size: int
 
 
 class Session:
@@ -239,9 +228,9 @@ class Session:
         return await self._threads.run(work, *arguments, reads=reads)
 
     @property
-    def pages(self) -> PageExchange | None:
-        """Exchanges pages with other processes that have the same model; None where pages are not shared."""
-        return self._engine.pages
+    def engine(self) -> AsyncEngine:
+        """The engine, for a cluster: its pages, and what it has to do (see `cluster_hooks`)."""
+        return self._engine
 
     async def start(
         self, request: TextRequest | ChatRequest, *, client: str | None = None, source: PageSource | None = None
@@ -335,13 +324,6 @@ class Session:
     def _name_pages(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[bytes]:
         keys = self._start_keys(b"" if adapter is None else adapter.digest)
         return keys.cover(token_ids, len(token_ids) // self.page_size)
-
-    async def read_report(self, *, whole: bool = False) -> EngineReport:
-        """What the engine has to do, and which pages came and went since the last report, of which there is one reader.
-
-        If `whole`, all pages that can be found are named.
-        """
-        return await self._engine.read_report(whole=whole)
 
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""

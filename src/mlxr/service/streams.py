@@ -20,8 +20,8 @@ from mlxr.engine.async_engine import AsyncEngine, Ticket, read_embedding
 from mlxr.engine.pooling import Floats
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
+from mlxr.service.cluster_hooks import Brought
 from mlxr.service.identity import current_identity, use_identity
-from mlxr.service.page_source import Brought
 from mlxr.service.preparation import Prepared
 
 logger = logging.getLogger(__name__)

@@ -10,16 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlxr.cache.exchange import Exchange, Lack, LentPage, Loan
 from mlxr.cache.inbox import Delivery
 from mlxr.cache.store_file import allocate_payload, pack_header
 from mlxr.core.errors import EngineStopped
-from mlxr.kernels.tensor import ByteArray
-
-if TYPE_CHECKING:
-    from mlxr.engine.worker import Worker
+from mlxr.engine.async_engine import AsyncEngine
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class PageExchange:
     """See the module. `models`, `page_bytes` and the like are those of `Exchange`."""
 
-    def __init__(self, worker: Worker, exchange: Exchange) -> None:
-        self._worker, self._exchange = worker, exchange
+    def __init__(self, engine: AsyncEngine, exchange: Exchange) -> None:
+        self._engine, self._exchange = engine, exchange
         self.models, self.page_bytes, self.page_size = exchange.models, exchange.page_bytes, exchange.page_size
         self.linked_bytes, self.boundary_bytes = exchange.linked_bytes, exchange.boundary_bytes
         self.max_bytes = exchange.inbox.max_bytes
@@ -44,13 +44,13 @@ class PageExchange:
     @asynccontextmanager
     async def lend(self, names: Sequence[bytes], lack: Lack, max_bytes: int) -> AsyncIterator[Loan]:
         """Within, the pages that `Exchange.lend` chooses stay as they are."""
-        lending = self._worker.post(lambda _: self._exchange.lend(names, lack, max_bytes))
+        lending = self._engine.post(lambda _: self._exchange.lend(names, lack, max_bytes))
         try:
             yield await asyncio.wrap_future(lending)
         finally:
             lending.add_done_callback(self._give_back)  # also of whoever has been cancelled while it was lent
 
-    async def read(self, lent: LentPage) -> tuple[bytes, ByteArray] | None:
+    async def read(self, lent: LentPage) -> tuple[bytes, NDArray[np.uint8]] | None:
         """A page that is lent, as in the store: header and bytes. None where it is on disk no longer."""
         group, key = lent.name
         payload = allocate_payload(self.page_bytes[group])
@@ -66,7 +66,7 @@ class PageExchange:
     def _give_back(self, lending: Future[Loan]) -> None:
         if not lending.cancelled() and lending.exception() is None:
             with suppress(EngineStopped):
-                self._worker.post(lambda _: self._exchange.give_back(lending.result()))
+                self._engine.post(lambda _: self._exchange.give_back(lending.result()))
 
     async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._worker.post(lambda _: function()))
+        return await self._engine.run_between_steps(lambda _: function())
