@@ -60,7 +60,7 @@ class Followers:
     are."""
 
     def __init__(self, ctx: Context, followers: Sequence[Follower]) -> None:
-        self._ranks, self._steps, self._followers = ctx.gpu.ranks, ctx.gpu.steps, tuple(followers)
+        self._ranks, self._steps, self._followers = ctx.gpu.own_ranks, ctx.gpu.steps, tuple(followers)
         self._steps.listener = lambda numbers, following: self.tell(Kind.DRAW, list_draw(numbers, following))
         self._lock = threading.Lock()
         self._is_closed = False

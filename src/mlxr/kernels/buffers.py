@@ -18,5 +18,4 @@ def empty(ctx: Context, rows: int, columns: int) -> FloatArray:
     """A float32 array (rows, columns) whose contents are undefined."""
     if rows * columns < LARGE:
         return np.empty((rows, columns), np.float32)
-    result: FloatArray = ctx.module.empty(ctx.native, rows, columns)
-    return result
+    return ctx.module.empty(ctx.native, rows, columns)

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.ledger import Ledger
+from mlxr.kernels.native import Native, NativeRuntime
 
 if TYPE_CHECKING:
+    from mlxr.kernels.gpu.device import Gpu
     from mlxr.kernels.gpu.emulated.emulator import Emulator
     from mlxr.kernels.probe import Probe
     from mlxr.kernels.profile import Profiler
@@ -37,8 +39,9 @@ class Context:
     `native` is the runtime of the native module (thread pool, scratch, kernel table) and `module` that module: a
     native operator is called as `ctx.module.rms_norm(ctx.native, ...)`. Both are None on the reference device.
     `gpu` is what GPU implementations work with, None elsewhere; a GPU context has the native runtime too where it is
-    built, for what is done on the host. `threads` defaults to the physical cores this process may use, `isa` to the
-    best this machine and build have.
+    built, for what is done on the host. The types of the three leave None out: an implementation runs only where what
+    it works with is there, and what is common to all devices asks first. `threads` defaults to the physical cores this
+    process may use, `isa` to the best this machine and build have.
     """
 
     __slots__ = ("device", "gpu", "isa", "ledger", "module", "native", "threads")
@@ -54,9 +57,9 @@ class Context:
             raise DeviceError(f"device {device!r} is not known; known are {', '.join(DEVICES)}")
         self.device: Device = device
         self.ledger = Ledger()
-        self.module: Any = None
-        self.native: Any = None
-        self.gpu: Any = None
+        self.module: Native = cast(Any, None)
+        self.native: NativeRuntime = cast(Any, None)
+        self.gpu: Gpu = cast(Any, None)
         self.threads = 1
         self.isa = "numpy"
         if device == "cpu":
@@ -175,10 +178,10 @@ class Context:
         return f"Context(device={self.device!r}, threads={self.threads}, isa={self.isa!r})"
 
 
-def load_native() -> Any:
+def load_native() -> Native:
     """The native module; `DeviceError` with the remedy when it is not built or does not load."""
     try:
-        return importlib.import_module("mlxr._native")
+        return cast(Native, importlib.import_module("mlxr._native"))
     except ImportError as error:
         raise DeviceError(
             f"device 'cpu' needs the native kernels, which did not load ({error}); build them with "

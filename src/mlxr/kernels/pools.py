@@ -5,7 +5,7 @@ Pages are copied whole, and their bytes exported and imported; the slots of a po
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -25,8 +25,7 @@ def allocate_states(ctx: Context, slots: int, floats: int) -> PoolArray:
     one slot more, which padding writes to.
     """
     if ctx.gpu is not None:
-        pool: PoolArray = ctx.gpu.allocate_pool((slots, floats), "f32")
-        return pool
+        return cast(PoolArray, ctx.gpu.allocate_pool((slots, floats), "f32"))
     if ctx.native is None:
         return np.zeros((slots, floats), FLOAT32)
     states: PoolArray = ctx.module.zeros(ctx.native, slots * floats * STATE_BYTES).view(FLOAT32).reshape(slots, floats)

@@ -76,7 +76,7 @@ def sum_and_norm(ctx: Context, x: Any, own: OwnPart, gain: Any, eps: float) -> t
 def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps: float = 0.0) -> tuple[Any, Any]:
     """x, if there is one, plus what all ranks have, in f32; and with a `gain` its norm."""
     gpu, parts = ctx.gpu, own.array
-    wide, ranks, numbers = gpu.mx.float32, gpu.ranks, gpu.launcher.numbers
+    wide, ranks, numbers = gpu.mx.float32, gpu.own_ranks, gpu.launcher.numbers
     shares = parts.shape[0] if parts.ndim == 3 else 1
     rows, columns = parts.shape[-2:]
     width = 8 if columns % 8 == 0 else 2
@@ -118,7 +118,7 @@ def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps:
 def gather_ranks(ctx: Context, x: Any, columns: tuple[int, ...]) -> Any:
     """All columns, in the type of x."""
     gpu, x = ctx.gpu, settle(x)
-    ranks, numbers, rows = gpu.ranks, gpu.launcher.numbers, x.shape[0]
+    ranks, numbers, rows = gpu.own_ranks, gpu.launcher.numbers, x.shape[0]
     pieces = rows * -(-max(columns) // (8 // x.dtype.size))
     groups = min(MAX_GROUPS, -(-pieces // (GATHER_THREADS * GATHER_WIDTH)))
     turns = -(-pieces // (groups * GATHER_THREADS * GATHER_WIDTH))

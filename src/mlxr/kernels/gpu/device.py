@@ -122,6 +122,12 @@ class Gpu:
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()
 
+    @property
+    def own_ranks(self) -> Ranks:
+        """The place of this process among the ranks; for what runs only where there are several."""
+        assert self.ranks is not None
+        return self.ranks
+
     def allocate_pool(self, shape: tuple[int, ...], kind: str) -> Pool:
         """A zeroed pool of pages or states, of numbers that are bf16, f16 or f32."""
         return Pool(self.mx, self.launcher, shape, kind, self.machine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
@@ -33,12 +33,29 @@ from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.lora.cpu import list_native
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe.cpu import make_native
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.native import NativeLayers, NativeUpdates, Rotation
+from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
 _NONE = 0  # no window, no softcap
+Pools = Sequence[PoolArray | None]
+StepArrays = tuple[
+    IntArray,  # token ids
+    Pools,  # keys
+    Pools,  # values
+    IntArray,  # positions
+    Sequence[Rotation],
+    Sequence[IntArray],  # slots of each group
+    IntArray,  # where the queries of each sequence start
+    IntArray,  # lengths of contexts
+    Sequence[IntArray],  # page tables of each group
+    Pools,  # states
+    IntArray,  # slots of states that are read
+    IntArray,  # and written
+    NativeUpdates,
+]
 
 
-def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
+def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
     """The native twin of `layers`, which it keeps alive."""
     native = ctx.module.Layers()
     for layer in layers:
@@ -50,7 +67,9 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
     return native
 
 
-def _describe(heads: Heads) -> tuple[object, ...]:
+def _describe(
+    heads: Heads,
+) -> tuple[int, int, int, float, int, float, FloatArray | None, int, int]:
     return (
         heads.heads,
         heads.kv_heads,
@@ -64,7 +83,7 @@ def _describe(heads: Heads) -> tuple[object, ...]:
     )
 
 
-def _append(ctx: Context, native: Any, operator: Operator) -> None:
+def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
     match operator:
         case Norm(weight, source, target, parts):
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
@@ -104,7 +123,7 @@ def _append(ctx: Context, native: Any, operator: Operator) -> None:
             native.append_gate_rows(target)
 
 
-def _append_recurrence(native: Any, rule: DeltaRule | StateSpace, first: int, at: int) -> None:
+def _append_recurrence(native: NativeLayers, rule: DeltaRule | StateSpace, first: int, at: int) -> None:
     if isinstance(rule, DeltaRule):
         heads = rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim, rule.is_tiled
         native.append_gated_delta(rule.rates, rule.bias, *heads, EPS, rule.key_dim**-0.5, first, at)
@@ -124,7 +143,7 @@ def run_layers(
     return stream, None if isinstance(layers.layers[-1].operators[-1], Sum) else delta
 
 
-def list_arrays(step: StepInput) -> tuple[object, ...]:
+def list_arrays(step: StepInput) -> StepArrays:
     """A step's arrays in the order in which native calls take them."""
     batch = step.batch
     return (

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, Parts, TablePart, narrow
+from mlxr.kernels.native import NativeAdapter, NativeUpdates
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-NativeRows = list[tuple[Any, IntArray, float, FloatArray | None]]
 
-
-def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, int]:
+def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[NativeAdapter, int]:
     """The native twin, which has the matrices in tiles and keeps the weights alive."""
     native = ctx.module.Adapter()
     for weight, own in parts.items():
         for part in own:
-            native.append(weight.payload, part.first, *narrow(part.a, np.ascontiguousarray(part.b.T)), part.scale)
+            a, b = narrow(part.a, np.ascontiguousarray(part.b.T))
+            native.append(weight.payload, part.first, a, b, part.scale)
     if table is not None:
-        native.append_table(*narrow(np.ascontiguousarray(table.b)), table.scale)
+        (looked_up,) = narrow(np.ascontiguousarray(table.b))
+        native.append_table(looked_up, table.scale)
     return native, native.nbytes
 
 
-def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeRows:
+def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeUpdates:
     """Adapters and their rows as native calls take them, with what is looked up by `token_ids`."""
     looked_up = [None if token_ids is None else one.look_up(token_ids) for one in adapters]
     return [(one.updates.payload, one.rows, one.factor, own) for one, own in zip(adapters, looked_up, strict=True)]

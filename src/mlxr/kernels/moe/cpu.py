@@ -7,7 +7,6 @@ The payload of experts is the native object that holds their weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,12 +17,13 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.lora.cpu import list_native
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
+from mlxr.kernels.native import NativeExperts, NativeRouter
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 
 def prepare_experts(
     ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
-) -> Any:
+) -> NativeExperts:
     """The native twin of the experts, which keeps their weights alive."""
     native = ctx.module.Experts(activation)
     for one, other in zip(up, down, strict=True):
@@ -31,17 +31,17 @@ def prepare_experts(
     return native
 
 
-def limit_experts(ctx: Context, payload: Any, slots: int) -> None:
+def limit_experts(ctx: Context, payload: NativeExperts, slots: int) -> None:
     """Keep the weights of so many of them in memory at a time."""
     payload.limit(ctx.native, slots)
 
 
-def read_use(ctx: Context, payload: Any) -> ExpertsUse:
+def read_use(ctx: Context, payload: NativeExperts) -> ExpertsUse:
     """What was sent to them, as native code counts it."""
     return ExpertsUse(*payload.list_use())
 
 
-def make_native(ctx: Context, router: Router) -> Any:
+def make_native(ctx: Context, router: Router) -> NativeRouter:
     """The native twin of a router."""
     rule = router.rule
     return ctx.module.Router(

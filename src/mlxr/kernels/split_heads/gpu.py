@@ -64,7 +64,7 @@ def split_heads(
     none = numbers(0.0)
     pairs, lanes = choose_lanes(head_dim, table.rot_dim)
     joint = norms is not None and norms.kind == "joint"
-    tempered = table.query_factors is not None
+    factors = table.query_factors
     made_heads = heads if projected == "q" else heads + 2 * kv_heads
     (q,) = gpu.launcher.launch(
         HEADS,
@@ -74,7 +74,7 @@ def split_heads(
             placed.positions,
             gpu.hold(table.cos) if table.rot_dim else none,
             gpu.hold(table.sin) if table.rot_dim else none,
-            gpu.hold(table.query_factors) if tempered else none,
+            none if factors is None else gpu.hold(factors),
             none if norms is None else gpu.hold(norms.q),
             none if norms is None else gpu.hold(norms.k),
             _measure_rows(ctx, qkv, heads, kv_heads, head_dim, norms.eps) if norms is not None and joint else none,
@@ -93,7 +93,7 @@ def split_heads(
             "L": lanes,
             "PARTS": len(projected),
             "VALUES_NORMED": int(norms is not None and norms.values),
-            "TEMPERED": int(tempered),
+            "TEMPERED": int(factors is not None),
         },
         types={"X": qkv.dtype, "Y": gpu.activations, "K": k_pool.array.dtype},
     )

@@ -1,0 +1,546 @@
+"""The native module as the operators see it: CPU kernels, and the objects that hold what these take (csrc/bindings).
+
+`mlxr._native` fits these protocols by its names and arguments; a test compares them. Grammars, which it has too, are
+the business of `mlxr.service`. Knows no operator.
+"""
+
+# ruff: noqa: N802 -- classes of the module are called by their names
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mlxr.kernels.ledger import NativeRow
+from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, PoolArray
+
+Rotation = tuple[FloatArray, FloatArray, bool, FloatArray | None]  # cos, sin, interleaved, factors of queries
+
+
+class NativeRuntime(Protocol):
+    """The thread pool, the instruction set and scratch memory."""
+
+    takes_strips: bool  # whether products may take strips; the bits are equal
+
+    @property
+    def isa(self) -> str:
+        """The instruction set."""
+
+    def list_expert_rows(self) -> list[tuple[str, int]]:
+        """Return kernel and form, and the rows of what experts multiplied."""
+
+    def list_ran(self) -> list[NativeRow]:
+        """Return what ran, as `NativeRow` says."""
+
+    def now_ns(self) -> int:
+        """Read the clock of a profile."""
+
+    def start_profile(self, events: int) -> None:
+        """Time calls, and keep so many of them one by one."""
+
+    def stop_profile(self) -> list[tuple[int, int, int]]:
+        """Return index, start and end of the calls that were kept."""
+
+    @property
+    def threads(self) -> int:
+        """The number of threads."""
+
+
+class NativeLinearWeight(Protocol):
+    """One or several weights that share their input, repacked."""
+
+    def append(
+        self, runtime: NativeRuntime, type_name: str, rows: int, data: ByteArray, bias: FloatArray | None
+    ) -> None:
+        """Add what follows what was added so far."""
+
+    @property
+    def in_features(self) -> int:
+        """Columns of its inputs."""
+
+    def leave(self, type_name: str, rows: int, data: ByteArray, bias: FloatArray | None) -> None:
+        """Add a weight whose raw blocks stay in the file that they are mapped from."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
+    @property
+    def out_features(self) -> int:
+        """Columns of its results."""
+
+
+class NativeAdapter(Protocol):
+    """Low-rank updates of weights, laid out for the kernels."""
+
+    def append(self, weight: NativeLinearWeight, first: int, a: PoolArray, b: PoolArray, scale: float) -> None:
+        """Add what follows what was added so far."""
+
+    def append_table(self, b: PoolArray, scale: float) -> None:
+        """Add an update of rows that are looked up."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
+
+NativeUpdates = Sequence[tuple[NativeAdapter, IntArray, float, FloatArray | None]]  # and rows, factor, table rows
+
+
+class NativeExperts(Protocol):
+    """Feed-forward blocks of one shape, checked."""
+
+    def append(self, up: NativeLinearWeight, down: NativeLinearWeight) -> None:
+        """Add what follows what was added so far."""
+
+    def limit(self, runtime: NativeRuntime, slots: int) -> None:
+        """Keep the weights of so many in memory at a time."""
+
+    def list_use(self) -> tuple[Any, ...]:
+        """Return the rows of each, the steps, the experts that had rows in these, and those that were read."""
+
+
+class NativeRouter(Protocol):
+    """How the experts of a token are chosen, and what the share of each is."""
+
+
+class NativeLayers(Protocol):
+    """Operators of layers and their weights, checked."""
+
+    def append_activate(self, kind: str, features: int, first: int | None) -> None:
+        """Add `activate`."""
+
+    def append_attend(self) -> None:
+        """Add `attend`."""
+
+    def append_gate_heads(self) -> None:
+        """Add `gate_heads`."""
+
+    def append_gate_rows(self, target: str) -> None:
+        """Add `gate_rows`."""
+
+    def append_gated_delta(
+        self,
+        rates: FloatArray,
+        bias: FloatArray,
+        key_heads: int,
+        value_heads: int,
+        rows: int,
+        columns: int,
+        tiled: bool,
+        eps: float,
+        scale: float,
+        first: int,
+        at: int,
+    ) -> None:
+        """Add `gated_delta`."""
+
+    def append_gated_norm(
+        self, weight: FloatArray | None, width: int, eps: float, gate_first: bool, first: int
+    ) -> None:
+        """Add `gated_norm`."""
+
+    def append_heads(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: FloatArray | None,
+        rope: int,
+        group: int,
+    ) -> None:
+        """Say the heads of the layer."""
+
+    def append_join(self, factor: float, target: str) -> None:
+        """Add `join`."""
+
+    def append_layer(self, columns: int) -> None:
+        """Begin a layer whose stream has so many columns."""
+
+    def append_mamba2(
+        self,
+        rates: FloatArray,
+        bias: FloatArray,
+        skip: FloatArray,
+        groups: int,
+        rows: int,
+        columns: int,
+        first: int,
+        at: int,
+    ) -> None:
+        """Add `mamba2`."""
+
+    def append_mix(self, experts: NativeExperts, source: str, target: str) -> None:
+        """Add `mix`."""
+
+    def append_norm(
+        self,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        is_layer_norm: bool,
+        source: str,
+        target: str,
+        parts: int,
+    ) -> None:
+        """Add `norm`."""
+
+    def append_product(self, weight: NativeLinearWeight, source: str, target: str) -> None:
+        """Add `product`."""
+
+    def append_route(self, router: NativeRouter) -> None:
+        """Add `route`."""
+
+    def append_rows(self, type_name: str, data: ByteArray, columns: int, target: str) -> None:
+        """Add `rows`."""
+
+    def append_scale(self, factor: float, target: str) -> None:
+        """Add `scale`."""
+
+    def append_short_conv(self, weight: FloatArray, bias: FloatArray | None, kind: str, first: int, at: int) -> None:
+        """Add `short_conv`."""
+
+    def append_split_heads(
+        self,
+        q_norm: FloatArray | None,
+        k_norm: FloatArray | None,
+        eps: float,
+        norms_values: bool,
+        projected: str,
+        norms: str,
+    ) -> None:
+        """Add `split_heads`."""
+
+    def append_sum(self, factor: float) -> None:
+        """Add `sum`."""
+
+
+class NativeProbe(Protocol):
+    """What the machine can do: reads of memory and products of int8."""
+
+    def multiply(self, runtime: NativeRuntime, macs: int) -> float:
+        """Return multiply-adds per second of all threads."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
+    def read(self, runtime: NativeRuntime, ahead: int) -> float:
+        """Return the seconds to read the buffer once with all threads."""
+
+
+class Native(Protocol):
+    """The module. An operator writes its results into `out` and arrays named as its results are."""
+
+    __file__: str
+
+    def Runtime(self, threads: int, isa: str) -> NativeRuntime:
+        """Make one."""
+
+    def LinearWeight(self, in_features: int) -> NativeLinearWeight:
+        """Make one."""
+
+    def Adapter(self) -> NativeAdapter:
+        """Make one."""
+
+    def Experts(self, activation: str) -> NativeExperts:
+        """Make one."""
+
+    def Router(
+        self,
+        experts: int,
+        used: int,
+        scoring: str,
+        renormalises: bool,
+        floor: float,
+        scale: float,
+        groups: int,
+        groups_used: int,
+        gap: float,
+        choice_bias: FloatArray | None,
+        expert_scales: FloatArray | None,
+    ) -> NativeRouter:
+        """Make one."""
+
+    def Layers(self) -> NativeLayers:
+        """Make one."""
+
+    def Probe(self, runtime: NativeRuntime, nbytes: int) -> NativeProbe:
+        """Make one."""
+
+    def activate(
+        self,
+        runtime: NativeRuntime,
+        gate_up: FloatArray,
+        kind: str,
+        out: FloatArray,
+        gated: bool = True,
+        up: FloatArray | None = None,
+        first: int = 0,
+    ) -> None:
+        """Run the operator `activate`."""
+
+    def add(self, runtime: NativeRuntime, x: FloatArray, other: FloatArray, factor: float, out: FloatArray) -> None:
+        """Run the operator `add`."""
+
+    def attend(
+        self,
+        runtime: NativeRuntime,
+        q: FloatArray,
+        k_pool: PoolArray,
+        v_pool: PoolArray,
+        query_starts: IntArray,
+        context_lengths: IntArray,
+        page_table: IntArray,
+        scale: float,
+        window: int,
+        out: FloatArray,
+        softcap: float = 0.0,
+        sinks: FloatArray | None = None,
+    ) -> None:
+        """Run the operator `attend`."""
+
+    def available_isas(self) -> list[str]:
+        """List the instruction sets that this build and machine can run, lowest first."""
+
+    def best_isa(self) -> str:
+        """Return the highest of `available_isas`."""
+
+    def default_threads(self) -> int:
+        """Count the physical cores that this process may use, by affinity and quota."""
+
+    def embed(
+        self, runtime: NativeRuntime, token_ids: IntArray, type_name: str, data: ByteArray, out: FloatArray
+    ) -> None:
+        """Run the operator `embed`."""
+
+    def empty(self, runtime: NativeRuntime, rows: int, columns: int) -> FloatArray:
+        """Return an array, its contents undefined, whose memory is used again afterwards."""
+
+    def forward(
+        self,
+        runtime: NativeRuntime,
+        layers: NativeLayers,
+        table_type: str,
+        table: ByteArray,
+        norm: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        is_layer_norm: bool,
+        output: NativeLinearWeight,
+        logits: FloatArray,
+        token_ids: IntArray,
+        k_pools: Sequence[PoolArray | None],
+        v_pools: Sequence[PoolArray | None],
+        positions: IntArray,
+        ropes: Sequence[Rotation],
+        slots: Sequence[IntArray],
+        query_starts: IntArray,
+        context_lengths: IntArray,
+        page_tables: Sequence[IntArray],
+        states: Sequence[PoolArray | None],
+        state_reads: IntArray,
+        state_writes: IntArray,
+        adapters: NativeUpdates,
+        embedding_scale: float,
+        logit_scale: float,
+        softcap: float,
+    ) -> None:
+        """Run the operator `forward`."""
+
+    def gate_heads(self, runtime: NativeRuntime, x: FloatArray, gates: FloatArray, out: FloatArray) -> None:
+        """Run the operator `gate_heads`."""
+
+    def gated_delta(
+        self,
+        runtime: NativeRuntime,
+        qkv: FloatArray,
+        x: FloatArray,
+        first: int,
+        rates: FloatArray,
+        bias: FloatArray,
+        key_heads: int,
+        value_heads: int,
+        rows: int,
+        tiled: bool,
+        eps: float,
+        scale: float,
+        out: FloatArray,
+        pool: FloatArray,
+        at: int,
+        reads: IntArray,
+        writes: IntArray,
+        starts: IntArray,
+    ) -> None:
+        """Run the operator `gated_delta`."""
+
+    def gated_norm(
+        self,
+        runtime: NativeRuntime,
+        x: FloatArray,
+        gate: FloatArray,
+        first: int,
+        weight: FloatArray | None,
+        width: int,
+        eps: float,
+        gate_first: bool,
+        out: FloatArray,
+    ) -> None:
+        """Run the operator `gated_norm`."""
+
+    def layer_norm(
+        self,
+        runtime: NativeRuntime,
+        x: FloatArray,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        eps: float,
+        residual: FloatArray | None,
+        normed: FloatArray,
+        summed: FloatArray | None,
+        residual_scale: float = 1.0,
+        sum_scale: float = 1.0,
+    ) -> None:
+        """Run the operator `layer_norm`."""
+
+    def linear(self, runtime: NativeRuntime, x: FloatArray, weight: NativeLinearWeight, out: FloatArray) -> None:
+        """Run the operator `linear`."""
+
+    def lora(
+        self,
+        runtime: NativeRuntime,
+        weight: NativeLinearWeight,
+        adapters: NativeUpdates,
+        x: FloatArray,
+        out: FloatArray,
+    ) -> None:
+        """Run the operator `lora`."""
+
+    def lora_table(self, runtime: NativeRuntime, adapters: NativeUpdates, out: FloatArray) -> None:
+        """Run the operator `lora_table`."""
+
+    def mamba2(
+        self,
+        runtime: NativeRuntime,
+        xbc: FloatArray,
+        x: FloatArray,
+        first: int,
+        rates: FloatArray,
+        bias: FloatArray,
+        skip: FloatArray,
+        groups: int,
+        rows: int,
+        out: FloatArray,
+        pool: FloatArray,
+        at: int,
+        reads: IntArray,
+        writes: IntArray,
+        starts: IntArray,
+    ) -> None:
+        """Run the operator `mamba2`."""
+
+    def mix(
+        self,
+        runtime: NativeRuntime,
+        x: FloatArray,
+        chosen: IntArray,
+        shares: FloatArray,
+        experts: NativeExperts,
+        adapters: NativeUpdates,
+        out: FloatArray,
+    ) -> None:
+        """Run the operator `mix`."""
+
+    def rms_norm(
+        self,
+        runtime: NativeRuntime,
+        x: FloatArray,
+        weight: FloatArray | None,
+        eps: float,
+        residual: FloatArray | None,
+        normed: FloatArray,
+        summed: FloatArray | None,
+        residual_scale: float = 1.0,
+        sum_scale: float = 1.0,
+    ) -> None:
+        """Run the operator `rms_norm`."""
+
+    def rope(
+        self,
+        runtime: NativeRuntime,
+        x: FloatArray,
+        positions: IntArray,
+        cos: FloatArray,
+        sin: FloatArray,
+        interleaved: bool,
+        factors: FloatArray | None = None,
+    ) -> None:
+        """Run the operator `rope`."""
+
+    def route(
+        self, runtime: NativeRuntime, logits: FloatArray, router: NativeRouter, chosen: IntArray, shares: FloatArray
+    ) -> None:
+        """Run the operator `route`."""
+
+    def run_layers(
+        self,
+        runtime: NativeRuntime,
+        layers: NativeLayers,
+        stream: FloatArray,
+        delta: FloatArray,
+        token_ids: IntArray,
+        k_pools: Sequence[PoolArray | None],
+        v_pools: Sequence[PoolArray | None],
+        positions: IntArray,
+        ropes: Sequence[Rotation],
+        slots: Sequence[IntArray],
+        query_starts: IntArray,
+        context_lengths: IntArray,
+        page_tables: Sequence[IntArray],
+        states: Sequence[PoolArray | None],
+        state_reads: IntArray,
+        state_writes: IntArray,
+        adapters: NativeUpdates,
+    ) -> None:
+        """Run the operator `run_layers`."""
+
+    def sample(
+        self, runtime: NativeRuntime, logits: FloatArray, rows: Sequence[object]
+    ) -> list[tuple[int, float, list[tuple[int, float]], float]]:
+        """Choose a token for each row: id, log-probability, the best tokens, and the surprise of each."""
+
+    def scale(self, runtime: NativeRuntime, x: FloatArray, factor: float, softcap: float, out: FloatArray) -> None:
+        """Run the operator `scale`."""
+
+    def short_conv(
+        self,
+        runtime: NativeRuntime,
+        x: FloatArray,
+        first: int,
+        weight: FloatArray,
+        bias: FloatArray | None,
+        kind: str,
+        out: FloatArray,
+        pool: FloatArray,
+        at: int,
+        reads: IntArray,
+        writes: IntArray,
+        starts: IntArray,
+    ) -> None:
+        """Run the operator `short_conv`."""
+
+    def write_pages(
+        self,
+        runtime: NativeRuntime,
+        k: FloatArray,
+        v: FloatArray,
+        k_pool: PoolArray,
+        v_pool: PoolArray,
+        slots: IntArray,
+    ) -> None:
+        """Run the operator `write_pages`."""
+
+    def zeros(self, runtime: NativeRuntime, nbytes: int) -> ByteArray:
+        """Return bytes that are zero, in huge pages; the system gives the memory as they are written."""
