@@ -23,7 +23,7 @@ class NativeRuntime(Protocol):
 
     @property
     def isa(self) -> str:
-        """The instruction set."""
+        """The instruction set that runs."""
 
     def list_expert_rows(self) -> list[tuple[str, int]]:
         """Return kernel and form, and the rows of what experts multiplied."""
@@ -107,16 +107,16 @@ class NativeLayers(Protocol):
     """Operators of layers and their weights, checked."""
 
     def append_activate(self, kind: str, features: int, first: int | None) -> None:
-        """Add `activate`."""
+        """Add the operator `activate`."""
 
     def append_attend(self) -> None:
-        """Add `attend`."""
+        """Add the operator `attend`."""
 
     def append_gate_heads(self) -> None:
-        """Add `gate_heads`."""
+        """Add the operator `gate_heads`."""
 
     def append_gate_rows(self, target: str) -> None:
-        """Add `gate_rows`."""
+        """Add the operator `gate_rows`."""
 
     def append_gated_delta(
         self,
@@ -132,12 +132,12 @@ class NativeLayers(Protocol):
         first: int,
         at: int,
     ) -> None:
-        """Add `gated_delta`."""
+        """Add the operator `gated_delta`."""
 
     def append_gated_norm(
         self, weight: FloatArray | None, width: int, eps: float, gate_first: bool, first: int
     ) -> None:
-        """Add `gated_norm`."""
+        """Add the operator `gated_norm`."""
 
     def append_heads(
         self,
@@ -154,7 +154,7 @@ class NativeLayers(Protocol):
         """Say the heads of the layer."""
 
     def append_join(self, factor: float, target: str) -> None:
-        """Add `join`."""
+        """Add the operator `join`."""
 
     def append_layer(self, columns: int) -> None:
         """Begin a layer whose stream has so many columns."""
@@ -170,10 +170,10 @@ class NativeLayers(Protocol):
         first: int,
         at: int,
     ) -> None:
-        """Add `mamba2`."""
+        """Add the operator `mamba2`."""
 
     def append_mix(self, experts: NativeExperts, source: str, target: str) -> None:
-        """Add `mix`."""
+        """Add the operator `mix`."""
 
     def append_norm(
         self,
@@ -185,22 +185,22 @@ class NativeLayers(Protocol):
         target: str,
         parts: int,
     ) -> None:
-        """Add `norm`."""
+        """Add the operator `norm`."""
 
     def append_product(self, weight: NativeLinearWeight, source: str, target: str) -> None:
-        """Add `product`."""
+        """Add the operator `product`."""
 
     def append_route(self, router: NativeRouter) -> None:
-        """Add `route`."""
+        """Add the operator `route`."""
 
     def append_rows(self, type_name: str, data: ByteArray, columns: int, target: str) -> None:
-        """Add `rows`."""
+        """Add the operator `rows`."""
 
     def append_scale(self, factor: float, target: str) -> None:
-        """Add `scale`."""
+        """Add the operator `scale`."""
 
     def append_short_conv(self, weight: FloatArray, bias: FloatArray | None, kind: str, first: int, at: int) -> None:
-        """Add `short_conv`."""
+        """Add the operator `short_conv`."""
 
     def append_split_heads(
         self,
@@ -211,10 +211,10 @@ class NativeLayers(Protocol):
         projected: str,
         norms: str,
     ) -> None:
-        """Add `split_heads`."""
+        """Add the operator `split_heads`."""
 
     def append_sum(self, factor: float) -> None:
-        """Add `sum`."""
+        """Add the operator `sum`."""
 
 
 class NativeProbe(Protocol):
@@ -237,16 +237,16 @@ class Native(Protocol):
     __file__: str
 
     def Runtime(self, threads: int, isa: str) -> NativeRuntime:
-        """Make one."""
+        """Make an object of this class."""
 
     def LinearWeight(self, in_features: int) -> NativeLinearWeight:
-        """Make one."""
+        """Make an object of this class."""
 
     def Adapter(self) -> NativeAdapter:
-        """Make one."""
+        """Make an object of this class."""
 
     def Experts(self, activation: str) -> NativeExperts:
-        """Make one."""
+        """Make an object of this class."""
 
     def Router(
         self,
@@ -262,13 +262,13 @@ class Native(Protocol):
         choice_bias: FloatArray | None,
         expert_scales: FloatArray | None,
     ) -> NativeRouter:
-        """Make one."""
+        """Make an object of this class."""
 
     def Layers(self) -> NativeLayers:
-        """Make one."""
+        """Make an object of this class."""
 
     def Probe(self, runtime: NativeRuntime, nbytes: int) -> NativeProbe:
-        """Make one."""
+        """Make an object of this class."""
 
     def activate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,13 +20,13 @@ def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatAr
         return array if len(batch.output_rows) == batch.tokens == 1 else array[batch.output_rows]
     if len(batch.output_rows) == batch.tokens:
         return array  # rows are distinct and rising, so these are all
-    picked: FloatArray = ctx.gpu.mx.take(settle(array), ctx.gpu.place(batch).output_rows, axis=0)
+    picked: FloatArray = ctx.gpu.mx.take(_settle(array), ctx.gpu.place(batch).output_rows, axis=0)
     return picked
 
 
 def cut_rows(array: FloatArray, rows: int, columns: int) -> FloatArray:
     """The numbers of `array`, one after another, as so many rows of so many columns."""
-    cut: FloatArray = settle(array).reshape(rows, columns)
+    cut: FloatArray = _settle(array).reshape(rows, columns)
     return cut
 
 
@@ -33,7 +34,7 @@ def join_columns(ctx: Context, left: FloatArray, right: FloatArray) -> FloatArra
     """The columns of `left` (T, n), then those of `right` (T, m)."""
     if ctx.gpu is None:
         return np.concatenate([left, right], axis=1)
-    joined: FloatArray = ctx.gpu.mx.concatenate([settle(left), settle(right)], axis=1)
+    joined: FloatArray = ctx.gpu.mx.concatenate([_settle(left), _settle(right)], axis=1)
     return joined
 
 
@@ -57,7 +58,7 @@ def fetch_rows(ctx: Context, array: FloatArray) -> FloatArray:
     if not array.shape[0]:
         ctx.gpu.submit()
         return np.zeros(array.shape, np.float32)
-    wide = settle(array).astype(ctx.gpu.mx.float32)
+    wide = _settle(array).astype(ctx.gpu.mx.float32)
     ctx.gpu.submit(wide)
     return np.ascontiguousarray(np.asarray(wide))
 
@@ -66,3 +67,8 @@ def place_rows(ctx: Context, array: FloatArray) -> FloatArray:
     """Rows (R, n) in the host's memory where the operators of the context want them."""
     placed: FloatArray = array if ctx.gpu is None else ctx.gpu.mx.array(array)
     return placed
+
+
+def _settle(array: FloatArray) -> Any:
+    """The array that there is; the types of operators say NumPy's for those of all devices."""
+    return settle(cast(Any, array))

@@ -27,6 +27,47 @@ SCALE_BYTES = 4  # of q8: one f32 for each position and head
 _POOL_TYPES = {dtype: name for name, dtype in POOL_DTYPES.items()}
 
 
+class NumberType(Protocol):
+    """The type of a device's numbers, as MLX has it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of one number."""
+        ...
+
+
+class DeviceArray(Protocol):
+    """An array on a GPU, as much as all of them have: MLX's, and what stands for one while a step is recorded."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the axes."""
+        ...
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        ...
+
+    @property
+    def dtype(self) -> NumberType:
+        """The type of the numbers."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        ...
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        """The same numbers in another shape."""
+        ...
+
+    def astype(self, dtype: NumberType, /) -> DeviceArray:
+        """The same numbers in another type."""
+        ...
+
+
 class TensorSource(Protocol):
     """One named tensor in a file of weights, undecoded.
 

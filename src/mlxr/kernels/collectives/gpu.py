@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, find_parts, settle
+from mlxr.kernels.gpu.deferred import Deferred, Value, find_parts, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.ranks import LINES, MAX_GROUPS, PATIENCE_MS
 from mlxr.kernels.linear.gpu import list_summands
+from mlxr.kernels.tensor import DeviceArray
 
 # So that the product behind it has room beside it, and asks for its weights meanwhile: threads of a threadgroup, and
 # how many of these would fit on a multiprocessor, which bounds the registers of a thread.
@@ -48,10 +49,10 @@ KERNELS = (SUM, GATHER)
 class OwnPart:
     """This rank's part of a sum that is not made yet: (rows, columns), or in shares (shares, rows, columns)."""
 
-    array: Any
+    array: DeviceArray
 
 
-def sum_ranks(ctx: Context, x: Any) -> Any:
+def sum_ranks(ctx: Context, x: Value) -> Value:
     """The sum in f32, deferred where a norm may take it."""
     gpu = ctx.gpu
     if gpu.ranks is None:
@@ -67,13 +68,17 @@ def find_own_part(value: Any) -> OwnPart | None:
     return find_parts(value, OwnPart)
 
 
-def sum_and_norm(ctx: Context, x: Any, own: OwnPart, gain: Any, eps: float) -> tuple[Any, Any]:
+def sum_and_norm(
+    ctx: Context, x: DeviceArray, own: OwnPart, gain: DeviceArray, eps: float
+) -> tuple[DeviceArray, DeviceArray]:
     """The norm of x plus the sum of all ranks, and this sum."""
     summed, normed = launch_sum(ctx, own, x, gain, eps)
     return normed, summed
 
 
-def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps: float = 0.0) -> tuple[Any, Any]:
+def launch_sum(
+    ctx: Context, own: OwnPart, x: DeviceArray | None = None, gain: DeviceArray | None = None, eps: float = 0.0
+) -> tuple[DeviceArray, DeviceArray]:
     """x, if there is one, plus what all ranks have, in f32; and with a `gain` its norm."""
     gpu, parts = ctx.gpu, own.array
     wide, ranks, numbers = gpu.mx.float32, gpu.own_ranks, gpu.launcher.numbers
@@ -115,7 +120,7 @@ def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps:
     return summed, normed
 
 
-def gather_ranks(ctx: Context, x: Any, columns: tuple[int, ...]) -> Any:
+def gather_ranks(ctx: Context, x: Value, columns: tuple[int, ...]) -> Value:
     """All columns, in the type of x."""
     gpu, x = ctx.gpu, settle(x)
     ranks, numbers, rows = gpu.own_ranks, gpu.launcher.numbers, x.shape[0]

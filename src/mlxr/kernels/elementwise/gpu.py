@@ -16,14 +16,17 @@ from mlxr.kernels.gpu.deferred import (
     Deferred,
     Gated,
     Summands,
+    Value,
     count_shares,
     find_parts,
     list_constants,
     list_inputs,
     settle,
 )
+from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.gpu import Product, find_dot, join_product, list_summands
+from mlxr.kernels.tensor import DeviceArray
 
 MAX_THREADS = 512  # of `add`
 THREADS = 256
@@ -44,20 +47,26 @@ GATE = Kernel(
 KERNELS = (ADD, SCALE, GATE)
 
 
-def add(ctx: Context, x: Any, other: Any, factor: float) -> Any:
+def add(ctx: Context, x: Value, other: Value, factor: float) -> Value:
     """(x + other) * factor, deferred where x is a sum that waits."""
     gpu = ctx.gpu
     if gpu.launcher is None:
-        x, wide = settle(x), gpu.mx.float32
         variant = "f32" if factor == 1.0 else "f32+scale"
-        return gpu.watch.run_mlx("add", variant, lambda: (x.astype(wide) + settle(other)) * factor, x)
+        return gpu.watch.run_mlx(
+            "add", variant, lambda: _compose_sum(gpu.mx, settle(x), settle(other), factor), settle(x)
+        )
     waiting = find_parts(x, Summands)
     if waiting is not None and waiting.is_plain:
         gated = find_parts(other, Gated)
         array, dot = (other, None) if gated is None else (gated.y, gated.dot)
         return defer_sum(ctx, replace(waiting, other=list_summands(ctx, array), dot=dot, factor=factor))
-    x, summands = join_product(ctx, settle(x), other)
-    return x if summands is None and factor == 1.0 else _launch_add(ctx, x, summands, factor)
+    joined, summands = join_product(ctx, settle(x), other)
+    made: DeviceArray = joined
+    return made if summands is None and factor == 1.0 else _launch_add(ctx, made, summands, factor)
+
+
+def _compose_sum(mx: Any, x: Any, other: Any, factor: float) -> Any:
+    return (x.astype(mx.float32) + other) * factor
 
 
 def defer_sum(ctx: Context, summands: Summands) -> Deferred:
@@ -68,10 +77,10 @@ def defer_sum(ctx: Context, summands: Summands) -> Deferred:
     )
 
 
-def _launch_add(ctx: Context, x: Any, summands: Summands | None, total: float = 1.0) -> Any:
+def _launch_add(ctx: Context, x: DeviceArray | None, summands: Summands | None, total: float = 1.0) -> DeviceArray:
     """(x + summands) * total, of which one may be missing."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
-    rows, columns = x.shape if summands is None else summands.array.shape[-2:]
+    rows, columns = summands.array.shape[-2:] if summands is not None else () if x is None else x.shape
     width, shares = 8 if columns % 8 == 0 else 1, 0 if summands is None else count_shares(summands.array)
     threads = min(MAX_THREADS, -(-columns // (LANES * width)) * LANES)
     parts = 1 if summands is not None and summands.dot is not None else -(-columns // (threads * width))
@@ -93,21 +102,21 @@ def _launch_add(ctx: Context, x: Any, summands: Summands | None, total: float = 
     return out
 
 
-def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
+def scale(ctx: Context, x: Value, factor: float, softcap: float | None) -> Value:
     """x * factor, perhaps capped."""
     summands = _find_summands(ctx, x) if softcap is None else None
     if summands is not None:
         return defer_sum(ctx, replace(summands, factor=summands.factor * factor))
-    gpu, x = ctx.gpu, settle(x)
-    (rows, columns), kind = x.shape, x.dtype
+    gpu, array = ctx.gpu, settle(x)
+    (rows, columns), kind = array.shape, array.dtype
     if gpu.launcher is None:
         variant = "f32" if softcap is None else "f32+softcap"
-        return gpu.watch.run_mlx("scale", variant, lambda: _compose_scale(gpu.mx, x, factor, softcap), x)
+        return gpu.watch.run_mlx("scale", variant, lambda: _compose_scale(gpu.mx, array, factor, softcap), array)
     width = 8 if columns % 8 == 0 else 1
     (out,) = gpu.launcher.launch(
         SCALE,
         [
-            x,
+            array,
             gpu.launcher.numbers(float(factor)) if softcap is None else gpu.launcher.numbers(factor / softcap, softcap),
             gpu.launcher.numbers(columns),
         ],
@@ -120,7 +129,7 @@ def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
     return out
 
 
-def _find_summands(ctx: Context, x: Any) -> Summands | None:
+def _find_summands(ctx: Context, x: Value) -> Summands | None:
     """Find the summands of x, where it waits: what experts made, or a product that is no wider than the stream."""
     if find_parts(x, Product) is not None and x.shape[1] <= MAX_SUMMED:
         return Summands(list_summands(ctx, x))
@@ -132,7 +141,7 @@ def _compose_scale(mx: Any, x: Any, factor: float, softcap: float | None) -> Any
     return scaled.astype(x.dtype)
 
 
-def gate_heads(ctx: Context, x: Any, gates: Any) -> Any:
+def gate_heads(ctx: Context, x: Value, gates: Value) -> Value:
     """x times the sigmoid of its gate."""
     dot = find_dot(gates)
     if dot is not None and dot.x.shape == x.shape:
@@ -140,16 +149,12 @@ def gate_heads(ctx: Context, x: Any, gates: Any) -> Any:
     return _gate(ctx, settle(x), settle(gates))
 
 
-def _gate(ctx: Context, x: Any, gates: Any) -> Any:
+def _gate(ctx: Context, x: DeviceArray, gates: DeviceArray) -> DeviceArray:
     gpu = ctx.gpu
     (rows, columns), count = x.shape, gates.shape[1]
     if gpu.launcher is None:
-
-        def compose() -> Any:
-            heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
-            return heads.reshape(rows, columns).astype(gpu.operands)
-
-        return gpu.watch.run_mlx("gate_heads", "elements" if count == columns else "heads", compose, x, gates)
+        variant = "elements" if count == columns else "heads"
+        return gpu.watch.run_mlx("gate_heads", variant, lambda: _compose_gate(gpu, x, gates), x, gates)
     (out,) = gpu.launcher.launch(
         GATE,
         [x, gates, gpu.launcher.numbers(columns, count)],
@@ -159,3 +164,9 @@ def _gate(ctx: Context, x: Any, gates: Any) -> Any:
         types={"Y": gpu.operands},
     )
     return out
+
+
+def _compose_gate(gpu: Gpu, x: Any, gates: Any) -> Any:
+    (rows, columns), count = x.shape, gates.shape[1]
+    heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
+    return heads.reshape(rows, columns).astype(gpu.operands)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar, overload
+
+from mlxr.kernels.tensor import DeviceArray, NumberType
 
 _Parts = TypeVar("_Parts")
 
@@ -25,10 +27,16 @@ class Deferred:
     __slots__ = ("_compute", "_value", "dtype", "made", "parts", "shape")
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: Any, parts: Any, compute: Callable[[], Any], made: tuple[Any, ...] = ()
+        self,
+        shape: tuple[int, ...],
+        dtype: NumberType,
+        parts: object,
+        compute: Callable[[], DeviceArray],
+        made: tuple[Value, ...] = (),
     ) -> None:
         self.shape, self.dtype, self.parts, self.made = shape, dtype, parts, made
-        self._compute, self._value = compute, None
+        self._compute = compute
+        self._value: DeviceArray | None = None
 
     @property
     def ndim(self) -> int:
@@ -36,28 +44,35 @@ class Deferred:
         return len(self.shape)
 
     @property
-    def started(self) -> tuple[Any, ...]:
+    def started(self) -> tuple[Value, ...]:
         """The arrays to begin with: the result if it is there, else those of its parts."""
-        return self.made if self.is_open else (self._value,)
+        return self.made if self._value is None else (self._value,)
 
     @property
     def is_open(self) -> bool:
         """Whether nobody has asked for the array yet."""
         return self._value is None
 
-    def settle(self) -> Any:
+    def settle(self) -> DeviceArray:
         """Compute the array, unless that has happened, and return it."""
         if self._value is None:
             self._value = self._compute()
         return self._value
 
 
-def find_parts(value: Any, kind: type[_Parts]) -> _Parts | None:
+Value = DeviceArray | Deferred
+
+
+def find_parts(value: object, kind: type[_Parts]) -> _Parts | None:
     """The parts of a deferred result that nobody has asked for yet, if they are of this kind."""
     return value.parts if isinstance(value, Deferred) and value.is_open and isinstance(value.parts, kind) else None
 
 
-def settle(value: Any) -> Any:
+@overload
+def settle(value: Value) -> DeviceArray: ...
+@overload
+def settle(value: None) -> None: ...
+def settle(value: Value | None) -> DeviceArray | None:
     """The array of a deferred result; other values as they are."""
     return value.settle() if isinstance(value, Deferred) else value
 
@@ -66,15 +81,15 @@ def settle(value: Any) -> Any:
 class Dot:
     """The dot products of the rows of x (rows, columns) with a weight (1, columns), both of plain numbers."""
 
-    x: Any
-    weight: Any
+    x: DeviceArray
+    weight: DeviceArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gated:
     """Rows of `y`, perhaps a product that waits, each times the sigmoid of its `dot`."""
 
-    y: Any
+    y: Value
     dot: Dot
 
 
@@ -83,13 +98,13 @@ class Summands:
     """Arrays whose sum is wanted, times `factor`: `array` (rows, columns) or shares of it (shares, rows, columns), and
     perhaps `other` likewise, whose rows are then multiplied by the sigmoids of `dot`, if there is one."""
 
-    array: Any
-    other: Any = None
+    array: DeviceArray
+    other: DeviceArray | None = None
     dot: Dot | None = None
     factor: float = 1.0
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
+    def arrays(self) -> tuple[DeviceArray, ...]:
         """All that is to be added up."""
         return (self.array,) if self.other is None else (self.array, self.other)
 
@@ -99,7 +114,7 @@ class Summands:
         return self.other is None and self.factor == 1.0
 
 
-def list_inputs(summands: Summands | None, none: Any) -> list[Any]:
+def list_inputs(summands: Summands | None, none: DeviceArray) -> list[DeviceArray]:
     """The inputs of a kernel: array, other, x and weight of the dot products; `none` stands for those not there."""
     if summands is None:
         return [none] * 4
@@ -107,7 +122,7 @@ def list_inputs(summands: Summands | None, none: Any) -> list[Any]:
     return [summands.array, none if summands.other is None else summands.other, *pair]
 
 
-def count_shares(array: Any) -> int:
+def count_shares(array: DeviceArray | None) -> int:
     """Count the arrays (rows, columns) of which this is made."""
     if array is None:
         return 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,13 @@ from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.ranks import Ranks
-from mlxr.kernels.gpu.recording import Machine, Recorder
+from mlxr.kernels.gpu.recording import Launches, Machine, Recorder
 from mlxr.kernels.gpu.states import PlacedStates
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.gpu.watch import Watch
 from mlxr.kernels.ledger import Ledger
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import TensorSource
+from mlxr.kernels.tensor import DeviceArray, NumberType, TensorSource
 
 logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
@@ -93,26 +93,27 @@ class Gpu:
         self.narrow = device in ("metal", "cuda")
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
         self.watch = Watch(mx, ledger)
-        self.launcher: Any = None
         driver, code = _open_cuda() if device == "cuda" else (None, None)
+        launcher: Launcher | None = None
         if device != "mlx-cpu":
-            self.launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
+            launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
+        self.launcher: Launches = cast(Any, launcher)
         self.driver = driver
         self.ranks: Ranks | None = None
         self.has_tiles = device == "cuda"
-        self.activations = mx.float32
-        self.operands = mx.float32
+        self.activations: NumberType = mx.float32
+        self.operands: NumberType = mx.float32
         self.pending: list[Any] = []
         self.last_expanded: Any = None  # the product that last read the scratch array
         self.last_turn: Any = None  # what ranks last gave each other: the next time comes after it
         self._scratch: dict[str, Any] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
-        self._held: dict[int, Any] = {}
+        self._held: dict[int, DeviceArray] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: list[tuple[RaggedBatch, PlacedBatch]] = []  # of one step, as its groups of layers see it
         self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
-        self.machine = self._make_machine(driver, code)
+        self.machine = _make_machine(mx, launcher, driver, code)
         self.processors, self.room_bytes = (
             (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
         )
@@ -132,12 +133,6 @@ class Gpu:
         """A zeroed pool of pages or states, of numbers that are bf16, f16 or f32."""
         return Pool(self.mx, self.launcher, shape, kind, self.machine)
 
-    def _make_machine(self, driver: CudaDriver | None, code: CudaCode | None) -> Machine | None:
-        """The machine that runs recorded steps without MLX, where there is one."""
-        if self.device == "emulated" and not self.launcher.emulator.sanitizes:
-            return EmulatedMachine(self.mx, self.launcher.emulator)
-        return None if driver is None or code is None else CudaMachine(self.mx, self.launcher, driver, code)
-
     def describe(self) -> str:
         """All that can change the numbers that are computed: the device, MLX's version and the kernels."""
         sources = sorted(path for path in Path(__file__).parents[1].rglob("*") if path.suffix in (".h", ".body"))
@@ -149,6 +144,13 @@ class Gpu:
         return read_free_bytes(self.mx, self.device) if self.narrow else None
 
     @property
+    def recorder(self) -> Recorder:
+        """The list that launches go into; for what runs only while a step is recorded."""
+        if not isinstance(self.launcher, Recorder):
+            raise TypeError("no step is recorded")
+        return self.launcher
+
+    @property
     def is_recording(self) -> bool:
         """Whether operators launch into a list, whose memory is the machine's."""
         return isinstance(self.launcher, Recorder)
@@ -158,7 +160,7 @@ class Gpu:
         """Bytes of the device that recorded steps hold without MLX."""
         return 0 if self.machine is None else self.machine.held_bytes
 
-    def hold(self, array: AnyArray) -> Any:
+    def hold(self, array: AnyArray) -> DeviceArray:
         """`array` on the device, for as long as it lives on the host."""
         held = self._held.get(id(array))
         if held is None:
@@ -318,6 +320,17 @@ class Gpu:
                 array = mx.array(raw.reshape(-1))
         mx.eval(array)
         return array
+
+
+def _make_machine(
+    mx: Any, launcher: Launcher | None, driver: CudaDriver | None, code: CudaCode | None
+) -> Machine | None:
+    """The machine that runs recorded steps without MLX, where there is one."""
+    if launcher is None:
+        return None
+    if launcher.emulator is not None:
+        return None if launcher.emulator.sanitizes else EmulatedMachine(mx, launcher.emulator)
+    return None if driver is None or code is None else CudaMachine(mx, launcher, driver, code)
 
 
 def _open_cuda() -> tuple[CudaDriver, CudaCode] | tuple[None, None]:

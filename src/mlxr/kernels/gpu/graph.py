@@ -320,6 +320,8 @@ def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, ba
     drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((count_packed(batch),), mx.int32)
     gpu.place_traced(batch, drawn.part(0, (rows,)), unpack_batch(batch, packed.part))
     logits = settle(compute(batch))
+    if not isinstance(logits, Buffer):
+        raise TypeError("logits of a recorded step are made by a launch")
     forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
     launch_draw(mx, recorder, logits, numbers)
     launch_draw(mx, recorder, logits, None)

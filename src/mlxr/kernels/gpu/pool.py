@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.gpu.launcher import Launcher, view_host
-from mlxr.kernels.gpu.recording import Machine
+from mlxr.kernels.gpu.launcher import view_host
+from mlxr.kernels.gpu.recording import Launches, Machine
 from mlxr.kernels.tensor import ByteArray
 
 THREADS = 256
@@ -39,7 +39,7 @@ class Pool:
     def __init__(
         self,
         mx: Any,
-        launcher: Launcher | None,
+        launcher: Launches | None,
         shape: tuple[int, ...],
         kind: str,
         machine: Machine | None = None,

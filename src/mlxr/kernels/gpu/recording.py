@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
+from mlxr.kernels.tensor import DeviceArray, NumberType
 
 AnyArray = npt.NDArray[Any]
 ALIGNMENT_BYTES = 256
@@ -99,6 +100,32 @@ class Product:
     shares: int
     arrays: tuple[Any, ...]
     nbytes: int = 0
+
+
+class Launches(Protocol):
+    """What operators launch kernels by: MLX, or a list that records a step."""
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a launch is computed when its results are."""
+
+    def numbers(self, *values: float) -> DeviceArray:
+        """Numbers that a body reads at run time, as an array on the device."""
+
+    def launch(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[DeviceArray],
+        *,
+        groups: tuple[int, int, int],
+        threads: int,
+        outputs: Sequence[tuple[tuple[int, ...], NumberType]],
+        constants: Mapping[str, int] | None = None,
+        types: Mapping[str, NumberType] | None = None,
+        room_bytes: int = 0,
+        boxes: Sequence[Box] = (),
+    ) -> list[DeviceArray]:
+        """Launch a kernel; see `Launcher.launch`."""
 
 
 class Recorder:

@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxr.kernels.gpu.kernel import Kernel, name_type
 from mlxr.kernels.gpu.recording import Launch, Machine, Product, count_bytes
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX, Ledger, Part
+from mlxr.kernels.tensor import DeviceArray
 
+_Made = TypeVar("_Made")
 GPU = "gpu"
 WEIGHT_TYPES = ("TYPE_A", "TYPE_B")  # constants: numbers of types, which `Kernel.type_names` names
 NUMBERS = "K"  # the type of weights or pages that are plain numbers
@@ -75,7 +77,7 @@ class Watch:
             return launch()
         return self._time(part, launch, inputs, count_bytes(kernel.inputs, inputs), groups, threads)
 
-    def run_mlx(self, operator: str, variant: str, compute: Callable[[], Any], *inputs: Any) -> Any:
+    def run_mlx(self, operator: str, variant: str, compute: Callable[[], _Made], *inputs: DeviceArray) -> _Made:
         """Compute by MLX's own operations, and count that."""
         part = operator, MLX, variant
         self.ledger.count(*part)
@@ -102,12 +104,12 @@ class Watch:
     def _time(
         self,
         part: Part,
-        compute: Callable[[], Any],
-        inputs: Sequence[Any],
+        compute: Callable[[], _Made],
+        inputs: Sequence[DeviceArray],
         nbytes: int,
         groups: tuple[int, int, int] | None,
         threads: int,
-    ) -> Any:
+    ) -> _Made:
         assert self.watched is not None
         self._mx.eval(*inputs)
         self._mx.synchronize()
@@ -116,7 +118,7 @@ class Watch:
         self._mx.eval(results)
         self._mx.synchronize()
         end_ns = time.perf_counter_ns()
-        made = results if isinstance(results, list | tuple) else [results]
+        made: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
         nbytes += sum(array.nbytes for array in made)
         self.watched.append(Watched(part, start_ns, end_ns, nbytes, 0, groups, threads))
         return results

@@ -214,7 +214,7 @@ def _share_product(ctx: Context, product: Product) -> Any:
     shares = choose_shares(*matrix.shape)
     if shares == 1:
         return None
-    return ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
+    return ctx.gpu.recorder.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
 
 
 def choose_shares(outputs: int, inputs: int) -> int:
@@ -318,7 +318,7 @@ def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bo
 
 def _multiply_library(ctx: Context, x: Any, matrix: Any) -> Any:
     if isinstance(x, Buffer):
-        return ctx.gpu.launcher.multiply(_narrow(ctx, x, matrix), matrix)
+        return ctx.gpu.recorder.multiply(_narrow(ctx, x, matrix), matrix)
     kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
     return ctx.gpu.watch.run_mlx(
         "linear", name_product(matrix), lambda: x.astype(kind) @ matrix.T.astype(kind), x, matrix

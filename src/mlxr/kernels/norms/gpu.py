@@ -17,6 +17,7 @@ from mlxr.kernels.gated_delta.launch import OutputNorm, Recurred
 from mlxr.kernels.gpu.deferred import (
     Deferred,
     Summands,
+    Value,
     count_shares,
     find_parts,
     list_constants,
@@ -26,7 +27,7 @@ from mlxr.kernels.gpu.deferred import (
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, join_product
 from mlxr.kernels.norms import Scales, name_variant
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 MAX_THREADS = 512
 NORM = Kernel(
@@ -54,8 +55,8 @@ KERNELS = (NORM, GATED)
 
 
 def rms_norm(
-    ctx: Context, x: Any, weight: FloatArray | None, eps: float, residual: Any | None, scales: Scales
-) -> tuple[Any, Any]:
+    ctx: Context, x: Value, weight: FloatArray | None, eps: float, residual: Value | None, scales: Scales
+) -> tuple[Value, Value]:
     """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
     gpu, gain, x = ctx.gpu, None if weight is None else ctx.gpu.hold(weight), settle(x)
     if gpu.launcher is None:
@@ -74,8 +75,14 @@ def rms_norm(
 
 
 def layer_norm(
-    ctx: Context, x: Any, weight: FloatArray, bias: FloatArray | None, eps: float, residual: Any | None, scales: Scales
-) -> tuple[Any, Any]:
+    ctx: Context,
+    x: Value,
+    weight: FloatArray,
+    bias: FloatArray | None,
+    eps: float,
+    residual: Value | None,
+    scales: Scales,
+) -> tuple[Value, Value]:
     """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     gpu, gain, x = ctx.gpu, ctx.gpu.hold(weight), settle(x)
     shift = None if bias is None else gpu.hold(bias)
@@ -89,24 +96,27 @@ def layer_norm(
     return launch_norm(ctx, x, gain, shift, eps, summands, scales.total, is_centred=True)
 
 
-def join_residual(ctx: Context, x: Any, residual: Any, scales: Scales) -> tuple[Any, Summands | None]:
+def join_residual(
+    ctx: Context, x: DeviceArray, residual: Value | None, scales: Scales
+) -> tuple[DeviceArray, Summands | None]:
     """The sum of x and what a product that waits adds to it, and None; or x and what is still to be added."""
     if scales.change:
+        assert residual is not None  # which is checked where there are scales
         return x, Summands(settle(residual), factor=scales.residual)
     return join_product(ctx, x, residual)
 
 
 def launch_norm(
     ctx: Context,
-    x: Any,
-    gain: Any | None,
-    shift: Any | None,
+    x: DeviceArray,
+    gain: DeviceArray | None,
+    shift: DeviceArray | None,
     eps: float,
     summands: Summands | None,
     total: float = 1.0,
     *,
     is_centred: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[DeviceArray, DeviceArray]:
     """Norm x plus `summands`, times `total`, after its mean was taken away if it is to be centred; also return the sum.
     `gain` and `shift` are the weight, which may have several rows, and the bias on the device."""
     gpu, (rows, columns) = ctx.gpu, x.shape
@@ -144,13 +154,14 @@ def _compose_layer_norm(mx: Any, x: Any, gain: Any, shift: Any, eps: float) -> A
 
 
 def gated_norm(
-    ctx: Context, x: Any, gate: Any, weight: FloatArray | None, eps: float, width: int, gate_first: bool, first: int
-) -> Any:
+    ctx: Context, x: Value, gate: Value, weight: FloatArray | None, eps: float, width: int, gate_first: bool, first: int
+) -> Value:
     """The norm of each group and the gate."""
     gpu, recurred, gate = ctx.gpu, find_parts(x, Recurred), settle(gate)
     gain = None if weight is None else gpu.hold(weight)
     if recurred is not None and gain is not None and not gate_first and width == recurred.columns:
-        return recurred.launch(OutputNorm(gate, gain, float(eps), first))
+        normed: DeviceArray = recurred.launch(OutputNorm(gate, gain, float(eps), first))
+        return normed
     x = settle(x)
     rows, columns = x.shape
     if gpu.launcher is None:
