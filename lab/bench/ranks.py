@@ -29,7 +29,7 @@ from gpu_comparison.cases import Case
 from gpu_comparison.ours import Ours, make_context
 from mlxr.engine.followers import Followers, LedModel, follow
 from mlxr.engine.rank_joining import join_first, join_other, receive_bytes, send_bytes
-from mlxr.kernels.collectives import gather_ranks
+from mlxr.kernels.collectives import all_gather
 from mlxr.kernels.collectives import gpu as sum_launch
 from mlxr.kernels.collectives.gpu import OwnPart, launch_sum
 from mlxr.kernels.context import Context
@@ -111,13 +111,13 @@ def check_gather(ctx: Context, rows: int) -> str:
     columns = [each] * (ranks.count - 1) + [VOCABULARY - each * (ranks.count - 1)]
     parts = [numbers(rank, rows, count) for rank, count in enumerate(columns)]
     own = mx.array(parts[ranks.rank]).astype(mx.bfloat16)
-    found = np.array(gather_ranks(ctx, own, columns).astype(mx.float32))
+    found = np.array(all_gather(ctx, own, columns).astype(mx.float32))
     error = float(np.abs(found - np.concatenate(parts, axis=1)).max())
     mx.eval(own)
 
     def launch_all(recorder: Recorder) -> Any:
         given = recorder.make((rows, columns[ranks.rank]), mx.bfloat16)
-        return [gather_ranks(ctx, given, columns) for _ in range(8)]
+        return [all_gather(ctx, given, columns) for _ in range(8)]
 
     graph, _ = record(ctx, launch_all)
     gpu.settle_arrays()

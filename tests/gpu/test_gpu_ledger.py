@@ -135,8 +135,8 @@ def test_mlx_operations_on_a_cpu_are_not_called_gpu() -> None:
         (ADD, {}, ("add", "gpu", "")),
         (SCALE, {}, ("scale", "gpu", "")),
         (GATE, {}, ("gate_heads", "gpu", "")),
-        (SUM, {}, ("sum_ranks", "gpu", "")),
-        (GATHER, {}, ("gather_ranks", "gpu", "")),
+        (SUM, {}, ("all_reduce", "gpu", "")),
+        (GATHER, {}, ("all_gather", "gpu", "")),
         (COPY_PAGE, {}, ("copy_page", "gpu", "")),
     ],
 )

@@ -24,14 +24,14 @@ from mlxr.kernels.layers import NormWeight, prepare_layers
 from mlxr.kernels.layers.gpu import Sizes, count_layer_bytes
 from mlxr.kernels.layers.operators import (
     Activate,
+    AddResidual,
     Attend,
     Heads,
+    MatMul,
     Norm,
     Operator,
-    Product,
     Scale,
     SplitHeads,
-    Sum,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -190,17 +190,17 @@ def make_layer(*types: str, residual_scale: float = 1.0, output_scale: float = 1
     scaled: tuple[Operator, ...] = () if residual_scale == 1.0 else (Scale(residual_scale, "delta"),)
     return (
         Norm(norm, "stream", "normed"),
-        Product(qkv, "normed", "x"),
+        MatMul(qkv, "normed", "x"),
         SplitHeads(attention),
         Attend(attention),
-        Product(product(heads, **{qk: hidden}), "x", "delta"),
+        MatMul(product(heads, **{qk: hidden}), "x", "delta"),
         *scaled,
         Norm(norm, "stream", "normed"),
-        Product(up, "normed", "x"),
+        MatMul(up, "normed", "x"),
         Activate("silu", ffn, is_gated=True),
-        Product(down, "x", "delta"),
+        MatMul(down, "x", "delta"),
         *scaled,
-        *(() if output_scale == 1.0 else (Sum(output_scale),)),
+        *(() if output_scale == 1.0 else (AddResidual(output_scale),)),
     )
 
 

@@ -14,7 +14,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.layers import StepInput
 from mlxr.kernels.layers.gpu import Sizes, count_operator_bytes
-from mlxr.kernels.layers.operators import Activate, GateRows, Join, Mix, Operator, Product, Route
+from mlxr.kernels.layers.operators import Activate, Add, GateRows, MatMul, MixExperts, Operator, Route
 from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router, mix, read_use, route
@@ -210,15 +210,15 @@ def test_a_shared_expert_joins_the_others(gpu: Context) -> None:
         experts = make(ctx, "q8_0", 4, (64, 32))
         gate_up = prepare(ctx, [make_tensor("q8_0", 96, 64, 5), make_tensor("q8_0", 96, 64, 6)])
         layer: tuple[Operator, ...] = (
-            Product(prepare(ctx, [make_tensor("f32", 4, 64, 8)]), "normed", "x"),
+            MatMul(prepare(ctx, [make_tensor("f32", 4, 64, 8)]), "normed", "x"),
             Route(make_router(4, RoutingRule(2)), experts),
-            Mix(experts, 2, "normed", "delta"),
-            Product(gate_up, "normed", "x"),
+            MixExperts(experts, 2, "normed", "delta"),
+            MatMul(gate_up, "normed", "x"),
             Activate("silu", 96, is_gated=True),
-            Product(prepare(ctx, [make_tensor("q8_0", 64, 96, 7)]), "x", "other"),
-            Product(prepare(ctx, [make_tensor("f32", 1, 64, 9)]), "normed", "x"),
+            MatMul(prepare(ctx, [make_tensor("q8_0", 64, 96, 7)]), "x", "other"),
+            MatMul(prepare(ctx, [make_tensor("f32", 1, 64, 9)]), "normed", "x"),
             GateRows("other"),
-            Join(),
+            Add(),
         )
         array: Any = x if ctx.gpu is None else ctx.gpu.mx.array(x)
         registers: Registers = {"stream": array, "normed": array, "delta": None}
@@ -279,7 +279,7 @@ def test_routers_of_32_bits_need_no_library(gpu: Context, tokens: int, monkeypat
 
 def test_the_memory_of_a_mixture_is_counted(gpu: Context) -> None:
     experts, sizes = make(gpu, "q8_0", 4, (64, 32)), Sizes(4, 4, 4)
-    counted = count_operator_bytes(Mix(experts, 2, "normed", "delta"), sizes, 64)
+    counted = count_operator_bytes(MixExperts(experts, 2, "normed", "delta"), sizes, 64)
     inner, made, out = 2 * 32 * 4, 2 * 64 * 4, 64 * 4
     assert counted >= inner + made + out
     assert counted < 1.1 * (inner + made + out)

@@ -9,7 +9,7 @@ import pytest
 from gpu_cases import list_group_devices, skip_unless_emulated
 from rank_processes import COUNT, run_ranks
 
-from mlxr.kernels.collectives import add_up, gather_ranks, join, sum_ranks
+from mlxr.kernels.collectives import add_up, all_gather, all_reduce, join
 from mlxr.kernels.collectives.gpu import OwnPart, sum_and_norm
 from mlxr.kernels.context import Context
 from mlxr.kernels.norms import rms_norm
@@ -31,7 +31,7 @@ def run_case(ctx: Context, kind: str, rank: int, shape: tuple[int, ...]) -> Any:
     mx = ctx.gpu.mx
     own = mx.array(make_numbers(rank, *shape))
     if kind in ("sum", "halves"):
-        return np.array(sum_ranks(ctx, own if kind == "sum" else own.astype(mx.bfloat16)))
+        return np.array(all_reduce(ctx, own if kind == "sum" else own.astype(mx.bfloat16)))
     if kind == "norm":
         rows, columns = shape[-2:]
         x, gain = mx.array(make_numbers(7, rows, columns)), mx.array(make_numbers(8, columns))
@@ -39,7 +39,7 @@ def run_case(ctx: Context, kind: str, rank: int, shape: tuple[int, ...]) -> Any:
         return np.array(normed), np.array(summed)
     columns = shape[1], shape[1] + 6
     own = mx.array(make_numbers(rank, shape[0], columns[rank])).astype(mx.bfloat16 if kind == "narrow" else mx.float32)
-    return np.array(gather_ranks(ctx, own, columns).astype(mx.float32))
+    return np.array(all_gather(ctx, own, columns).astype(mx.float32))
 
 
 def expect(kind: str, shape: tuple[int, ...]) -> Any:

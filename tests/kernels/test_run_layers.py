@@ -21,7 +21,7 @@ from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.layers import Layer, Layers, StepInput, prepare_layers, run_layers
 from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
-from mlxr.kernels.layers.operators import Activate, NormKind, Product, SplitHeads
+from mlxr.kernels.layers.operators import Activate, MatMul, NormKind, SplitHeads
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.ragged import RaggedBatch
@@ -410,8 +410,8 @@ def test_every_tensor_must_fit_its_layer(cpu: Context, name: str) -> None:
 def test_inputs_must_be_there(cpu: Context) -> None:
     first = make_layers(cpu, Kind(inputs=True))[0]
     square = prepare(cpu, [make_tensor(np.random.default_rng(1), Kind(), "w.weight", (HIDDEN, HIDDEN))])
-    wide = Product(square, "stream", "x"), Activate("silu", HIDDEN, is_gated=False, first=0)
-    misplaced = replace(first, operators=(*first.operators[:-4], *wide, Product(square, "x", "delta")))
+    wide = MatMul(square, "stream", "x"), Activate("silu", HIDDEN, is_gated=False, first=0)
+    misplaced = replace(first, operators=(*first.operators[:-4], *wide, MatMul(square, "x", "delta")))
     with pytest.raises(ValueError, match="layers: first of the inputs is 0, expected so that 128 of 96 columns follow"):
         prepare_layers(cpu, [misplaced])
 

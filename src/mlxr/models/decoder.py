@@ -18,7 +18,7 @@ from mlxr.kernels.forward import Ends, ModelWeights, compute_states, compute_tap
 from mlxr.kernels.layers import Layers, StepInput, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,
-    Mix,
+    MixExperts,
     Operator,
     count_step_bytes,
     count_token_macs,
@@ -156,8 +156,8 @@ class Decoder:
         return sum_up([read_use(self.ctx, mix.experts) for mix in self._mixes])
 
     @property
-    def _mixes(self) -> list[Mix]:
-        return [operator for operator in self._operators if isinstance(operator, Mix)]
+    def _mixes(self) -> list[MixExperts]:
+        return [operator for operator in self._operators if isinstance(operator, MixExperts)]
 
     @property
     def _ends_bytes(self) -> int:
@@ -171,7 +171,7 @@ class Decoder:
         pair_macs = [0] * len(groups.paged)
         experts: dict[tuple[int, int], int] = {}
         for operator in operators:
-            if isinstance(operator, Mix):
+            if isinstance(operator, MixExperts):
                 key = len(operator.experts.up), operator.used
                 experts[key] = experts.get(key, 0) + operator.experts.nbytes
             if isinstance(operator, Attend):

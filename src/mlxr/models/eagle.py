@@ -20,9 +20,9 @@ from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
     Heads,
+    MatMul,
     Norm,
     Operator,
-    Product,
     SplitHeads,
     count_weight_bytes,
 )
@@ -245,16 +245,16 @@ def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], own: Model) -
     attention, block = _take_blocks(own)
     heads = Heads(attention.heads, attention.kv_heads, attention.head_dim, attention.scale)
     return (
-        Product(
+        MatMul(
             prepare(ctx, projections),
             "normed",
             "x",
         ),
         SplitHeads(heads),
         Attend(heads),
-        Product(prepare(ctx, [tensors[output]]), "x", "delta"),
+        MatMul(prepare(ctx, [tensors[output]]), "x", "delta"),
         Norm(_read_norm(tensors, "post_attention_layernorm.weight", own), "stream", "normed"),
-        Product(prepare(ctx, [tensors[gate], tensors[up]]), "normed", "x"),
+        MatMul(prepare(ctx, [tensors[gate], tensors[up]]), "normed", "x"),
         Activate(block.activation, block.features, is_gated=True),
-        Product(prepare(ctx, [tensors[down]]), "x", "delta"),
+        MatMul(prepare(ctx, [tensors[down]]), "x", "delta"),
     )

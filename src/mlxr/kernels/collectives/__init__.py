@@ -16,19 +16,19 @@ from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
-__all__ = ["add_up", "gather_ranks", "join", "sum_ranks"]
+__all__ = ["add_up", "all_gather", "all_reduce", "join"]
 
 
-def sum_ranks(ctx: Context, x: FloatArray) -> FloatArray:
+def all_reduce(ctx: Context, x: FloatArray) -> FloatArray:
     """The sum over all ranks of the context of their x (T, n), n even. Raises ValueError for another shape."""
-    check_floats("sum_ranks", "x", x, 2)
+    check_floats("all_reduce", "x", x, 2)
     if x.shape[1] % 2:
-        refuse("sum_ranks", "columns of x", x.shape[1], "an even number")
+        refuse("all_reduce", "columns of x", x.shape[1], "an even number")
     if not x.shape[0]:
         return x
-    name, implementation = SUM_RANKS.pick(ctx.device)
+    name, implementation = ALL_REDUCE.pick(ctx.device)
     if name == REFERENCE:
-        ctx.ledger.count("sum_ranks", name, "f32")
+        ctx.ledger.count("all_reduce", name, "f32")
     return implementation(ctx, x)
 
 
@@ -45,21 +45,21 @@ def add_up(parts: Sequence[FloatArray]) -> FloatArray:
     return total
 
 
-SUM_RANKS = FunctionChoice("sum_ranks", _sum_reference, gpu=f"{__name__}.gpu")
+ALL_REDUCE = FunctionChoice("all_reduce", _sum_reference, gpu=f"{__name__}.gpu")
 
 
-def gather_ranks(ctx: Context, x: FloatArray, columns: Sequence[int]) -> FloatArray:
+def all_gather(ctx: Context, x: FloatArray, columns: Sequence[int]) -> FloatArray:
     """The x (T, columns[r]) of all ranks r beside each other. Raises ValueError where x is not this rank's share."""
-    check_floats("gather_ranks", "x", x, 2)
-    name, implementation = GATHER_RANKS.pick(ctx.device)
+    check_floats("all_gather", "x", x, 2)
+    name, implementation = ALL_GATHER.pick(ctx.device)
     ranks = None if ctx.gpu is None else ctx.gpu.ranks
     rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
-    check_size("gather_ranks", "number of columns", len(columns), count)
-    check_size("gather_ranks", "columns of x", x.shape[1], columns[rank])
+    check_size("all_gather", "number of columns", len(columns), count)
+    check_size("all_gather", "columns of x", x.shape[1], columns[rank])
     if not x.shape[0] or ranks is None:
         return x
     if name == REFERENCE:
-        ctx.ledger.count("gather_ranks", name, "f32")
+        ctx.ledger.count("all_gather", name, "f32")
     return implementation(ctx, x, tuple(columns))
 
 
@@ -73,4 +73,4 @@ def join(parts: Sequence[FloatArray]) -> FloatArray:
     return np.concatenate(parts, axis=1)
 
 
-GATHER_RANKS = FunctionChoice("gather_ranks", _gather_reference, gpu=f"{__name__}.gpu")
+ALL_GATHER = FunctionChoice("all_gather", _gather_reference, gpu=f"{__name__}.gpu")

@@ -1,4 +1,4 @@
-"""`sum_ranks` and `gather_ranks` on GPUs: one launch on each of them, which writes into the memory of the others.
+"""`all_reduce` and `all_gather` on GPUs: one launch on each of them, which writes into the memory of the others.
 
 A sum waits for the numbers of the others; in recorded steps the norm that follows does it on the way, with the residual
 sum: see `sum_and_norm`.
@@ -22,7 +22,7 @@ from mlxr.kernels.tensor import DeviceArray
 MAX_THREADS, RESIDENT = 256, 2
 GATHER_THREADS, GATHER_WIDTH = 256, 4
 SUM = Kernel(
-    "sum_ranks",
+    "all_reduce",
     Path(__file__).parent,
     "sum.body",
     ("x", "parts", "weight", "addresses", "numbers", "sizes", "before"),
@@ -30,17 +30,17 @@ SUM = Kernel(
     headers=("shares.h",),
     has_lines=True,
     cuda_only=True,
-    operator="sum_ranks",
+    operator="all_reduce",
 )
 GATHER = Kernel(
-    "gather_ranks",
+    "all_gather",
     Path(__file__).parent,
     "gather.body",
     ("x", "addresses", "sizes", "before"),
     ("out",),
     has_lines=True,
     cuda_only=True,
-    operator="gather_ranks",
+    operator="all_gather",
 )
 KERNELS = (SUM, GATHER)
 
@@ -52,7 +52,7 @@ class OwnPart:
     array: DeviceArray
 
 
-def sum_ranks(ctx: Context, x: Value) -> Value:
+def all_reduce(ctx: Context, x: Value) -> Value:
     """The sum in f32, deferred where a norm may take it."""
     gpu = ctx.gpu
     if gpu.ranks is None:
@@ -120,7 +120,7 @@ def launch_sum(
     return summed, normed
 
 
-def gather_ranks(ctx: Context, x: Value, columns: tuple[int, ...]) -> Value:
+def all_gather(ctx: Context, x: Value, columns: tuple[int, ...]) -> Value:
     """All columns, in the type of x."""
     gpu, x = ctx.gpu, settle(x)
     ranks, numbers, rows = gpu.own_ranks, gpu.launcher.numbers, x.shape[0]

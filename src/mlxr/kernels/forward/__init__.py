@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import FunctionChoice
-from mlxr.kernels.collectives import gather_ranks
+from mlxr.kernels.collectives import all_gather
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import NO_SOFTCAP, add, scale
 from mlxr.kernels.embed import embed
@@ -91,7 +91,7 @@ def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Seq
     """Logits (R, vocabulary) of states (R, hidden) after the final norm, some of whose rows `adapters` update."""
     logits = linear(ctx, states, model.output)
     if model.output_columns:
-        logits = gather_ranks(ctx, logits, model.output_columns)
+        logits = all_gather(ctx, logits, model.output_columns)
     if adapters:
         logits = add_lora(ctx, states, logits, model.output, adapters)
     return scale(ctx, logits, model.ends.logit_scale, softcap=model.ends.softcap)

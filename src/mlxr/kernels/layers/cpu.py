@@ -9,25 +9,25 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import EPS, DeltaRule
 from mlxr.kernels.layers.operators import (
     Activate,
+    Add,
+    AddResidual,
     Attend,
     Convolve,
     GatedNorm,
     GateHeads,
     GateRows,
+    GetRows,
     Heads,
-    Join,
     Layer,
     Layers,
-    Mix,
+    MatMul,
+    MixExperts,
     Norm,
     Operator,
-    Product,
     Recur,
     Route,
-    Rows,
     Scale,
     SplitHeads,
-    Sum,
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.lora.cpu import list_native
@@ -87,7 +87,7 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
     match operator:
         case Norm(weight, source, target, parts):
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
-        case Product(weight, source, target):
+        case MatMul(weight, source, target):
             native.append_product(weight.payload, source, target)
         case SplitHeads(heads):
             norms = heads.norms
@@ -99,13 +99,13 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_attend()
         case Activate(kind, features, first=first):  # gated when `x` has more columns
             native.append_activate(kind, features, first)
-        case Sum(factor):
+        case AddResidual(factor):
             native.append_sum(factor)
         case Scale(factor, target):
             native.append_scale(factor, target)
-        case Join(target, factor):
+        case Add(target, factor):
             native.append_join(factor, target)
-        case Rows(table, target):
+        case GetRows(table, target):
             native.append_rows(table.type_name, table.data, table.shape[1], target)
         case GateHeads():
             native.append_gate_heads()
@@ -117,7 +117,7 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_gated_norm(norm.weight, norm.width, norm.eps, norm.gate_first, first)
         case Route(router):
             native.append_route(make_native(ctx, router))
-        case Mix(experts, _, source, target):
+        case MixExperts(experts, _, source, target):
             native.append_mix(experts.payload, source, target)
         case GateRows(target):
             native.append_gate_rows(target)
@@ -140,7 +140,7 @@ def run_layers(
         return stream, None
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
-    return stream, None if isinstance(layers.layers[-1].operators[-1], Sum) else delta
+    return stream, None if isinstance(layers.layers[-1].operators[-1], AddResidual) else delta
 
 
 def list_arrays(step: StepInput) -> StepArrays:

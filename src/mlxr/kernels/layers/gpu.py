@@ -16,25 +16,25 @@ from mlxr.kernels.embed.gpu import hold_table, is_placed
 from mlxr.kernels.gpu.device import MAX_STARTED
 from mlxr.kernels.layers.operators import (
     Activate,
+    Add,
+    AddResidual,
+    AllReduce,
     Attend,
     Convolve,
     GatedNorm,
     GateHeads,
     GateRows,
-    Join,
+    GetRows,
     Layer,
     Layers,
-    Mix,
+    MatMul,
+    MixExperts,
     Norm,
     Operator,
-    Product,
     Recur,
     Route,
-    Rows,
     Scale,
     SplitHeads,
-    Sum,
-    SumRanks,
 )
 from mlxr.kernels.layers.reference import Programs, Registers, run_layer
 from mlxr.kernels.layers.step import StepInput
@@ -72,7 +72,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
     for layer in layers:
         before += count_layer_bytes(layer.before, sizes) if layer.before else 0
         for operator in layer.before:
-            if isinstance(operator, Rows) and is_placed(ctx, operator.table):
+            if isinstance(operator, GetRows) and is_placed(ctx, operator.table):
                 hold_table(ctx, operator.table)  # now, as the first step counts with the memory that is left
     return Payload(programs, TokenBytes(most, before))
 
@@ -99,7 +99,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
     match operator:
         case Norm(weight, parts=parts):
             return len(weight.weight) * parts * (operand + STREAM_BYTES)
-        case Product(weight):
+        case MatMul(weight):
             return count_product_bytes(weight, result, operand, cast)
         case SplitHeads(heads):
             queries = heads.heads * heads.head_dim
@@ -117,16 +117,16 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return norm.columns * operand
         case GateHeads():
             return columns * operand  # what attends is about as wide as the stream
-        case Sum() | SumRanks() | Scale() | Join() | GateRows():
+        case AddResidual() | AllReduce() | Scale() | Add() | GateRows():
             return columns * STREAM_BYTES
         case Route(router):
             return router.rule.used * ROUTE_BYTES
-        case Mix(experts, used):
+        case MixExperts(experts, used):
             up, down = experts.up[0], experts.down[0]
             is_fused = experts.is_gated and len(up.payload[0]) == 1
             inner = down.in_features * operand + (0 if is_fused else up.out_features * result)
             return used * (inner + columns * STREAM_BYTES) + columns * STREAM_BYTES + used * ROUTE_BYTES
-        case Rows(table):
+        case GetRows(table):
             return table.shape[1] * STREAM_BYTES
 
 

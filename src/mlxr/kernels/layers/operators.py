@@ -80,14 +80,14 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sum:
+class AddResidual:
     """Add the delta to the stream, where no norm does it, and multiply the sum by `factor`."""
 
     factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
+class MatMul:
     """Multiply `source` by a weight, into `target`."""
 
     weight: LinearWeight
@@ -96,7 +96,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumRanks:
+class AllReduce:
     """Add up what all ranks have in `target`, each of which multiplied by its share of a weight's inputs."""
 
     target: Register
@@ -138,7 +138,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Join:
+class Add:
     """Add `other` to `target`, and multiply the sum by `factor`."""
 
     target: Register = "delta"
@@ -154,7 +154,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mix:
+class MixExperts:
     """Send `source` through the `used` experts chosen for each token, and their sum into `target`."""
 
     experts: Experts
@@ -171,7 +171,7 @@ class GateRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class GetRows:
     """Look up the rows of a table that the ids of the tokens name, into `target`."""
 
     table: TensorSource
@@ -210,8 +210,8 @@ class GatedNorm:
 
 
 Operator = (
-    Norm | Sum | Product | SumRanks | SplitHeads | Attend | Activate | Scale | Join | Rows | Route | Mix | GateRows
-    | GateHeads | Convolve | Recur | GatedNorm
+    Norm | AddResidual | MatMul | AllReduce | SplitHeads | Attend | Activate | Scale | Add | GetRows | Route
+    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm
 )  # fmt: skip
 
 
@@ -240,13 +240,13 @@ class Layers:
 def count_weight_bytes(operator: Operator) -> int:
     """Bytes that the weights of an operator take in memory."""
     match operator:
-        case Norm(weight) | Product(weight):
+        case Norm(weight) | MatMul(weight):
             return weight.nbytes
         case SplitHeads(Heads(norms=HeadNorms(q, k))):
             return q.nbytes + k.nbytes
-        case Mix(experts):
+        case MixExperts(experts):
             return experts.held_bytes
-        case Rows(table):
+        case GetRows(table):
             return table.nbytes
         case Convolve(conv):
             return conv.nbytes
@@ -260,21 +260,21 @@ def count_weight_bytes(operator: Operator) -> int:
 
 def count_step_bytes(operator: Operator) -> int:
     """Bytes of the weights that an operator reads in any step; of tables and experts it is the tokens that say."""
-    return 0 if isinstance(operator, Rows | Mix) else count_weight_bytes(operator)
+    return 0 if isinstance(operator, GetRows | MixExperts) else count_weight_bytes(operator)
 
 
 def count_token_macs(operator: Operator) -> int:
     """Multiply-adds of an operator's products for each token."""
     macs = sum(weight.in_features * weight.out_features for weight in list_weights(operator))
-    return macs * operator.used // len(operator.experts.up) if isinstance(operator, Mix) else macs
+    return macs * operator.used // len(operator.experts.up) if isinstance(operator, MixExperts) else macs
 
 
 def list_weights(operator: Operator) -> tuple[LinearWeight, ...]:
     """The weights that an operator multiplies by."""
     match operator:
-        case Product(weight):
+        case MatMul(weight):
             return (weight,)
-        case Mix(experts):
+        case MixExperts(experts):
             return (*experts.up, *experts.down)
         case _:
             return ()

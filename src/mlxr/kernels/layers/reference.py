@@ -6,35 +6,35 @@ from typing import Any
 
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import attend
-from mlxr.kernels.collectives import sum_ranks
+from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.gated_delta import DeltaRule, gated_delta
 from mlxr.kernels.layers.operators import (
     Activate,
+    Add,
+    AddResidual,
+    AllReduce,
     Attend,
     Convolve,
     GatedNorm,
     GateHeads,
     GateRows,
-    Join,
+    GetRows,
     Layer,
     Layers,
-    Mix,
+    MatMul,
+    MixExperts,
     Norm,
     NormWeight,
     Operator,
-    Product,
     Recur,
     Register,
     Route,
     Routes,
-    Rows,
     Scale,
     SplitHeads,
-    Sum,
-    SumRanks,
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
@@ -85,13 +85,13 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target], summed = norm(ctx, take(registers, source), weight, added)
                 if source == "stream":
                     registers["stream"], registers["delta"] = summed, None
-            case Product(weight, source, target):
+            case MatMul(weight, source, target):
                 x = take(registers, source)
                 registers[target] = linear(ctx, x, weight)
                 if step.adapters:
                     registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
-            case SumRanks(target):
-                registers[target] = sum_ranks(ctx, take(registers, target))
+            case AllReduce(target):
+                registers[target] = all_reduce(ctx, take(registers, target))
             case SplitHeads(heads):
                 registers["x"] = split_heads(
                     ctx,
@@ -121,19 +121,19 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
             case Activate(kind, first=int(first)):
                 inputs = take(registers, "inputs")
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=False, up=inputs, first=first)
-            case Sum(factor):
+            case AddResidual(factor):
                 if registers["delta"] is not None:
                     registers["stream"] = add(ctx, take(registers, "stream"), registers["delta"], factor)
                 registers["delta"] = None
             case Scale(factor, target):
                 registers[target] = scale(ctx, take(registers, target), factor)
-            case Join(target, factor):
+            case Add(target, factor):
                 registers[target] = add(ctx, take(registers, target), take(registers, "other"), factor)
-            case Rows(table, target):
+            case GetRows(table, target):
                 registers[target] = embed(ctx, batch.token_ids, table)
             case Route(router, experts):
                 registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router, experts)
-            case Mix(experts, _, source, target):
+            case MixExperts(experts, _, source, target):
                 routes = registers["chosen"], registers["shares"]
                 registers[target] = mix(ctx, take(registers, source), *routes, experts, step.adapters)
             case GateRows(target):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, Operator, Product, SplitHeads
+from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, MatMul, Operator, SplitHeads
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.kernels.sources import stack_vectors, take_halves
@@ -118,10 +118,10 @@ class Attention:
         """List the operators with their weights."""
         if self.gated:
             gate, qkv = self._take_gate(w)
-            yield Product(gate, flow.source, "kept")
+            yield MatMul(gate, flow.source, "kept")
         else:
             qkv = w.product(*self.parts)
-        yield Product(qkv, flow.source, "x")
+        yield MatMul(qkv, flow.source, "x")
         heads = self._read_heads(w)
         yield SplitHeads(heads)
         yield Attend(heads)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlxr.core.errors import ModelError
 from mlxr.kernels import moe
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.layers.operators import GateRows, Join, Mix, Norm, NormWeight, Operator, Product, Register, Route
+from mlxr.kernels.layers.operators import Add, GateRows, MatMul, MixExperts, Norm, NormWeight, Operator, Register, Route
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router
 from mlxr.kernels.sources import Columns, Rows, Stack, as_float32
 from mlxr.kernels.tensor import TensorSource
@@ -105,20 +105,20 @@ class Experts:
         """List the operators with their weights: the chosen experts, then the block that all tokens go through."""
         assert flow.norm is None, "no family norms what its experts add"
         experts = yield from self.route(w, flow.source)
-        yield Mix(experts, self.rule.used, flow.source, flow.target)
+        yield MixExperts(experts, self.rule.used, flow.source, flow.target)
         if self.shared is not None:
             yield from self.shared.operators(w, Flow(flow.source, "other"))
             if self.shared_gate:
-                yield Product(w.exact_product(SHARED_GATE), flow.source, "x")
+                yield MatMul(w.exact_product(SHARED_GATE), flow.source, "x")
                 yield GateRows("other")
-            yield Join()
+            yield Add()
         yield from flow.multiply()
 
     def route(self, w: LayerWeights, source: Register) -> Generator[Operator, None, moe.Experts]:
         """List what chooses the experts of each token; returns these."""
         choice_bias = w.vector(CHOICE_BIAS) if self.choice_bias else None
         scales = w.vector(EXPERT_SCALES) if self.expert_scales else None
-        yield Product(w.exact_product(ROUTER, bias=self.router_bias), source, "x")
+        yield MatMul(w.exact_product(ROUTER, bias=self.router_bias), source, "x")
         experts = self._read_experts(w)
         yield Route(make_router(self.count, self.rule, choice_bias, scales), experts)
         return experts
@@ -186,9 +186,9 @@ class DenseAndExperts:
         yield Norm(NormWeight(scale * len(scale) ** -0.5, w.norms.eps), "stream", "normed")
         experts = yield from self.experts.route(w, "normed")
         yield Norm(w.norm(EXPERTS_NORM), "stream", "normed")
-        yield Mix(experts, self.experts.rule.used, "normed", "x")
+        yield MixExperts(experts, self.experts.rule.used, "normed", "x")
         yield Norm(w.norm(EXPERTS_POST_NORM), "x", "x")
-        yield Join("x")
+        yield Add("x")
         yield Norm(flow.norm, "x", flow.target)
         yield from flow.multiply()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
-from mlxr.kernels.layers.operators import Activate, Operator, Product
+from mlxr.kernels.layers.operators import Activate, MatMul, Operator
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Tensors, check_range, list_product
@@ -46,7 +46,7 @@ class FeedForward:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        yield Product(w.product(*(name + self.suffix for name in self.projections)), flow.source, "x")
+        yield MatMul(w.product(*(name + self.suffix for name in self.projections)), flow.source, "x")
         yield Activate(self.activation, self.features, self.gated)
         yield from flow.finish(w.product(f"ffn_down{self.suffix}"))
 

@@ -9,7 +9,17 @@ from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith,
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers import operators as ops
-from mlxr.kernels.layers.operators import Activate, Join, Norm, NormWeight, Operator, Product, Register, Scale, Sum
+from mlxr.kernels.layers.operators import (
+    Activate,
+    Add,
+    AddResidual,
+    MatMul,
+    Norm,
+    NormWeight,
+    Operator,
+    Register,
+    Scale,
+)
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.attention import Attention
@@ -43,7 +53,7 @@ class ParallelMixers:
         assert flow.norm is None, "no family norms what two mixers add"
         yield from self.recurrence.operators(w, flow)
         yield from self.attention.operators(w, Flow(flow.source, "other", flow.factor))
-        yield Join(flow.target)
+        yield Add(flow.target)
 
 
 Mixer = Attention | Recurrence | ParallelMixers
@@ -79,18 +89,18 @@ class LayerInputs:
 
     def make(self, w: LayerWeights) -> Iterator[Operator]:
         """List what makes the inputs of all layers, with the model's weights. The table stays in its file."""
-        yield ops.Rows(w.take(TABLE), "other")
+        yield ops.GetRows(w.take(TABLE), "other")
         yield Scale(self.table_scale, "other")
         projection = w.product(INPUTS_OF_STREAM)
-        yield Product(projection, "stream", "x")
+        yield MatMul(projection, "stream", "x")
         norm = NormWeight(w.vector(f"{INPUTS_NORM}.weight"), self.eps)
         yield Norm(norm, "x", "inputs", projection.out_features // self.features)
-        yield Join("inputs", self.scale)
+        yield Add("inputs", self.scale)
 
     def operators(self, w: LayerWeights) -> Iterator[Operator]:
         """List how a layer adds its inputs to the stream."""
-        yield Sum()
-        yield Product(w.product(INPUT_GATE), "stream", "x")
+        yield AddResidual()
+        yield MatMul(w.product(INPUT_GATE), "stream", "x")
         yield Activate(self.activation, self.features, is_gated=False, first=w.index * self.features)
         yield from Flow("x", norm=w.norm(INPUT_NORM)).finish(w.product(INPUT_PROJECTION))
 
@@ -193,17 +203,17 @@ class Layer:
                 source = yield from self._begin(w, self.norms.feed_forward)
             yield from self.feed_forward.operators(w, self._flow(w, source, FEED_FORWARD_POST_NORM, target))
         if self.is_parallel:
-            yield Join()
+            yield Add()
         if self.inputs is not None:
             yield from self.inputs.operators(w)
         scale = w.scalar(OUTPUT_SCALE) if self.scales_output else 1.0
         if scale != 1.0:
-            yield Sum(scale)
+            yield AddResidual(scale)
 
     def _begin(self, w: LayerWeights, name: str) -> Generator[Operator, None, Register]:
         """List how a block begins; returns where its input is then."""
         if not self._norms_before:
-            yield Sum()
+            yield AddResidual()
             return "stream"
         yield Norm(w.norm(name), "stream", "normed")
         return "normed"

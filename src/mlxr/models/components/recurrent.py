@@ -12,7 +12,7 @@ from math import prod
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.gated_delta import DeltaRule
-from mlxr.kernels.layers.operators import Convolve, GatedNorm, MixerNorm, Operator, Product, Recur
+from mlxr.kernels.layers.operators import Convolve, GatedNorm, MatMul, MixerNorm, Operator, Recur
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.short_conv import Convolution, ConvolutionKind, make_convolution
 from mlxr.kernels.sources import Decoded, part_groups, pick_parts
@@ -54,7 +54,7 @@ class ShortConv:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        yield Product(w.product("shortconv.in_proj"), flow.source, "kept")
+        yield MatMul(w.product("shortconv.in_proj"), flow.source, "kept")
         yield Convolve(_read_convolution(w, "shortconv.conv", "gated"))
         yield from flow.finish(w.product("shortconv.out_proj"))
 
@@ -110,7 +110,7 @@ class GatedDelta:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        yield Product(w.product("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), flow.source, "kept")
+        yield MatMul(w.product("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), flow.source, "kept")
         conv = _read_convolution(w, "ssm_conv1d", "silu")
         yield Convolve(conv)
         heads = self.key_heads, self.value_heads, self.key_dim, self.value_dim
@@ -215,7 +215,7 @@ class Mamba2:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        yield Product(w.product("ssm_in"), flow.source, "kept")
+        yield MatMul(w.product("ssm_in"), flow.source, "kept")
         conv = _read_convolution(w, "ssm_conv1d", "silu", _read_flat(w, "ssm_conv1d.bias"))
         yield Convolve(conv, self.results)
         numbers = (_read_flat(w, name) for name in ("ssm_a", "ssm_dt.bias", "ssm_d"))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.operators import Norm, NormKind, NormWeight, Operator, Product, Register, Scale, SumRanks
+from mlxr.kernels.layers.operators import AllReduce, MatMul, Norm, NormKind, NormWeight, Operator, Register, Scale
 from mlxr.kernels.linear import LinearWeight, leave, prepare
 from mlxr.kernels.sources import as_float32
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
@@ -50,9 +50,9 @@ class Flow:
     def finish(self, weight: LinearWeight) -> Iterator[Operator]:
         """List the block's last operators, of which the first multiplies `x` by the weight."""
         made: Register = self.target if self.norm is None else "x"
-        yield Product(weight, "x", made)
+        yield MatMul(weight, "x", made)
         if weight.is_share:
-            yield SumRanks(made)
+            yield AllReduce(made)
         if self.norm is not None:
             yield Norm(self.norm, "x", self.target)
         yield from self.multiply()
