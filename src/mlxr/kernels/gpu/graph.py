@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from mlxr.core.counters import Dispatch
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recording import Buffer, Machine, Recorder, Results
@@ -32,6 +31,9 @@ from mlxr.kernels.gpu.steps import Ints, Numbers, Run, Step, StepPools, count_pa
 from mlxr.kernels.gpu.watch import count_recorded
 from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import MAX_RUN, NO_STATE, RaggedBatch
+
+if TYPE_CHECKING:  # a server without a GPU starts without its device
+    from mlxr.kernels.gpu.device import Gpu
 
 logger = logging.getLogger(__name__)
 Compute = Callable[[RaggedBatch], Any]

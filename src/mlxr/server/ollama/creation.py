@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
@@ -23,8 +23,6 @@ from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.blobs import parse_digest
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
-from mlxr.registry.pull import PullProgress
-from mlxr.registry.pull import pull as pull_model
 from mlxr.registry.record import Progress
 from mlxr.server.errors import ClientGone, ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
@@ -35,6 +33,9 @@ from mlxr.server.routes import Router, note_ignored, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 from mlxr.server.work import change, look, start_make, start_pull, work_of
 from mlxr.service.creation import create_model
+
+if TYPE_CHECKING:
+    from mlxr.registry.pull import PullProgress
 
 REPORT_S = 0.1  # pieces of a file come quicker than anybody reads
 _STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
@@ -132,6 +133,8 @@ class Pulling:
         parts = parts_of(self._request)
 
         def work(registry: Registry, stop: Stop) -> None:
+            from mlxr.registry.pull import pull as pull_model  # brings an HTTP client, which a start does without
+
             pull_model(registry, self._name, endpoint=parts.settings.hub_url, report=self._report, stop=stop)
 
         task = start_pull(self._request, work)
