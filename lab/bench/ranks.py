@@ -35,8 +35,7 @@ from mlxr.kernels.collectives.gpu import OwnPart, launch_sum
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear import panels
-from mlxr.service.rank_process import end_with
-from mlxr.service.ranks import RankProcess
+from mlxr.service.tensor_parallel import RankProcess, end_with
 from synthetic import SHAPES, Shape
 
 IN_GRAPH, VOCABULARY, EPS = 64, 128_256, 1e-5

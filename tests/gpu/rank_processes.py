@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.ranks import join_ranks, make_inbox
-from mlxr.service.ranks import VISIBLE, order_devices
+from mlxr.service.tensor_parallel import VISIBLE, order_devices
 
 COUNT = 2
 Work = Callable[[Context, Any], Any]

@@ -15,7 +15,7 @@ import numpy as np
 from mlxr.engine.followers import follow
 from mlxr.engine.rank_joining import open_other, receive_bytes, send_bytes
 from mlxr.loading import load
-from mlxr.service.rank_process import end_with
+from mlxr.service.tensor_parallel import end_with
 
 
 class Digests:

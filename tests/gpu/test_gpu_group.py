@@ -21,7 +21,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import ASSETS
-from mlxr.service import opening, ranks
+from mlxr.service import opening, tensor_parallel
 from mlxr.service.model_pool import ModelPool
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.requests import TextRequest
@@ -99,7 +99,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         alone = run(build_engine(loaded, alone_settings), loaded.tokenizer)
     own: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "COMMAND", (sys.executable, str(script), str(folder)))
+        patch.setattr(tensor_parallel, "COMMAND", (sys.executable, str(script), str(folder)))
         with open_model("demo", settings) as loaded:
             engine = build_engine(loaded, settings, Digests(loaded.model, own.append))  # type: ignore[arg-type]
             together = run(engine, loaded.tokenizer)

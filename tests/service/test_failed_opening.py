@@ -14,7 +14,7 @@ from mlxr import llm
 from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings
 from mlxr.loading import ASSETS
-from mlxr.service import model_pool, opening, ranks, session
+from mlxr.service import model_pool, opening, session, tensor_parallel
 from mlxr.service.opening import open_model
 
 DEMO = str(ASSETS / "demo.gguf")
@@ -127,8 +127,8 @@ def test_ranks_that_were_started_end_when_another_one_does_not(monkeypatch: pyte
             raise OSError("no more processes")
         return type("Process", (), {"rank": rank, "stop": lambda self: stopped.append(rank)})()
 
-    monkeypatch.setattr(ranks, "open_first", lambda *_: None)
-    monkeypatch.setattr(ranks, "RankProcess", start)
+    monkeypatch.setattr(tensor_parallel, "open_first", lambda *_: None)
+    monkeypatch.setattr(tensor_parallel, "RankProcess", start)
     with pytest.raises(MlxrError):
-        ranks.start_group(Path(DEMO), "emulated", replace(SETTINGS, gpus=3))
+        tensor_parallel.start_group(Path(DEMO), "emulated", replace(SETTINGS, gpus=3))
     assert stopped == [1]

@@ -32,7 +32,7 @@ from mlxr.loading import (
 from mlxr.registry import AdapterRecord, ModelRecord
 from mlxr.service.catalogue import open_registry
 from mlxr.service.chat_templates import find_source, make_template
-from mlxr.service.ranks import RankGroup, start_group
+from mlxr.service.tensor_parallel import RankGroup, start_group
 from mlxr.tokenizers import ChatTemplate
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,9 @@
-"""Several GPUs as one: a process for each, of which this one, the first rank, plans the steps and draws the tokens.
+"""Tensor parallelism over the GPUs of one machine: a process for each, its rank. This one, rank 0, plans the steps.
 
-The others are started here (`rank_process` is what they run). They open the same files, keep their shares, and then do
-what `engine.followers` tells them.
+The other processes are started here. `python -m mlxr.service.tensor_parallel LINK LIFE` is what they run, with the
+descriptors of a socket to rank 0, and of a pipe whose end says that rank 0 is gone. They open the same files, keep
+their shares of the weights, and compute each step that `engine.followers` broadcasts. Sums are all-reduced on the
+devices.
 """
 
 from __future__ import annotations
@@ -11,21 +13,21 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxr.core.errors import DeviceError, SettingError
+from mlxr.core.errors import DeviceError, MlxrError, SettingError
 from mlxr.core.settings import Settings
-from mlxr.engine.followers import Followers, LedModel
-from mlxr.engine.rank_joining import join_first, open_first, receive_bytes
+from mlxr.engine.followers import Followers, LedModel, follow
+from mlxr.engine.rank_joining import join_first, open_first, open_other, receive_bytes, send_bytes
 from mlxr.engine.runner import Model
+from mlxr.loading import load
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 STOP_S = 5.0
-
-
-COMMAND = (sys.executable, "-m", "mlxr.service.rank_process")
+COMMAND = (sys.executable, "-m", "mlxr.service.tensor_parallel")
 
 
 class RankProcess:
@@ -137,3 +139,33 @@ def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
             ) from error
         raise
     return RankGroup(ctx, processes)
+
+
+def run_rank(link: socket.socket, life: int) -> None:
+    """Load the share of another rank and compute it with each step, until rank 0 is gone."""
+    threading.Thread(target=end_with, args=(life,), daemon=True).start()
+    given = json.loads(receive_bytes(link))
+    ctx = open_other(given["device"], link, given["rank"], given["count"])
+    try:
+        loaded = load(given["path"], context_tokens=given["context_tokens"], ctx=ctx)
+    except MlxrError as error:  # the first rank says so, unless it has found the same by itself
+        send_bytes(link, str(error).encode())
+        return
+    send_bytes(link, str(ctx.read_free_bytes() or 0).encode())
+    follow(ctx, loaded.model, link)
+
+
+def end_with(life: int) -> None:
+    """End this process, whatever its device waits for, when the pipe does."""
+    os.read(life, 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        run_rank(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    except MlxrError as error:
+        print(f"mlxr: {error}", file=sys.stderr)
+        sys.exit(2)
+    except EOFError:
+        sys.exit(0)
