@@ -27,6 +27,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     kind = config["model_type"]
     bias = config.get("use_bias", False)
     qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
+    output_bias = kind != "glm4_moe" and config.get("attention_out_bias", config.get("attention_bias", bias))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     if kind.startswith(("qwen3_5", "qwen3_next")):
         return shapes | _list_qwen35(config)
@@ -58,7 +59,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
             ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
             ("self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias),
-            ("self_attn.o_proj", hidden, heads * head_dim, kind != "glm4_moe" and config.get("attention_bias", bias)),
+            ("self_attn.o_proj", hidden, heads * head_dim, output_bias),
             ("mlp.gate_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.up_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.down_proj", hidden, ffn, config.get("mlp_bias", False)),

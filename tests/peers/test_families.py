@@ -92,6 +92,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
     "granite": ("granite", {}),
+    "seed-oss": ("seed-oss", {}),
     "smollm3": ("smollm3", {}),
     "cohere": ("cohere", {}),
     "cohere-heads": ("cohere-heads", {"num_hidden_layers": 64}),  # it looks for these norms in models of that depth

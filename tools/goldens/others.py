@@ -1,4 +1,4 @@
-"""Cases of families with other norms, scales or rotations: OLMo, Granite, SmolLM, Cohere, StableLM and StarCoder."""
+"""Cases of families with other norms, scales or rotations: OLMo, Granite, Seed-OSS, SmolLM, Cohere and others."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ CASES: dict[str, Config] = {
         attention_multiplier=0.05,
         logits_scaling=2.5,
         tie_word_embeddings=True,
+    ),
+    "seed-oss": make_config(
+        "seed_oss", 6, 2, 48, hidden_size=192, rope_theta=50000.0, attention_bias=True, attention_out_bias=False
     ),
     "smollm3": make_config(
         "smollm3", 4, 2, None, hidden_size=256, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0
