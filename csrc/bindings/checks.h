@@ -143,12 +143,13 @@ inline void check_sequence(const mlxr::AttendCall& call, int64_t sequence, int64
 }
 
 inline mlxr::Activation parse_activation(const char* what, const std::string& kind) {
-    if (kind == "silu") return mlxr::Activation::silu;
-    if (kind == "gelu_tanh") return mlxr::Activation::gelu_tanh;
-    if (kind == "gelu_erf") return mlxr::Activation::gelu_erf;
-    if (kind == "relu_squared") return mlxr::Activation::relu_squared;
-    if (kind == "clamped_swiglu") return mlxr::Activation::clamped_swiglu;
-    refuse(what, kind, "silu, gelu_tanh, gelu_erf, relu_squared or clamped_swiglu");
+#define ACTIVATION(name) \
+    if (kind == #name) return mlxr::Activation::name;
+#include "tables/activations.def"
+    std::string known;
+#define ACTIVATION(name) known += known.empty() ? #name : ", " #name;
+#include "tables/activations.def"
+    refuse(what, kind, known);
 }
 
 // A call of rope for `tokens` tokens, but for what is rotated.

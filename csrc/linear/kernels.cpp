@@ -86,6 +86,15 @@ constexpr mlxr::KernelTable make_table() {
 
 constexpr mlxr::KernelTable kTable = make_table();
 
+constexpr bool has_every_type(const mlxr::KernelTable& table) {
+    for (int i = 0; i < mlxr::kTypeCount; ++i) {
+        const auto type = static_cast<Type>(i);
+        if (type != Type::f32 && type != Type::bf16 && table.quant[i].unit_columns == 0) return false;
+    }
+    return true;
+}
+static_assert(has_every_type(kTable));
+
 }  // namespace
 
 extern "C" const mlxr::KernelTable* MLXR_JOIN(mlxr_kernels_, MLXR_TIER)() {

@@ -39,37 +39,17 @@ struct Layout {
     Field fields[kMaxFields];  // in the unit's order; count 0 ends
 };
 
-// In the order of Type, from q4_0 on.
-// clang-format off
 using enum FieldKind;
 inline constexpr Layout kLayouts[] = {
-    {{{words, 2, 4}, {halves, 0, 1}}},                                        // q4_0
-    {{{words, 4, 4}, {halves, 0, 2}}},                                        // q4_1
-    {{{words, 6, 4}, {fifth_bits, 2, 1}, {halves, 0, 1}}},                    // q5_0
-    {{{words, 8, 4}, {fifth_bits, 4, 1}, {halves, 0, 2}}},                    // q5_1
-    {{{words, 2, 8}, {halves, 0, 1}}},                                        // q8_0
-    {{{words, 16, 16}, {words, 0, 4}, {halves, 80, 2}}},                      // q2_k
-    {{{words, 32, 16}, {words, 0, 8}, {words, 96, 3}, {halves, 108, 1}}},     // q3_k
-    {{{words, 16, 32}, {words, 4, 3}, {halves, 0, 2}}},                       // q4_k
-    {{{words, 48, 32}, {words, 16, 8}, {words, 4, 3}, {halves, 0, 2}}},       // q5_k
-    {{{six_bits, 0, 48}, {bytes, 192, 16}, {halves, 208, 1}}},                // q6_k
-    {{{words, 4, 64}, {words, 0, 1}}},                                        // q8_k
-    {{{words, 2, 4}, {halves, 0, 1}}},                                        // iq4_nl
-    {{{words, 8, 32}, {words, 4, 1}, {halves, 0, 2}}},                        // iq4_xs
-    {{{words, 1, 4}, {bytes, 0, 1}}},                                         // mxfp4
-    {{{words, 8, 4}, {words, 0, 2}}},                                         // affine4_32
-    {{{words, 8, 8}, {words, 0, 2}}},                                         // affine4_64
-    {{{words, 8, 8}, {words, 0, 2}}},                                         // affine8_32
-    {{{words, 8, 16}, {words, 0, 2}}},                                        // affine8_64
+#define TYPE(name, code, columns, bytes, decode, ...) {{__VA_ARGS__}},
+#include "tables/types.def"
 };
-// clang-format on
 
-inline constexpr Layout kFixedLayout = {{{words, 1, 64}, {bytes, 0, 1}}};  // f16
+// f16's blocks.
 inline constexpr int kFixedColumns = 128, kFixedBlockBytes = 1 + 2 * kFixedColumns;
 
 static constexpr const Layout& layout_of(Type type) {
-    if (type == Type::f16) return kFixedLayout;
-    return kLayouts[static_cast<int>(type) - static_cast<int>(Type::q4_0)];
+    return kLayouts[static_cast<int>(type)];
 }
 
 // Bytes of one unit (16 rows of one source block).

@@ -135,7 +135,7 @@ void repack_halves(const uint8_t* source, int rows, int64_t columns, uint8_t* ou
         for (int r = 0; r < rows; ++r) {
             fix_halves(source + 2 * (r * columns + first), columns - first, blocks + r * kFixedBlockBytes);
         }
-        repack_unit(kFixedLayout, blocks, kFixedBlockBytes, rows, out);
+        repack_unit(layout_of(Type::f16), blocks, kFixedBlockBytes, rows, out);
     }
 }
 

@@ -53,7 +53,10 @@ struct RopeCall {
 };
 constexpr int64_t kMaxRotDim = 1024;
 
-enum class Activation : int { silu, gelu_tanh, gelu_erf, relu_squared, clamped_swiglu };
+enum class Activation : int {
+#define ACTIVATION(name) name,
+#include "tables/activations.def"
+};
 
 // Arrays are (rows, columns), each in rows of its own stride.
 struct ActivateCall {

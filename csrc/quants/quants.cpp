@@ -263,28 +263,9 @@ void decode_affine8(const uint8_t* block, int64_t blocks, float* out) {
     }
 }
 
-constexpr TypeInfo kTypes[kTypeCount] = {
-    {"f32", 1, 4, decode_f32},
-    {"f16", 1, 2, decode_f16},
-    {"bf16", 1, 2, decode_bf16},
-    {"q4_0", 32, 18, decode_q4_0},
-    {"q4_1", 32, 20, decode_q4_1},
-    {"q5_0", 32, 22, decode_q5_0},
-    {"q5_1", 32, 24, decode_q5_1},
-    {"q8_0", 32, 34, decode_q8_0},
-    {"q2_k", 256, 84, decode_q2_k},
-    {"q3_k", 256, 110, decode_q3_k},
-    {"q4_k", 256, 144, decode_q4_k},
-    {"q5_k", 256, 176, decode_q5_k},
-    {"q6_k", 256, 210, decode_q6_k},
-    {"q8_k", 256, 292, decode_q8_k},
-    {"iq4_nl", 32, 18, decode_iq4_nl},
-    {"iq4_xs", 256, 136, decode_iq4_xs},
-    {"mxfp4", 32, 17, decode_mxfp4},
-    {"affine4_32", 32, 24, decode_affine4<1>},
-    {"affine4_64", 64, 40, decode_affine4<2>},
-    {"affine8_32", 32, 40, decode_affine8<1>},
-    {"affine8_64", 64, 72, decode_affine8<2>},
+constexpr TypeInfo kTypes[] = {
+#define TYPE(name, code, columns, bytes, decode, ...) {#name, columns, bytes, decode},
+#include "tables/types.def"
 };
 
 }  // namespace

@@ -10,27 +10,8 @@
 namespace mlxr {
 
 enum class Type : int {
-    f32,
-    f16,
-    bf16,
-    q4_0,
-    q4_1,
-    q5_0,
-    q5_1,
-    q8_0,
-    q2_k,
-    q3_k,
-    q4_k,
-    q5_k,
-    q6_k,
-    q8_k,
-    iq4_nl,
-    iq4_xs,
-    mxfp4,
-    affine4_32,
-    affine4_64,
-    affine8_32,
-    affine8_64,
+#define TYPE(name, ...) name,
+#include "tables/types.def"
     count
 };
 inline constexpr int kTypeCount = static_cast<int>(Type::count);

@@ -9,17 +9,22 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kOperators[] = {"activate",   "add",        "attend", "embed", "gate_heads", "gated_delta",
-                                      "gated_norm", "layer_norm", "linear", "lora",  "mamba2",     "moe",
-                                      "rms_norm",   "rope",       "sample", "scale", "short_conv", "write_pages"};
+constexpr const char* kOperators[] = {
+#define OPERATOR(name) #name,
+#include "tables/operators.def"
+};
 constexpr const char* kKernels[] = {
-    "",      "fused", "rows",  "strips",      "double rows", "panels",       "gated panels",
-    "dense", "pairs", "tiles", "split tiles", "packed",      "split packed", "route"};
+#define KERNEL(name, ledger) ledger,
+#include "tables/kernels.def"
+};
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
-constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"};
-static_assert(std::size(kOperators) == static_cast<size_t>(OperatorName::count));
-static_assert(std::size(kKernels) == static_cast<size_t>(KernelName::count));
+constexpr const char* kActivations[] = {
+#define ACTIVATION(name) #name,
+#include "tables/activations.def"
+};
+static_assert(std::size(kPages) == static_cast<size_t>(PageType::q8) + 1);
+static_assert(std::size(kActivations) <= kUngated);
 
 constexpr int kOperatorBits = 5, kItemBits = 10;
 static_assert(kOperatorBits + kItemBits * Ran::kMost <= 64);

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
+from mlxr.kernels.tables import Activation
 from mlxr.kernels.tensor import FloatArray
 
 __all__ = ["ACTIVATIONS", "ALWAYS_GATED", "Activation", "activate"]
 
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 ALWAYS_GATED = "clamped_swiglu"
 

@@ -12,13 +12,10 @@ from mlxr.core.errors import DeviceError, ModelError
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.weight import LinearWeight
+from mlxr.kernels.tables import WEIGHT_TYPES
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
-TYPES = (
-    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
-    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
-    "affine4_32", "affine4_64", "affine8_32", "affine8_64",
-)  # fmt: skip
+TYPES = tuple(row.name for row in WEIGHT_TYPES)
 
 
 def prepare(

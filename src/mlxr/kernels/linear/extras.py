@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-GATES: Mapping[str, int] = {"silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu_squared": 4, "clamped_swiglu": 5}
+from mlxr.kernels.tables import Activation
+
+GATES: Mapping[str, int] = {kind: code for code, kind in enumerate(get_args(Activation), 1)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

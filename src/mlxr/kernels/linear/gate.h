@@ -1,5 +1,5 @@
-// Activations by number, as extras.py counts them: 1 silu, 2 gelu with tanh, 3 gelu with erf, 4 relu squared, 5 clamped
-// swiglu. What is not a number stays so.
+// Activations by code, in the order of csrc/tables/activations.def: 1 silu, 2 gelu with tanh, 3 gelu with erf, 4 relu
+// squared, 5 clamped swiglu. What is not a number stays so.
 
 // The share of the normal distribution above |x|: t / 2 * e**(-x**2 / 2 + p(t)), t = 2 / (2 + |x| / sqrt(2)), within
 // 2e-9 but for rounding.

@@ -17,6 +17,7 @@ import numpy as np
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Upload
+from mlxr.kernels.tables import WEIGHT_TYPES, WeightType
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 FLOATS = ("f32", "f16", "bf16")
@@ -35,29 +36,38 @@ class Layout:
     fields: tuple[tuple[int, int], ...] = ()
 
 
-LAYOUTS = {
-    "f32": Layout(0, 32, 128),
-    "f16": Layout(1, 256, 512),
-    "bf16": Layout(30, 256, 512),
-    "q4_0": Layout(2, 32, 18, ((2, 16), (0, 2))),
-    "q4_1": Layout(3, 32, 20, ((4, 16), (0, 4))),
-    "q5_0": Layout(6, 32, 22, ((6, 16), (2, 4), (0, 2))),
-    "q5_1": Layout(7, 32, 24, ((8, 16), (4, 4), (0, 4))),
-    "q8_0": Layout(8, 32, 34, ((2, 32), (0, 2))),
-    "q2_k": Layout(10, 256, 84, ((16, 64), (0, 16), (80, 4))),
-    "q3_k": Layout(11, 256, 110, ((32, 64), (0, 32), (96, 12), (108, 2))),
-    "q4_k": Layout(12, 256, 144),
-    "q5_k": Layout(13, 256, 176),
-    "q6_k": Layout(14, 256, 210, ((0, 128), (128, 64), (192, 16), (208, 2))),
-    "q8_k": Layout(15, 256, 292, ((4, 256), (0, 4))),  # the sums at the end follow from the rest
-    "iq4_nl": Layout(20, 32, 18, ((2, 16), (0, 2))),
-    "iq4_xs": Layout(23, 256, 136, ((8, 128), (4, 4), (0, 4))),
-    "mxfp4": Layout(39, 32, 17, ((1, 16), (0, 1))),
-    "affine4_32": Layout(432, 32, 24, ((8, 16), (0, 8))),  # our own, by our own numbers
-    "affine4_64": Layout(464, 64, 40, ((8, 32), (0, 8))),
-    "affine8_32": Layout(832, 32, 40, ((8, 32), (0, 8))),
-    "affine8_64": Layout(864, 64, 72, ((8, 64), (0, 8))),
+# Where each plane's field lies in a block; none stay whole.
+_FIELDS: dict[str, tuple[tuple[int, int], ...]] = {
+    "q4_0": ((2, 16), (0, 2)),
+    "q4_1": ((4, 16), (0, 4)),
+    "q5_0": ((6, 16), (2, 4), (0, 2)),
+    "q5_1": ((8, 16), (4, 4), (0, 4)),
+    "q8_0": ((2, 32), (0, 2)),
+    "q2_k": ((16, 64), (0, 16), (80, 4)),
+    "q3_k": ((32, 64), (0, 32), (96, 12), (108, 2)),
+    "q4_k": (),
+    "q5_k": (),
+    "q6_k": ((0, 128), (128, 64), (192, 16), (208, 2)),
+    "q8_k": ((4, 256), (0, 4)),  # the sums at the end follow from the rest
+    "iq4_nl": ((2, 16), (0, 2)),
+    "iq4_xs": ((8, 128), (4, 4), (0, 4)),
+    "mxfp4": ((1, 16), (0, 1)),
+    "affine4_32": ((8, 16), (0, 8)),
+    "affine4_64": ((8, 32), (0, 8)),
+    "affine8_32": ((8, 32), (0, 8)),
+    "affine8_64": ((8, 64), (0, 8)),
 }
+_FLOAT_COLUMNS = {"f32": 32, "f16": 256, "bf16": 256}  # of what kernels read as one block
+
+
+def _lay_out(row: WeightType) -> Layout:
+    if row.name in FLOATS:
+        columns = _FLOAT_COLUMNS[row.name]
+        return Layout(row.code, columns, columns * row.block_bytes)
+    return Layout(row.code, row.block_size, row.block_bytes, _FIELDS[row.name])
+
+
+LAYOUTS = {row.name: _lay_out(row) for row in WEIGHT_TYPES}
 TYPE_NAMES = {layout.number: name for name, layout in LAYOUTS.items()}
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 
