@@ -48,7 +48,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         after = ("post_attention", "post_feedforward")
-        norms = {"olmo2": after, "olmo3": after, "cohere": ("input",), "cohere2": ("input",)}
+        norms = {"olmo2": after, "olmo3": after, "exaone4": after, "cohere": ("input",), "cohere2": ("input",)}
         if config.get("use_parallel_residual"):
             norms["stablelm"] = ("input",)
         for name in norms.get(kind, ("input", "post_attention")):
@@ -93,7 +93,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind.startswith("olmo"):
             shapes[f"{layer}self_attn.q_norm.weight"] = (heads * head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (kv_heads * head_dim,)
-        if config.get("use_qk_norm") or kind in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
+        if config.get("use_qk_norm") or kind in ("exaone4", "qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
             rows_of = {name: rows for name, rows, _, _ in products}
             for name in ("q", "k"):
                 if f"self_attn.{name}_proj" in rows_of:

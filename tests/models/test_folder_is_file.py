@@ -25,6 +25,7 @@ WITH_HEADS = ("qwen35", "qwen35moe", "glm4moe")  # which have a layer that draft
 # What a tiny folder says besides its golden case, in words that GGUF has no keys for.
 CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [0, 1, 1, 1, 0]},
+    "exaone4": {"layer_types": ["full_attention"] * 5},  # with a window, so none of them rotates
     "gpt-oss": {"layer_types": ["full_attention", "sliding_attention"] * 2},
     "qwen2-window": {"max_window_layers": 1},
     "qwen3moe": {"norm_topk_prob": False, "routed_scaling_factor": 1.5},

@@ -105,6 +105,13 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("granite", {"residual_scale": 1.0}),
         ("granite", {"attention_scale": None}),
         ("granite", {"logit_scale": 1.0}),
+        ("exaone4", {"rope_layers": None}),
+        ("exaone4", {"rope_layers": (True, True, True, True, True)}),
+        ("exaone4", {"window_layers": None}),
+        ("exaone4", {"sliding_window": 8}),
+        ("exaone4", {"rope_theta": 10000.0}),
+        ("exaone4", {"rms_eps": 1e-2}),
+        ("exaone4-full", {"rope_theta": 500.0}),
         ("seed-oss", {"rope_theta": 10000.0}),
         ("seed-oss", {"rope_interleaved": True}),
         ("seed-oss", {"rms_eps": 1e-2}),
@@ -261,6 +268,8 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("qwen2moe", "mlp.shared_expert_gate.weight"),
         ("qwen2moe", "mlp.shared_expert.down_proj.weight"),
         ("granitemoe-shared", "shared_mlp.output_linear.weight"),
+        ("exaone4", "self_attn.k_norm.weight"),
+        ("exaone4", "post_feedforward_layernorm.weight"),
         ("seed-oss", "self_attn.k_proj.bias"),
         ("seed-oss", "self_attn.v_proj.bias"),
         ("phimoe", "lm_head.bias"),
@@ -319,7 +328,7 @@ def test_goldens_see_each_multiplier(change: dict[str, object]) -> None:
     assert np.abs(logits - golden).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama-ntk", "llama-llama3", "gemma4", "gemma4-values"])
+@pytest.mark.parametrize("case", ["llama-ntk", "llama-llama3", "exaone4-full", "gemma4", "gemma4-values"])
 def test_goldens_see_how_files_stretch_rotations(case: str) -> None:
     """By another base, or by a tensor of factors."""
     config, seed, tokens, golden = read_golden(case)

@@ -31,6 +31,7 @@ _CLASSES = {
     "nemotron_h": "NemotronHForCausalLM",
     "granite": "GraniteForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "cohere": "CohereForCausalLM",

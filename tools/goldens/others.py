@@ -1,4 +1,4 @@
-"""Cases of families with other norms, scales or rotations: OLMo, Granite, Seed-OSS, SmolLM, Cohere and others."""
+"""Cases of families with other norms, scales or rotations: OLMo, EXAONE, Granite, Seed-OSS, SmolLM and others."""
 
 from __future__ import annotations
 
@@ -35,6 +35,24 @@ CASES: dict[str, Config] = {
         residual_multiplier=0.4,
         attention_multiplier=0.05,
         logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "exaone4": make_config("exaone4", 4, 2, 48, num_hidden_layers=5, rope_theta=50000.0, sliding_window=7),
+    "exaone4-full": make_config(
+        "exaone4",
+        4,
+        2,
+        None,
+        hidden_size=128,
+        sliding_window=None,
+        layer_types=["full_attention"] * 2,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
         tie_word_embeddings=True,
     ),
     "seed-oss": make_config(

@@ -12,6 +12,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.families import (
     cohere,
+    exaone4,
     falcon_h1,
     gemma,
     gemma4,
@@ -40,6 +41,7 @@ from mlxr.models.model import Model
 
 FAMILIES = (
     *cohere.FAMILIES,
+    *exaone4.FAMILIES,
     *falcon_h1.FAMILIES,
     *gemma.FAMILIES,
     *gemma4.FAMILIES,
@@ -62,6 +64,7 @@ FAMILIES = (
 )
 FOLDERS = (
     *cohere.FOLDERS,
+    *exaone4.FOLDERS,
     *falcon_h1.FOLDERS,
     *gemma.FOLDERS,
     *gemma4.FOLDERS,
