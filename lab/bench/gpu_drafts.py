@@ -26,12 +26,12 @@ import mlxr.engine.engine as engine_module
 from gpu_comparison.ours import Ours
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
-from mlxr.engine.chunk import Chunk
-from mlxr.engine.drafts.choice import DraftSource
-from mlxr.engine.drafts.model_drafter import ModelDrafter
-from mlxr.engine.drawing import Drafted, Drawing
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.scheduler import Chunk
+from mlxr.engine.speculative.drafters import ModelDrafter
+from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.step import Drafted, Drawing
 from mlxr.kernels.sample import SampleResult
 from synthetic import SHAPES
 

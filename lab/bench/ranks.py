@@ -27,8 +27,15 @@ import numpy as np
 
 from gpu_comparison.cases import Case
 from gpu_comparison.ours import Ours, make_context
-from mlxr.engine.followers import Followers, LedModel, follow
-from mlxr.engine.rank_joining import join_first, join_other, receive_bytes, send_bytes
+from mlxr.engine.tensor_parallel import (
+    Ranks,
+    TensorParallelModel,
+    follow_steps,
+    join_first,
+    join_other,
+    receive_bytes,
+    send_bytes,
+)
 from mlxr.kernels.collectives import all_gather
 from mlxr.kernels.collectives import gpu as sum_launch
 from mlxr.kernels.collectives.gpu import OwnPart, launch_sum
@@ -207,7 +214,7 @@ def follow_bench(link: socket.socket, life: int) -> None:
         return
     ours = Ours(given["device"], SHAPES[given["shape"]], given["recipe"], ctx)
     send_bytes(link, b"loaded")
-    follow(ctx, ours.model, link)
+    follow_steps(ctx, ours.model, link)
 
 
 def main() -> None:
@@ -242,16 +249,16 @@ def main() -> None:
     else:
         start = time.perf_counter()
         ours = Ours(args.device, take_part(SHAPES[args.shape], args.part), args.recipe, ctx)
-        followers = None
+        ranks = None
         if processes:
             for process in processes:
                 receive_bytes(process.link)
-            followers = Followers(ctx, processes)
-            ours.model = LedModel(ours.model, followers)
+            ranks = Ranks(ctx, processes)
+            ours.model = TensorParallelModel(ours.model, ranks)
         print(f"{args.shape} {args.recipe}: loaded in {time.perf_counter() - start:.1f} s", flush=True)
         run_model(ours, args.batches, args.context, args.steps, args.gpus)
-        if followers is not None:
-            followers.close()
+        if ranks is not None:
+            ranks.close()
     for process in processes:
         with contextlib.suppress(Exception):
             process.stop()

@@ -9,7 +9,7 @@ from fake_model import VOCABULARY, fake_logits
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import Mask, MaskSource
-from mlxr.engine.sampling import Sampler
+from mlxr.engine.sampler import Sampler
 from mlxr.kernels.context import Context
 from mlxr.kernels.sample import SampleResult, sample
 

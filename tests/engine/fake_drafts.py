@@ -9,11 +9,11 @@ from typing import TypeVar
 from fake_model import VOCABULARY, FakeModel, Floats, expect_greedy, fake_logits
 
 from mlxr.cache.arena import ModelArena
-from mlxr.engine.drafts.choice import DraftSource
-from mlxr.engine.drafts.draft_model import DraftModel
-from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.speculative.draft_model import DraftModel
+from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.speculative.planner import Planner
 from mlxr.kernels.ragged import RaggedBatch
 
 K = TypeVar("K", bound=Hashable)

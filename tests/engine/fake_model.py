@@ -22,10 +22,10 @@ from mlxr.cache.arena import ModelArena
 from mlxr.cache.shapes import CacheShape, LayerCache, StateShape, form_groups
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.speculative.opening import DraftSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleRow, sample

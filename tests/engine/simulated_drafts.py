@@ -20,11 +20,11 @@ from fake_model import FakeConfig, FakeModel, Floats, make_engine
 from mlxr.cache.arena import ModelArena
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import DraftSource
-from mlxr.engine.drafts.guesser import Guesses
-from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.drafters import ModelDrafter
+from mlxr.engine.speculative.guesser import Guesses
+from mlxr.engine.speculative.opening import DraftSource
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleResult
 

@@ -11,7 +11,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_ANSWERS, FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.sampling import draw_uniform
+from mlxr.engine.sampler import draw_uniform
 from mlxr.engine.sequence import TokenEvent
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

@@ -13,11 +13,11 @@ from fake_model import FULL, STATE, FakeConfig, answer_of, expect_greedy, make_e
 
 from mlxr.core.errors import SettingError
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import DraftSource, HeadSource
-from mlxr.engine.drafts.lookup import Lookup
-from mlxr.engine.drafts.tail import MOST_ROWS, StateTail
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.drafters import KEPT_ROWS, StateTail
+from mlxr.engine.speculative.ngram import Lookup
+from mlxr.engine.speculative.opening import DraftSource, HeadSource
 
 PROMPT = [3, 1, 4, 1, 5]
 LAYERS = {"full": (FULL, FULL), "recurrent": (FULL, STATE)}
@@ -101,15 +101,15 @@ def run_all_of(engine: Engine, prompt: list[int]) -> None:
 
 
 def test_states_of_a_long_prompt_are_kept_for_its_end_alone() -> None:
-    config = FakeConfig(cache_layers=(FULL,), context_length=2 * MOST_ROWS)
+    config = FakeConfig(cache_layers=(FULL,), context_length=2 * KEPT_ROWS)
     head = FakeHead(config=config)
     model = TelltaleModel(config)
     engine = make_engine(
         model, pages=256, draft=HeadSource(head, b""), prefill_chunk_tokens=512, max_batch_tokens=512, page_size=8
     )
     engine = draft_eagerly(engine, 0.0, 5)
-    run_all_of(engine, [n % 9 for n in range(MOST_ROWS + 100)])
-    assert head.rows[0] == MOST_ROWS - 1
+    run_all_of(engine, [n % 9 for n in range(KEPT_ROWS + 100)])
+    assert head.rows[0] == KEPT_ROWS - 1
     assert engine.stats().accepted_tokens == engine.stats().drafted_tokens > 0
 
 
@@ -130,7 +130,7 @@ def test_a_head_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_layer_that_drafts_must_be_there_where_it_is_asked_for() -> None:
     from mlxr.core.model_settings import ModelSettings
-    from mlxr.engine.drafts.choice import can_draft
+    from mlxr.engine.speculative.opening import can_draft
 
     settings = ModelSettings(draft="mtp")
     assert can_draft(settings, "cpu", make_head())
@@ -160,7 +160,7 @@ def test_a_tail_has_the_last_states_one_after_another() -> None:
         tail.add(start, rows)
         assert tail.stop == stop
         assert tail.read(tail.start)[:, 0].tolist() == list(range(tail.start, stop))
-        assert min(MOST_ROWS, stop - first) <= stop - tail.start < MOST_ROWS + 40
+        assert min(KEPT_ROWS, stop - first) <= stop - tail.start < KEPT_ROWS + 40
         if chance.random() < 0.2:
             first = chance.randrange(tail.start, stop)
             tail.forget(first)

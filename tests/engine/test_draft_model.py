@@ -9,10 +9,10 @@ from fake_drafts import draft_eagerly, expect_right_guesses, make_draft
 from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import DraftSource
-from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.ngram import Lookup
+from mlxr.engine.speculative.opening import DraftSource
 
 PROMPT = [3, 1, 4, 1, 5]
 

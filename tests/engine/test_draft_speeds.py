@@ -21,9 +21,9 @@ from simulated_drafts import (
 )
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.costs import Curve, StepCosts
-from mlxr.engine.drafts.lookup import Lookup
-from mlxr.engine.drafts.rates import Rates
+from mlxr.engine.speculative.costs import Curve, StepCosts
+from mlxr.engine.speculative.drafters import Rates
+from mlxr.engine.speculative.ngram import Lookup
 
 MOST_TOKENS = 15
 

@@ -14,13 +14,13 @@ from test_load_invariance import BREAKERS, draw_request, run_alone, sort_events
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.drafts.choice import DraftSource, can_draft
-from mlxr.engine.drafts.costs import StepCosts
-from mlxr.engine.drafts.lookup import Lookup
-from mlxr.engine.drafts.planner import Planner
-from mlxr.engine.drawing import Drawing
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.costs import StepCosts
+from mlxr.engine.speculative.ngram import Lookup
+from mlxr.engine.speculative.opening import DraftSource, can_draft
+from mlxr.engine.speculative.planner import Planner
+from mlxr.engine.step import Drawing
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from mlxr.core.errors import InvalidRequest, RequestFailed
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.engine import Engine
-from mlxr.engine.pooling import Pooling
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.engine_thread import EngineThread
+from mlxr.engine.request import EngineRequest, Pooling
 
 TEXT = list(range(30))
 
@@ -115,7 +114,7 @@ def test_embeddings_of_an_engine_on_its_thread(caplog: pytest.LogCaptureFixture)
     model = FakeModel()
 
     async def test() -> None:
-        async with AsyncEngine(make_engine(model)) as server:
+        async with EngineThread(make_engine(model)) as server:
             texts = [TEXT[:length] for length in (1, 5, 30)]
             vectors = await asyncio.gather(*(server.embed(EngineRequest(text, pooling="mean")) for text in texts))
             for text, vector in zip(texts, vectors, strict=True):

@@ -34,8 +34,8 @@ from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
-from mlxr.engine.pooling import Floats, Pooling
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest, Pooling
+from mlxr.engine.runner import Floats
 from mlxr.engine.sequence import TokenEvent
 
 PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6

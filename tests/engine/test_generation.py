@@ -9,9 +9,8 @@ import pytest
 from fake_model import VOCABULARY, answer_of, expect_greedy, fake_logits, finish_of, generate, make_engine, run_all
 
 from mlxr.core.types import FinishReason, SamplingParams, Usage
-from mlxr.engine.history import TokenHistory
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.sampling import Sampler, draw_uniform
+from mlxr.engine.sampler import Sampler, TokenHistory, draw_uniform
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 GREEDY = SamplingParams(max_tokens=20)

@@ -13,7 +13,7 @@ from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.cache.store_file import prove_entry
 from mlxr.cluster.page_exchange import PageExchange
 from mlxr.core.types import SamplingParams
-from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest
 
 KINDS: dict[str, tuple[LayerCache, ...]] = {
@@ -25,12 +25,12 @@ KINDS: dict[str, tuple[LayerCache, ...]] = {
 PROMPT = [index * 7 % 50 for index in range(41)]  # ten pages and a token
 
 
-def open_async(kind: str) -> AsyncEngine:
+def open_async(kind: str) -> EngineThread:
     """An engine with room for all that the tests ask of it."""
-    return AsyncEngine(make_engine(FakeModel(FakeConfig(KINDS[kind])), pages=256))
+    return EngineThread(make_engine(FakeModel(FakeConfig(KINDS[kind])), pages=256))
 
 
-async def answer(engine: AsyncEngine, prompt: Sequence[int]) -> tuple[list[int], int]:
+async def answer(engine: EngineThread, prompt: Sequence[int]) -> tuple[list[int], int]:
     """The tokens of an answer, and how many of the prompt were cached."""
     events = [event async for event in TokenStream(engine, EngineRequest(prompt, SamplingParams(max_tokens=5)))]
     await engine.check()
@@ -38,12 +38,12 @@ async def answer(engine: AsyncEngine, prompt: Sequence[int]) -> tuple[list[int],
     return tokens, events[-1].usage.cached_tokens
 
 
-def pages_of(engine: AsyncEngine) -> PageExchange:
+def pages_of(engine: EngineThread) -> PageExchange:
     assert engine.exchange is not None
     return PageExchange(engine, engine.exchange)
 
 
-async def bring(giver: AsyncEngine, taker: AsyncEngine, names: Sequence[bytes]) -> int:
+async def bring(giver: EngineThread, taker: EngineThread, names: Sequence[bytes]) -> int:
     there, here = pages_of(giver), pages_of(taker)
     lack = await here.seek(names)
     delivery = here.open_delivery(2**20)

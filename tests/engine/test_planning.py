@@ -6,9 +6,9 @@ from fake_drafts import Guesser
 from fake_model import make_engine, run_all
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.costs import StepCosts
-from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.costs import StepCosts
+from mlxr.engine.speculative.planner import Planner
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -9,7 +9,7 @@ from fake_model import FakeModel, answer_of, expect_greedy, finish_of, make_engi
 
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.pace import MAX_HINT_S, Pace
+from mlxr.engine.fair_queue import MAX_HINT_S, Throughput
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import AGING_S
 from mlxr.engine.sequence import TokenEvent
@@ -146,7 +146,7 @@ def test_hint_follows_the_measured_pace() -> None:
 
 
 def test_hint_stays_within_bounds() -> None:
-    pace = Pace()
+    pace = Throughput()
     assert pace.estimate_room_s(1000) == 1
     pace.count_step(100.0)
     assert pace.estimate_room_s(1000) == MAX_HINT_S

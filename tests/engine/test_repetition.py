@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.repetition import Repetition, find_largest_power, match_end
+from mlxr.engine.sampler import Repetition, find_largest_power, match_end
 
 
 def count_match(tokens: list[int], place: int) -> int:

@@ -10,7 +10,7 @@ from fake_model import VOCABULARY, generate
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import MaskSource
-from mlxr.engine.sampling import Sampler, draw_uniform, draw_uniforms
+from mlxr.engine.sampler import Sampler, draw_uniform, draw_uniforms
 
 PROMPT = [1, 2, 3]
 

@@ -1,10 +1,10 @@
-"""The events of one request to an `AsyncEngine`, one after another, for tests."""
+"""The events of one request to an `EngineThread`, one after another, for tests."""
 
 from __future__ import annotations
 
 import asyncio
 
-from mlxr.engine.async_engine import AsyncEngine, Ticket
+from mlxr.engine.engine_thread import EngineThread, Ticket
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
@@ -15,7 +15,7 @@ class TokenStream:
     Closing it, or letting go of it, cancels what still grows.
     """
 
-    def __init__(self, server: AsyncEngine, request: EngineRequest) -> None:
+    def __init__(self, server: EngineThread, request: EngineRequest) -> None:
         self._server, self._request = server, request
         self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._growing = request.answers

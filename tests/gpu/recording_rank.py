@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxr.engine.followers import follow
-from mlxr.engine.rank_joining import open_other, receive_bytes, send_bytes
+from mlxr.engine.tensor_parallel import follow_steps, open_other, receive_bytes, send_bytes
 from mlxr.loading import load
 from mlxr.service.tensor_parallel import end_with
 
@@ -46,7 +45,7 @@ def main(folder: Path, link: socket, life: int) -> None:
     loaded = load(given["path"], context_tokens=given["context_tokens"], ctx=ctx)
     send_bytes(link, b"0")
     with (folder / f"rank-{given['rank']}").open("w", buffering=1) as file:
-        follow(ctx, Digests(loaded.model, file.write), link)  # type: ignore[arg-type]
+        follow_steps(ctx, Digests(loaded.model, file.write), link)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from test_gpu_engine import finish
 
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.opening import DraftSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.graph import RecordedStep
 from mlxr.kernels.gpu.steps import Steps

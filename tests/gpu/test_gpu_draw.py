@@ -15,7 +15,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.sampling import draw_uniform, draw_uniforms
+from mlxr.engine.sampler import draw_uniform, draw_uniforms
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.graph import RecordedStep

@@ -325,6 +325,6 @@ def test_a_mac_rehearses_one_answer(mx: StandIn) -> None:
     config, seed, _, _ = read_golden("llama-gqa-64")
     ctx = Context("metal")
     settings = ModelSettings(page_size=16, kv_type="f32", draft="off", prefill_chunk_tokens=4, max_sequences=2)
-    rehearsal = Engine(build_hf(ctx, config, seed), ctx, settings, eos_ids=(), pages=12).rehearsal
-    assert rehearsal.run(is_brief=True) == 2
-    assert rehearsal.run() == 2 + 2 + 3 + 1
+    warm_up = Engine(build_hf(ctx, config, seed), ctx, settings, eos_ids=(), pages=12).warm_up
+    assert warm_up.run(is_brief=True) == 2
+    assert warm_up.run() == 2 + 2 + 3 + 1

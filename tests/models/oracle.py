@@ -6,8 +6,8 @@ import random
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.engine import Engine
+from mlxr.engine.speculative.planner import Planner
 
 K = TypeVar("K", bound=Hashable)
 MOST_TOKENS = 6

@@ -20,7 +20,7 @@ from mlxr import LLM, SamplingParams
 from mlxr.cli.main import main
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
-from mlxr.engine.drafts.head_drafter import HeadDrafter
+from mlxr.engine.speculative.drafters import HeadDrafter
 from mlxr.formats import open_gguf
 from mlxr.loading import ASSETS, load, open_source
 from mlxr.service.opening import build_engine, find_draft_config, open_model

@@ -19,12 +19,12 @@ from mlxr.cache.arena import Arena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import HeadSource
-from mlxr.engine.drafts.guesser import HeadModel
-from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.speculative.guesser import HeadModel
+from mlxr.engine.speculative.ngram import Lookup
+from mlxr.engine.speculative.opening import HeadSource
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, model_from_folder
 from mlxr.models.draft_head import DraftHead

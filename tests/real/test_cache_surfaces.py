@@ -11,7 +11,7 @@ import pytest
 from mlxr import LLM, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import resolve
-from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, load
@@ -105,7 +105,7 @@ def test_an_event_loop_gets_the_same_answers(demo: LoadedModel) -> None:
     token_ids = demo.tokenizer.encode(PROMPT)
 
     async def run() -> list[list[int | None]]:
-        async with AsyncEngine(build_engine(demo, resolve(SMALL, {}))) as server:
+        async with EngineThread(build_engine(demo, resolve(SMALL, {}))) as server:
 
             async def answer(size: int) -> list[int | None]:
                 events: asyncio.Queue[TokenEvent] = asyncio.Queue()

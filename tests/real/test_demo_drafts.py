@@ -11,9 +11,9 @@ import pytest
 from mlxr import LLM, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.types import Grammar
-from mlxr.engine.drafts.credit import Credit
-from mlxr.engine.drafts.draft_model import Decision, DraftModel
-from mlxr.engine.drafts.planner import Planner
+from mlxr.engine.speculative.costs import Credit
+from mlxr.engine.speculative.draft_model import Decision, DraftModel
+from mlxr.engine.speculative.planner import Planner
 
 K = TypeVar("K", bound=Hashable)
 TEXT = """def read_lines(path, limit):

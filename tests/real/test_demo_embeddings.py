@@ -10,8 +10,8 @@ import pytest
 
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
-from mlxr.engine.pooling import Floats, Pooling
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest, Pooling
+from mlxr.engine.runner import Floats
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine, open_model
 

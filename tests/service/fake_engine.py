@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
-from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.completion import Completion, fold_events
@@ -190,7 +190,7 @@ class FakeSession:
     """What a `Session` does for programs that wait, over the fakes."""
 
     def __init__(self, engine: FakeEngine, tokenizer: PieceTokenizer, template: UserTemplate | None) -> None:
-        self.engine = AsyncEngine(engine)  # type: ignore[arg-type]
+        self.engine = EngineThread(engine)  # type: ignore[arg-type]
         self.preparation = Preparation(
             tokenizer,  # type: ignore[arg-type]
             template,  # type: ignore[arg-type]

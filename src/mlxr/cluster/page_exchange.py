@@ -19,7 +19,7 @@ from mlxr.cache.exchange import Exchange, Lack, LentPage, Loan
 from mlxr.cache.inbox import Delivery
 from mlxr.cache.store_file import allocate_payload, pack_header
 from mlxr.core.errors import EngineStopped
-from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.engine_thread import EngineThread
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class PageExchange:
     """See the module. `models`, `page_bytes` and the like are those of `Exchange`."""
 
-    def __init__(self, engine: AsyncEngine, exchange: Exchange) -> None:
+    def __init__(self, engine: EngineThread, exchange: Exchange) -> None:
         self._engine, self._exchange = engine, exchange
         self.models, self.page_bytes, self.page_size = exchange.models, exchange.page_bytes, exchange.page_size
         self.linked_bytes, self.boundary_bytes = exchange.linked_bytes, exchange.boundary_bytes

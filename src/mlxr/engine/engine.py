@@ -18,25 +18,21 @@ from mlxr.cache.prefix import PageKeys
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
 from mlxr.core.types import FinishReason
-from mlxr.engine.chunk import Chunk
-from mlxr.engine.drafts import DrafterMaker
-from mlxr.engine.drafts.choice import DraftSource, HeadSource, can_draft
-from mlxr.engine.drafts.opening import open_drafts
-from mlxr.engine.drafts.planner import Planner
-from mlxr.engine.drawing import Drawing
-from mlxr.engine.limits import Limits, choose_context, count_pages_alone
+from mlxr.engine.fair_queue import FairQueue
 from mlxr.engine.live import Live
-from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
-from mlxr.engine.rehearsal import Rehearsal
+from mlxr.engine.memory_plan import choose_context, count_pages_alone, open_store, plan_arenas, plan_memory
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.requests import Admission, RequestTable
+from mlxr.engine.requests import Admission, Limits, RequestTable
 from mlxr.engine.runner import Model, Runner
-from mlxr.engine.scheduler import Scheduler
+from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.shares import Shares
+from mlxr.engine.speculative import DrafterMaker
+from mlxr.engine.speculative.opening import DraftSource, HeadSource, can_draft, open_drafts
+from mlxr.engine.speculative.planner import Planner
 from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Work, read_counters, read_queue
-from mlxr.engine.step import Postprocess
+from mlxr.engine.step import Drawing, Postprocess
+from mlxr.engine.warm_up import WarmUp
 from mlxr.kernels.context import Context
 
 logger = logging.getLogger(__name__)
@@ -97,7 +93,7 @@ class Engine:
         )
         taps = draft.head.taps if isinstance(draft, HeadSource) else None
         self._runner = Runner(model, self._arena, self._cache, taps)
-        shares = Shares()
+        fair_queue = FairQueue()
         self._planner: Planner | None = None
         open_drafter: DrafterMaker | None = None
         if self.drafts:
@@ -114,7 +110,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._cache,
             self._runner.reserve,
-            shares=shares,
+            fair_queue=fair_queue,
             max_batch_tokens=sizes.max_batch_tokens,
             max_sequences=sizes.max_sequences,
             prefill_chunk_tokens=sizes.prefill_chunk_tokens,
@@ -132,7 +128,7 @@ class Engine:
             self.plan.page_size,
             self._scheduler.max_running,
         )
-        self.rehearsal = Rehearsal(
+        self.warm_up = WarmUp(
             ctx, self._runner, self._cache, self._scheduler.max_running, step_tokens, self.context_tokens
         )
         chunk_pages = -(-step_tokens // self.plan.page_size)
@@ -142,7 +138,7 @@ class Engine:
         self._requests = RequestTable(
             self._scheduler,
             self._cache,
-            shares,
+            fair_queue,
             self._work,
             self.live,
             max_waiting=settings.max_waiting,
@@ -217,7 +213,7 @@ class Engine:
             (answer, chunk.sequence.table.length_tokens + chunk.rows - len(rows), rows)
             for chunk, rows in zip(chunks, outputs.kept, strict=True)
             if rows is not None
-            for answer in (chunk.sequence, *chunk.sequence.followers)
+            for answer in (chunk.sequence, *chunk.sequence.siblings)
         ]
         is_decoding = all(chunk.sequence.is_decoding for chunk in chunks)
         events += self._postprocess.take_first(chunks, results, outputs.hidden, start)

@@ -32,8 +32,7 @@ from mlxr.core.live import (
     TablePart,
 )
 from mlxr.core.types import FinishReason
-from mlxr.engine.chunk import Chunk
-from mlxr.engine.scheduler import Scheduler
+from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.sequence import Sequence
 from mlxr.engine.stats import Work, read_counters, read_queue
 from mlxr.kernels.ledger import Ledger

@@ -19,12 +19,11 @@ from mlxr.cache.arena import (
 )
 from mlxr.cache.group import CacheGroup
 from mlxr.cache.memory import read_available_bytes
-from mlxr.cache.shapes import CacheGroups, StatesShape, form_groups
+from mlxr.cache.shapes import LIVE_SLOTS, CacheGroups, StatesShape, form_groups
 from mlxr.cache.sizing import PageNeeds, choose_pages, space_snapshots
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
 from mlxr.core.model_settings import ModelSettings, size_steps
-from mlxr.engine.limits import choose_context
 from mlxr.engine.runner import ModelShape
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context, choose_device
@@ -276,3 +275,73 @@ def read_room_bytes(device: str) -> int | None:
         return read_free_bytes(load_mlx(chosen), chosen)
     except DeviceError:
         return None  # whoever loads a model hears why
+
+
+def count_pages_alone(group: CacheGroup, context_tokens: int, step_tokens: int) -> int:
+    """Pages of tokens that a sequence can have in `group` when it is alone, `step_tokens` of them in one step."""
+    pages, page_size, shape = group.arena.pages, group.arena.page_size, group.arena.shape
+    if pages < shape.count_peak(context_tokens, step_tokens, page_size):
+        return pages
+    return max(pages, -(-context_tokens // page_size))
+
+
+def choose_context(context_tokens: int | None, model_tokens: int) -> int:
+    """The context served: the model's, or a shorter one that was asked for."""
+    if context_tokens is not None and not 1 <= context_tokens <= model_tokens:
+        raise SettingError(
+            f"context_tokens: must be from 1 to {model_tokens}, the context of this model; got {context_tokens}"
+        )
+    return context_tokens or model_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StateUse:
+    """Bytes of the cache for a conversation of `tokens` tokens, whose keys and values take `page_bytes`.
+
+    A state takes `slot_bytes`, be it in a slot of a sequence that runs, which holds `live_slots`, or a snapshot. The
+    cache is divided such that `snapshots` of the conversation find room.
+    """
+
+    tokens: int
+    page_bytes: int
+    slot_bytes: int
+    live_slots: int
+    snapshots: int
+
+    @property
+    def cached_bytes(self) -> int:
+        """What is kept of the conversation between two turns."""
+        return self.page_bytes + self.snapshots * self.slot_bytes
+
+
+def measure_state_use(ctx: Context, config: ModelShape, settings: ModelSettings, tokens: int) -> StateUse | None:
+    """Of a conversation of `tokens` tokens, or a whole context where that is less; None without recurrent layers.
+
+    Nothing is allocated but one page of each kind, to measure it. Raises SettingError.
+    """
+    groups = form_groups(config.cache_layers)
+    if not isinstance(groups.shapes[-1], StatesShape):
+        return None
+    context_tokens = choose_context(settings.context_tokens, config.context_length)
+    tokens, page_size = min(tokens, context_tokens), settings.page_size
+    sizes = measure_pages(ctx, groups, page_size, parse_kv_type(settings.kv_type))
+    steps = size_steps(settings, ctx.device)
+    needs = PageNeeds(groups.shapes, page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
+    spacing_pages = space_snapshots(sizes, needs, settings.snapshot_percent)
+    assert spacing_pages is not None
+    token_pages = -(-tokens // page_size)
+    return StateUse(
+        tokens,
+        sum(
+            shape.count_resting(tokens, page_size) * size
+            for shape, size in zip(groups.shapes[:-1], sizes[:-1], strict=True)
+        ),
+        sizes[-1],
+        LIVE_SLOTS,
+        -(-token_pages // spacing_pages),
+    )
+
+
+def estimate_state_use(config: ModelShape, settings: ModelSettings, tokens: int) -> StateUse | None:
+    """The same on the CPU, without a model."""
+    return measure_state_use(Context("cpu", 1), config, settings, tokens)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
-from mlxr.engine.pooling import Pooling
 from mlxr.models.adapter import Adapter
+
+Pooling = Literal["mean", "last", "cls"]  # of the states of a text: their mean, the last one, or the first
 
 
 @dataclass(frozen=True, slots=True)

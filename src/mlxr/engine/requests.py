@@ -1,33 +1,126 @@
 """The requests that an engine has: how they are admitted, what their answers give out, and how these end.
 
-`Admission` checks a request and makes one sequence for each of its answers; `RequestTable` queues them, and every event
-of an answer leaves through it. An answer that ends returns its pages. Knows no batch: what runs when is the scheduler's
-matter, and what comes of a step that of `step`.
+`Limits` refuses what an engine cannot serve, and names the field, what was asked and what there is. `Admission` makes
+one sequence for each answer; `RequestTable` queues them, and every event of an answer leaves through it. An answer that
+ends returns its pages. Knows no batch: what runs when is the scheduler's matter, and what comes of a step that of
+`step`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from mlxr.cache.kv_cache import KVCache
-from mlxr.core.errors import QueueFull
+from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, QueueFull
 from mlxr.core.types import FinishReason
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
-from mlxr.engine.drafts import DrafterMaker
-from mlxr.engine.drafts.tail import StateTail
-from mlxr.engine.limits import Limits
+from mlxr.engine.fair_queue import FairQueue, Throughput
 from mlxr.engine.live import Live
-from mlxr.engine.pace import Pace
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Runner
-from mlxr.engine.scheduler import Scheduler, compute_arrival
+from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY, Scheduler, compute_arrival
 from mlxr.engine.scoring import PromptScores
 from mlxr.engine.sequence import Sequence, TokenEvent
-from mlxr.engine.shares import Shares
+from mlxr.engine.speculative import DrafterMaker
+from mlxr.engine.speculative.drafters import StateTail
 from mlxr.engine.stats import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one engine; all methods raise InvalidRequest or return.
+
+    `pages` is how many pages of tokens one sequence can have that is alone in the arena.
+    """
+
+    vocab_size: int
+    context_tokens: int
+    pages: int
+    page_size: int
+    max_running: int
+
+    def check_tokens(self, field: str, token_ids: Collection[int]) -> None:
+        """There are some, and all are in the vocabulary."""
+        if not token_ids:
+            raise InvalidRequest(field, "has no tokens")
+        self._check_vocabulary(field, token_ids)
+
+    def check_prompt(self, request: EngineRequest) -> None:
+        """All tokens that the request names are in the vocabulary, and all answers to it can grow together."""
+        params = request.params
+        self.check_tokens("prompt", request.token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("prediction_ids", request.prediction_ids)
+        if () in request.dry_breaker_ids:
+            raise InvalidRequest("dry_breaker_ids", "has a breaker without tokens")
+        self._check_vocabulary("dry_breaker_ids", [*chain.from_iterable(request.dry_breaker_ids)])
+        if params.streams > self.max_running:
+            raise InvalidRequest(
+                "n" if params.best_of is None else "best_of",
+                f"{params.streams} answers cannot grow together, the engine runs at most {self.max_running}; ask for "
+                "fewer or raise the settings max_sequences and max_batch_tokens",
+            )
+        if request.constraint is not None and request.constraint.needs_end and params.ignore_eos:
+            raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
+
+    def check_urgency(self, request: EngineRequest) -> None:
+        """The priority is in its range and the deadline a time to come."""
+        priority, deadline_s = request.priority, request.deadline_s
+        if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidRequest("priority", f"must be from {MIN_PRIORITY} to {MAX_PRIORITY}, got {priority}")
+        if deadline_s is not None and not deadline_s > 0:
+            raise InvalidRequest("deadline_s", f"must be above 0 seconds, got {deadline_s}")
+
+    def choose_end(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """Tokens that prompt and answer may have together: as many as asked for, bounded by the context.
+
+        Without `max_tokens` the arena is a bound too; with it, OutOfPages says what the request would need.
+        """
+        if prompt_tokens >= self.context_tokens:
+            raise ContextFull.of("prompt", prompt_tokens, self.context_tokens)
+        arena_tokens = self.pages * self.page_size + 1  # the last token of an answer is never written
+        asked_tokens = max(arena_tokens - prompt_tokens, 1) if max_tokens is None else max(max_tokens, 1)
+        end_tokens = min(prompt_tokens + asked_tokens, self.context_tokens)
+        if end_tokens > arena_tokens:
+            raise OutOfPages(self._pages_for(end_tokens - 1), self.pages, self.page_size)
+        return end_tokens
+
+    def check_text(self, request: EngineRequest) -> None:
+        """The tokens of a text to embed are in the vocabulary, and the empty arena and the context can hold them."""
+        self.check_tokens("input", request.token_ids)
+        tokens = len(request.token_ids)
+        if tokens > self.context_tokens:
+            reason = (
+                f"is too large: this model's maximum context length is {self.context_tokens} tokens, the input has "
+                f"{tokens}"
+            )
+            raise ContextFull("input", reason, tokens, self.context_tokens)
+        if self._pages_for(tokens) > self.pages:
+            raise InvalidRequest(
+                "input",
+                f"needs {self._pages_for(tokens)} cache pages of {self.page_size} tokens, the arena has {self.pages}; "
+                "shorten it or raise the setting arena_bytes",
+            )
+
+    def check_score(self, tokens: int) -> None:
+        """A text of `tokens` tokens can be scored."""
+        if not 2 <= tokens <= self.context_tokens:
+            raise InvalidRequest(
+                "token_ids", f"scoring takes from 2 tokens to the context of {self.context_tokens}, got {tokens}"
+            )
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _check_vocabulary(self, field: str, token_ids: Collection[int]) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            foreign = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+            raise InvalidRequest(field, f"token {foreign} is not from 0 to {self.vocab_size - 1}")
 
 
 class OpenRequest:
@@ -72,22 +165,32 @@ class OpenRequest:
 class RequestTable:
     """Holds the requests of one engine that have not ended; at most `max_waiting` sequences wait for their turn."""
 
-    __slots__ = ("_cache", "_clock", "_live", "_max_waiting", "_pace", "_requests", "_scheduler", "_shares", "_work")
+    __slots__ = (
+        "_cache",
+        "_clock",
+        "_fair_queue",
+        "_live",
+        "_max_waiting",
+        "_requests",
+        "_scheduler",
+        "_throughput",
+        "_work",
+    )
 
     def __init__(
         self,
         scheduler: Scheduler,
         cache: KVCache,
-        shares: Shares,
+        fair_queue: FairQueue,
         work: Work,
         live: Live,
         *,
         max_waiting: int,
         clock: Callable[[], float],
     ) -> None:
-        self._scheduler, self._cache, self._shares, self._live = scheduler, cache, shares, live
+        self._scheduler, self._cache, self._fair_queue, self._live = scheduler, cache, fair_queue, live
         self._work, self._max_waiting, self._clock = work, max_waiting, clock
-        self._pace = Pace()
+        self._throughput = Throughput()
         self._requests: dict[int, OpenRequest] = {}
 
     def check_room(self) -> None:
@@ -96,14 +199,14 @@ class RequestTable:
         if waiting >= self._max_waiting:
             self._work.refused_requests += 1
             growing = [sequence.end_tokens - len(sequence.tokens) for sequence in self._scheduler.running]
-            raise QueueFull(waiting, self._max_waiting, self._pace.estimate_room_s(min(growing, default=1)))
+            raise QueueFull(waiting, self._max_waiting, self._throughput.estimate_room_s(min(growing, default=1)))
 
     def add(self, request: OpenRequest, sequences: list[Sequence], now: float) -> None:
         """Queue a request by the share of its client; its first answer stands for all until the prompt is computed."""
-        leader, *leader.followers = sequences
+        leader, *leader.siblings = sequences
         priority = request.asked.priority
         answers = 0 if leader.pool is not None else len(sequences)
-        arrival = self._shares.enter(request.asked.client, priority, now, leader.prompt_tokens, answers)
+        arrival = self._fair_queue.enter(request.asked.client, priority, now, leader.prompt_tokens, answers)
         for sequence in sequences:
             sequence.rank = (compute_arrival(arrival, priority), sequence.id, sequence.index)
         self._requests[leader.id] = request
@@ -111,8 +214,8 @@ class RequestTable:
 
     def count_step(self, seconds: float, tokens: int) -> None:
         """Take the duration of a step with so many tokens into the estimates of throughput."""
-        self._pace.count_step(seconds)
-        self._shares.count_step(seconds, tokens)
+        self._throughput.count_step(seconds)
+        self._fair_queue.count_step(seconds, tokens)
 
     def list_growing(self, request_id: int | None = None) -> list[Sequence]:
         """Return the answers that have not ended, of all requests or of one, which may have ended."""
@@ -128,8 +231,8 @@ class RequestTable:
         events = request.deliver(sequence, event)
         if not request.growing:
             del self._requests[sequence.id]
-            self._shares.leave(request.asked.client, request.asked.priority)
-            self._pace.count_end(self._clock(), is_idle=not self._requests)
+            self._fair_queue.leave(request.asked.client, request.asked.priority)
+            self._throughput.count_end(self._clock(), is_idle=not self._requests)
         return events
 
     def end(self, sequences: Iterable[Sequence], reason: FinishReason, error: str | None = None) -> list[TokenEvent]:
@@ -155,11 +258,11 @@ class RequestTable:
         """Return the pages of an answer that ends, unless others still wait for the prompt in them."""
         sequence.has_ended = True
         answers = self._requests[sequence.id].growing.values()
-        leader = next((answer for answer in answers if sequence in answer.followers), None)
+        leader = next((answer for answer in answers if sequence in answer.siblings), None)
         if leader is not None:
-            leader.followers.remove(sequence)
-        elif sequence.followers:
-            heir, *heir.followers = sequence.followers
+            leader.siblings.remove(sequence)
+        elif sequence.siblings:
+            heir, *heir.siblings = sequence.siblings
             heir.follow(sequence, sequence.table)
             self._scheduler.replace(sequence, heir)
         else:

@@ -2,9 +2,9 @@
 
 Requests stand in one order, their rank: first come, first served, where every point of priority counts as if the
 request had come AGING_S seconds earlier. So a high priority overtakes, and nobody is overtaken for ever. When a client
-has several requests, the later ones count as having come later (`Shares`), so that others come in between. In the order
-of their ranks waiting sequences are admitted when there is room for their tokens, decoding sequences get one token
-each, and prompts share what is left of the step's tokens, in chunks.
+has several requests, the later ones count as having come later (`FairQueue`), so that others come in between. In the
+order of their ranks waiting sequences are admitted when there is room for their tokens, decoding sequences get one
+token each, and prompts share what is left of the step's tokens, in chunks (continuous batching, chunked prefill).
 
 Prompts of a model with recurrent layers are cut where their state is to be kept (`Boundaries`).
 
@@ -20,17 +20,19 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter, itemgetter
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
-from mlxr.engine.chunk import Chunk
-from mlxr.engine.drafts.planner import Planner
-from mlxr.engine.room import Pages, Room, count_room, fits
+from mlxr.engine.batch import BatchPart
+from mlxr.engine.fair_queue import FairQueue
+from mlxr.engine.page_budget import PageBudget, Pages, count_room, fits
 from mlxr.engine.sequence import Rank, Sequence
-from mlxr.engine.shares import Shares
+from mlxr.engine.speculative.drafters import KEPT_ROWS
+from mlxr.engine.speculative.planner import Planner
 
 AGING_S = 10.0  # seconds of waiting that make up for one point of priority
 MAX_OVERTAKING_S = 30.0  # how much later a request may come and still be admitted before one that does not fit yet
@@ -39,6 +41,68 @@ MAX_HELD_CLIENTS = 8  # clients whose first request does not fit, before a step 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 FOR_PLACE, FOR_PAGES = "place", "pages"  # what a sequence is preempted for
 _BY_RANK = attrgetter("rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `tokens` pending tokens of `sequence` and the drafted ones after them are computed in this step."""
+
+    sequence: Sequence
+    tokens: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens that are computed, drafted ones included."""
+        return self.tokens + len(self.draft)
+
+    @property
+    def output_rows(self) -> int:
+        """How many rows of logits are wanted: of the last pending token, and of each drafted one."""
+        return 1 + len(self.draft) if self.draws_token else 0
+
+    @property
+    def completes(self) -> bool:
+        """Whether nothing is pending afterwards, so that the next token can be drawn, or the text is embedded."""
+        return self.tokens == self.sequence.pending_tokens
+
+    @property
+    def draws_token(self) -> bool:
+        """Whether the next token can be drawn afterwards."""
+        return self.completes and self.sequence.draws
+
+    @property
+    def waits_for_draft(self) -> bool:
+        """Whether nothing counts as written before all of the draft was checked: states do not go back."""
+        return bool(self.draft) and self.sequence.table.states is not None
+
+    @property
+    def hidden_tokens(self) -> int:
+        """How many hidden states at the end of the chunk are needed, for an embedding or for scores."""
+        pool, scores = self.sequence.pool, self.sequence.scores
+        if pool is not None:
+            return pool.count_wanted(
+                self.tokens, is_first=not self.sequence.table.length_tokens, completes=self.completes
+            )
+        return self.tokens if scores is not None and scores.is_open else 0
+
+    @property
+    def kept_tokens(self) -> int:
+        """How many states at the end of the chunk are kept for a head that drafts."""
+        return 0 if self.sequence.tail is None else min(self.rows, KEPT_ROWS)
+
+    def to_part(self) -> BatchPart:
+        """The chunk as the batch wants it."""
+        table = self.sequence.table
+        token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
+        return BatchPart(
+            table,
+            [*token_ids, *self.draft],
+            self.output_rows,
+            self.hidden_tokens,
+            self.sequence.request.adapter,
+            self.kept_tokens,
+        )
 
 
 def compute_arrival(now: float, priority: int) -> float:
@@ -61,7 +125,7 @@ class Scheduler:
         cache: KVCache,
         reserve: Callable[[SequenceTable, int], None],
         *,
-        shares: Shares,
+        fair_queue: FairQueue,
         max_batch_tokens: int,
         max_sequences: int,
         prefill_chunk_tokens: int,
@@ -70,14 +134,14 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._reserve = reserve
-        self._shares = shares
+        self._fair_queue = fair_queue
         self._drafts = drafts
         self._max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._shares_prefixes = shares_prefixes
         shapes = [group.arena.shape for group in cache.groups]
-        self._room = Room(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens)
+        self._budget = PageBudget(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens)
         self._refused: tuple[Sequence, Pages, int] | None = None  # who did not fit, with what room and cached tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -100,18 +164,18 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=_BY_RANK)
 
     def join(self, sequence: Sequence) -> None:
-        """A sequence runs from now on: a follower whose prompt is computed."""
+        """A sequence runs from now on: a sibling whose prompt is computed."""
         bisect.insort(self.running, sequence, key=_BY_RANK)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that waits or runs; its pages are the caller's to release."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
 
-    def replace(self, leader: Sequence, follower: Sequence) -> None:
-        """Let `follower` take the place of its leader, in the queue and with the pages."""
+    def replace(self, leader: Sequence, sibling: Sequence) -> None:
+        """Let `sibling` take the place of its leader, in the queue and with the pages."""
         queue = self.running if leader in self.running else self.waiting
         queue.remove(leader)
-        bisect.insort(queue, follower, key=_BY_RANK)
+        bisect.insort(queue, sibling, key=_BY_RANK)
 
     def schedule(self) -> list[Chunk]:
         """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
@@ -123,11 +187,11 @@ class Scheduler:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         for sequence in decoding:
             self._take(sequence, sequence.pending_tokens, chunks)
-        shares = self._share_prompts()
+        quotas = self._share_prompts()
         for sequence in sorted(prefilling, key=self._find_turn):
             waits = sequence not in self.running or self._waits_for_prefix(sequence, chunks)
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
-            budget_tokens = min(budget_tokens, shares.get(sequence.request.client, 0))
+            budget_tokens = min(budget_tokens, quotas.get(sequence.request.client, 0))
             if budget_tokens > 0 and not waits:
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
@@ -135,7 +199,7 @@ class Scheduler:
                     tokens = sequence.boundaries.cut(sequence.table.length_tokens, tokens, sequence.pending_tokens)
                 self._take(sequence, tokens, chunks)
                 if sequence.request.client is not None:
-                    shares[sequence.request.client] -= tokens
+                    quotas[sequence.request.client] -= tokens
         planner = self._drafts
         if planner is not None and len(chunks) > len(decoding):
             planner.rests = 0  # who begins to answer in the next step is looked at
@@ -195,7 +259,7 @@ class Scheduler:
     def check(self, growing: Iterable[Sequence]) -> None:
         """Prove that each of the `growing` sequences has one place, in order, and that only running ones hold pages."""
         queued = [*self.waiting, *self.running]
-        placed = [answer for sequence in queued for answer in (sequence, *sequence.followers)]
+        placed = [answer for sequence in queued for answer in (sequence, *sequence.siblings)]
         if sorted(map(_BY_RANK, placed)) != sorted(map(_BY_RANK, growing)):
             raise AssertionError(f"{len(placed)} answers are queued or run, not exactly those that grow")
         for queue in (self.waiting, self.running):
@@ -264,18 +328,18 @@ class Scheduler:
 
     def _find_turn(self, sequence: Sequence) -> tuple[float, Rank]:
         """When a prompt's next chunk is due: the more of it is computed, the later, so that long ones let others by."""
-        spent_s = 0.0 if sequence.request.client is None else sequence.table.length_tokens * self._shares.token_s
+        spent_s = 0.0 if sequence.request.client is None else sequence.table.length_tokens * self._fair_queue.token_s
         return sequence.rank[0] + spent_s, sequence.rank
 
     def _open_if_fits(self, candidate: Sequence) -> bool:
         """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well."""
         if self.running_answers + candidate.width > self.max_running:
             return False
-        promised = self._room.promise(self.running)
+        promised = self._budget.promise(self.running)
         room = count_room(self._cache.available_pages, promised)
-        wanted = self._room.want(candidate)
+        wanted = self._budget.want(candidate)
         cached_tokens = self._lookup(candidate)
-        if not fits(wanted, self._room.hold(cached_tokens), room):
+        if not fits(wanted, self._budget.hold(cached_tokens), room):
             return False
         if self._refused == (candidate, room, cached_tokens):
             return False  # cached pages that nobody holds take room as well: known from the last time

@@ -1,6 +1,8 @@
-"""How likely the model finds a given text: the log-probability of every token after the first.
+"""What the engine tells of a text besides an answer: one vector for it, or how likely each of its tokens is.
 
-A text by itself (`score_tokens`) and the prompt of a request (`PromptScores`) go through the same pages, batches and
+`Pool` makes a vector of the hidden states of a text, chunk by chunk; they are added up one after another in float64, so
+that neither the chunks nor the batch can change a bit. A text by itself (`score_tokens`) and the prompt of a request
+(`PromptScores`) get the log-probability of every token after the first; both go through the same pages, batches and
 forward pass as any prompt. Logits are made for some tokens at a time, so that MAX_LOGITS_BYTES are all that is held.
 """
 
@@ -16,10 +18,46 @@ from mlxr.cache.page_table import SequenceTable
 from mlxr.core.events import TokenInfo
 from mlxr.core.types import TokenLogprob
 from mlxr.engine.batch import BatchPart
+from mlxr.engine.request import Pooling
 from mlxr.engine.runner import Floats, Runner
 
 MAX_LOGITS_BYTES = 32 * 2**20  # of one chunk; the float64 work on it takes a few times as much
 Doubles = npt.NDArray[np.float64]
+
+
+class Pool:
+    """Hidden states of one text after the final norm: their mean, the last one, or the first (`cls`)."""
+
+    __slots__ = ("_pooling", "_tokens", "_total")
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._total: npt.NDArray[np.float64] | None = None
+        self._tokens = 0
+
+    def count_wanted(self, tokens: int, *, is_first: bool, completes: bool) -> int:
+        """Return the number of states that are needed at the end of a chunk of `tokens` tokens.
+
+        `is_first` if it begins the text, `completes` if it ends it.
+        """
+        if self._pooling == "last":
+            return int(completes)
+        return tokens if self._pooling == "mean" or is_first else 0
+
+    def add(self, hidden: Floats, *, is_first: bool) -> None:
+        """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
+        if is_first:
+            self._total, self._tokens = None, 0
+        hidden = hidden[:1] if self._pooling == "cls" else hidden
+        for state in hidden.astype(np.float64):
+            self._total = state if self._total is None else self._total + state
+        self._tokens += len(hidden)
+
+    def read(self) -> Floats:
+        """Return the mean of what was added, a vector (hidden size,)."""
+        if self._total is None:
+            raise ValueError("nothing was added to the pool")
+        return (self._total / self._tokens).astype(np.float32)
 
 
 def choose_chunk_tokens(vocab_size: int, max_batch_tokens: int) -> int:

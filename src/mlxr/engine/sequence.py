@@ -4,7 +4,7 @@ Knows no batch, no unrelated sequence and no model. `tokens` is prompt and answe
 them are in the cache, the rest is pending. While more than one is pending the sequence prefills; with one it decodes.
 A sequence that lost its pages has all of its tokens pending again and goes on where it was once they are computed.
 
-Several answers to one prompt start as one sequence with `followers`, which computes the prompt; then each follower
+Several answers to one prompt start as one sequence with `siblings`, which computes the prompt; then each sibling
 goes its own way on a fork of the pages.
 """
 
@@ -20,19 +20,47 @@ from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
-from mlxr.engine.drafts import Drafter, DrafterMaker
-from mlxr.engine.drafts.head_drafter import HeadDrafter
-from mlxr.engine.drafts.model_drafter import ModelDrafter
-from mlxr.engine.drafts.prediction import Prediction, expect
-from mlxr.engine.drafts.tail import StateTail
-from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.sampling import Sampler
-from mlxr.engine.scoring import PromptScores
-from mlxr.engine.stopwatch import Stopwatch
+from mlxr.engine.runner import Floats
+from mlxr.engine.sampler import Sampler
+from mlxr.engine.scoring import Pool, PromptScores
+from mlxr.engine.speculative import Drafter, DrafterMaker
+from mlxr.engine.speculative.drafters import HeadDrafter, ModelDrafter, StateTail
+from mlxr.engine.speculative.prediction import Prediction, expect
 from mlxr.kernels.sample import SampleResult
 
 Rank = tuple[float, int, int]
+
+
+class Stopwatch:
+    """From the request to the end of an answer; times lost by preemption count where they fall."""
+
+    __slots__ = ("_asked_s", "_first_token_s", "_started_s")
+
+    def __init__(self, asked_s: float) -> None:
+        self._asked_s = asked_s
+        self._started_s: float | None = None
+        self._first_token_s: float | None = None
+
+    def start(self, now_s: float) -> None:
+        """The prompt is being computed; only the first time counts."""
+        if self._started_s is None:
+            self._started_s = now_s
+
+    def count_token(self, now_s: float) -> None:
+        """A token is there; only the first one counts."""
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+
+    def follow(self, other: Stopwatch) -> None:
+        """The prompt is computed by another answer to the same request."""
+        self._started_s = other._started_s
+
+    def read(self, now_s: float) -> Timings:
+        """The times if the answer ends now; what was never reached took no time."""
+        started_s = now_s if self._started_s is None else self._started_s
+        first_token_s = now_s if self._first_token_s is None else self._first_token_s
+        return Timings(started_s - self._asked_s, first_token_s - started_s, now_s - first_token_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +125,6 @@ class Sequence:
         "drafter",
         "draws",
         "end_tokens",
-        "followers",
         "has_ended",
         "held",
         "id",
@@ -111,6 +138,7 @@ class Sequence:
         "request",
         "sampler",
         "scores",
+        "siblings",
         "table",
         "tail",
         "tokens",
@@ -150,7 +178,7 @@ class Sequence:
         self.draws = request.pooling is None and request.params.max_tokens != 0
         self.scores = scores
         self.boundaries = boundaries
-        self.followers: list[Sequence] = []
+        self.siblings: list[Sequence] = []
         self.replay_tokens = 0
         self.cached_tokens = 0
         self.computed_tokens = 0
@@ -178,8 +206,8 @@ class Sequence:
 
     @property
     def width(self) -> int:
-        """Answers that this sequence stands for: itself and its followers."""
-        return 1 + len(self.followers)
+        """Answers that this sequence stands for: itself and its siblings."""
+        return 1 + len(self.siblings)
 
     @property
     def mean_logprob(self) -> float:

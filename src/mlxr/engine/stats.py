@@ -9,7 +9,7 @@ from mlxr.cache.prefix import NameChanges
 from mlxr.cache.stats import CacheStats, CacheTotals
 from mlxr.core.counters import Counters, PrefixCounters
 from mlxr.core.live import Queue
-from mlxr.engine.chunk import Chunk
+from mlxr.engine.scheduler import Chunk
 from mlxr.kernels.ledger import Ledger
 
 if TYPE_CHECKING:

@@ -1,27 +1,83 @@
-"""What comes of a step: sequences get the tokens that were drawn for them, drafts are verified, answers end.
+"""What comes of a step: tokens are drawn, drafts are verified, sequences get their tokens, answers end.
 
-Knows no model: the engine has computed the logits, and a `Drawing` draws from them.
+The engine has computed the logits. `Drawing` draws from them: the next token of each answer, and those after its drafts
+as long as these are right. Every token is drawn as if it were the only one of a step. Where logits lie in the host's
+memory, a place is drawn when the one before it was right; on a GPU one launch draws from all rows, where no rule of
+sampling looks at the tokens before, else the logits are brought to the host. `Postprocess` gives the sequences what was
+drawn. Knows no model.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.types import FinishReason
-from mlxr.engine.chunk import Chunk
-from mlxr.engine.drawing import Drawing
 from mlxr.engine.live import Live
-from mlxr.engine.pooling import Floats
 from mlxr.engine.requests import RequestTable
-from mlxr.engine.scheduler import Scheduler
+from mlxr.engine.runner import Floats
+from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.stats import Work
-from mlxr.kernels.sample import NO_TOKEN, SampleResult
+from mlxr.kernels.context import Context
+from mlxr.kernels.rows import repeat_rows
+from mlxr.kernels.sample import NO_TOKEN, SampleResult, fetch_logits, sample
 
+Drafted = list[tuple[Chunk, int]]  # with the row of the first logits of each
 logger = logging.getLogger(__name__)
 _NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the grammar together rule out all of them"
+
+
+class Drawing:
+    """From `logits` (R, vocabulary), which are those that `chunks` want, in their order.
+
+    `goes_on`: the next step is likely to compute the drawn tokens and nothing else, so a GPU may begin with it.
+    """
+
+    __slots__ = ("_all", "_ctx", "_goes_on", "_logits", "chunks", "starts")
+
+    def __init__(self, ctx: Context, logits: Floats, chunks: list[Chunk], *, goes_on: bool) -> None:
+        self._ctx, self._logits, self._goes_on = ctx, logits, goes_on
+        self.chunks = [chunk for chunk in chunks if chunk.draws_token]
+        rows = itertools.accumulate((chunk.output_rows for chunk in self.chunks), initial=0)
+        self.starts = list(rows)[: len(self.chunks)]
+        self._all: list[SampleResult] | None = None  # of all rows, where they are drawn at once
+
+    @property
+    def drafted(self) -> Drafted:
+        """The chunks with drafts."""
+        return [pair for pair in zip(self.chunks, self.starts, strict=True) if pair[0].draft]
+
+    def draw_first(self) -> list[SampleResult]:
+        """The next token of each chunk, and of each of its siblings, who see the same logits."""
+        if not self.drafted:
+            return self._sample(self._logits, self.chunks)
+        if self._ctx.gpu is not None:
+            if all(chunk.sequence.sampler.knows_ahead for chunk in self.chunks):
+                places = [
+                    (chunk.sequence.sampler, place) for chunk in self.chunks for place in range(chunk.output_rows)
+                ]
+                rows = [sampler.row(place) for sampler, place in places]
+                self._all = sample(self._ctx, self._logits, rows, goes_on=False)
+                return [self._all[start] for start in self.starts]
+            self._logits = fetch_logits(self._ctx, self._logits)
+        return self._sample(self._logits[self.starts], self.chunks)
+
+    def draw(self, drafted: Drafted, place: int) -> list[SampleResult]:
+        """The tokens after the first `place` drafted ones, which were right."""
+        rows = [row + place for _, row in drafted]
+        if self._all is not None:
+            return [self._all[row] for row in rows]
+        chosen = self._logits[rows[0] : rows[0] + 1] if len(rows) == 1 else self._logits[rows]
+        return self._sample(chosen, [chunk for chunk, _ in drafted])
+
+    def _sample(self, logits: Floats, chunks: list[Chunk]) -> list[SampleResult]:
+        answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.siblings)]
+        if len(answers) > len(chunks):
+            logits = repeat_rows(self._ctx, logits, [chunk.sequence.width for chunk in chunks])
+        return sample(self._ctx, logits, [answer.sampler.row() for answer in answers], goes_on=self._goes_on)
 
 
 class Postprocess:
@@ -109,7 +165,7 @@ class Postprocess:
         if self._live.record is not None:
             self._live.record.note_failure(str(error))
         text = f"the step failed: {type(error).__name__}: {error}"
-        answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
+        answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.siblings)]
         return self._requests.end(answers, FinishReason.ERROR, text)
 
     def _commit(self, sequence: Sequence, tokens: int) -> None:
@@ -119,11 +175,11 @@ class Postprocess:
 
     def _part(self, leader: Sequence) -> list[Sequence]:
         """All answers that a sequence stands for, each on its own from now on, sharing the pages of the prompt."""
-        followers, leader.followers = leader.followers, []
-        for follower in followers:
-            follower.follow(leader, self._cache.fork(leader.table))
-            self._scheduler.join(follower)
-        return [leader, *followers]
+        siblings, leader.siblings = leader.siblings, []
+        for sibling in siblings:
+            sibling.follow(leader, self._cache.fork(leader.table))
+            self._scheduler.join(sibling)
+        return [leader, *siblings]
 
     def _accept(self, sequence: Sequence, result: SampleResult, now: float) -> list[TokenEvent]:
         if result.token_id == NO_TOKEN:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.engine.pooling import Pooling as Pooling
+from mlxr.engine.request import Pooling as Pooling
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 Vector = NDArray[np.float32]

@@ -15,9 +15,9 @@ import platformdirs
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, NotFound, SettingError
 from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
-from mlxr.engine.drafts.choice import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.runner import Model, ModelShape
+from mlxr.engine.speculative.opening import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.loading import (
     LoadedModel,
     Progress,
@@ -314,7 +314,7 @@ def build_engine(
 def warm_up(
     engine: Engine, device: str, settings: Settings, max_sequences: int | None = None, progress: Progress | None = None
 ) -> None:
-    """Let a GPU compile what the first requests need, if the settings want that; see `engine.rehearsal`.
+    """Let a GPU compile what the first requests need, if the settings want that; see `engine.warm_up`.
 
     Metal compiles in every process, and a prompt takes long on a small one, so there it is one answer's unless asked.
     """
@@ -322,7 +322,7 @@ def warm_up(
         return
     start_s = time.perf_counter()
     is_brief = settings.warm_up == "auto" and device == "metal"
-    steps = engine.rehearsal.run(max_sequences, progress, is_brief=is_brief)
+    steps = engine.warm_up.run(max_sequences, progress, is_brief=is_brief)
     if steps:
         logger.info("%d steps are ready after %.1f s", steps, time.perf_counter() - start_s)
 

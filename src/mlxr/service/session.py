@@ -19,11 +19,11 @@ from typing import TypeVar
 from mlxr.core.counters import Dispatch
 from mlxr.core.live import LiveReading, MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
-from mlxr.engine.async_engine import AsyncEngine
-from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
+from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
-from mlxr.engine.pooling import Floats
+from mlxr.engine.runner import Floats
+from mlxr.engine.speculative.opening import HOST_DEVICES
 from mlxr.loading import Adapter, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
 from mlxr.service.cluster_hooks import PageNames, PageSource
@@ -91,7 +91,7 @@ class Session:
             self.measure_cache, self._keeps_arena = engine.measure_cache, settings.arena_bytes is not None
             self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
             self._start_keys, self.page_size = engine.start_keys, engine.plan.page_size
-            self._engine = AsyncEngine(engine)
+            self._engine = EngineThread(engine)
             undo.callback(self._engine.close)
             self._engine.call(lambda engine: warm_up(engine, loaded.ctx.device, settings, warm_up_sequences, progress))
             self._threads = PreparingThreads()
@@ -228,7 +228,7 @@ class Session:
         return await self._threads.run(work, *arguments, reads=reads)
 
     @property
-    def engine(self) -> AsyncEngine:
+    def engine(self) -> EngineThread:
         """The engine, for a cluster: its pages, and what it has to do (see `cluster_hooks`)."""
         return self._engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxr.core.settings import Settings
-from mlxr.engine.state_use import StateUse, estimate_state_use, measure_state_use
+from mlxr.engine.memory_plan import StateUse, estimate_state_use, measure_state_use
 from mlxr.loading import LoadedModel, open_source
 
 __all__ = ["StateUse", "find_state_use", "read_state_use"]

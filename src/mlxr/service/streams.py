@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 
 from mlxr.core.events import Event, Finish
-from mlxr.engine.async_engine import AsyncEngine, Ticket, read_embedding
-from mlxr.engine.pooling import Floats
+from mlxr.engine.engine_thread import EngineThread, Ticket, read_embedding
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.runner import Floats
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.cluster_hooks import Brought
 from mlxr.service.identity import current_identity, use_identity
@@ -157,7 +157,7 @@ class Stream(AnswerStream):
     It is fed on the engine's thread, and read by one thread at a time.
     """
 
-    def __init__(self, prepared: Prepared, engine: AsyncEngine) -> None:
+    def __init__(self, prepared: Prepared, engine: EngineThread) -> None:
         super().__init__(prepared)
         self._engine = engine  # which ends when nobody has it any more
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -193,8 +193,8 @@ class Stream(AnswerStream):
         self.close()
 
 
-def open_streams(engine: AsyncEngine, prepared: Sequence[Prepared], *, waits_for_room: bool = False) -> list[Stream]:
-    """Start the answers to several requests together; see `AsyncEngine.start_all`."""
+def open_streams(engine: EngineThread, prepared: Sequence[Prepared], *, waits_for_room: bool = False) -> list[Stream]:
+    """Start the answers to several requests together; see `EngineThread.start_all`."""
     streams = [Stream(one, engine) for one in prepared]
     tickets = [engine.open(one.request, forward_to(stream)) for one, stream in zip(prepared, streams, strict=True)]
     for stream, ticket in zip(streams, tickets, strict=True):
@@ -203,7 +203,7 @@ def open_streams(engine: AsyncEngine, prepared: Sequence[Prepared], *, waits_for
     return streams
 
 
-def embed_all(engine: AsyncEngine, requests: Sequence[EngineRequest]) -> list[Floats]:
+def embed_all(engine: EngineThread, requests: Sequence[EngineRequest]) -> list[Floats]:
     """Wait for the embeddings of texts, (hidden size,) and not normalised; at most MAX_TEXTS are in the queue at once.
 
     Raises as `Engine.submit` does, and RequestFailed for a text that could not be computed; the others end then.

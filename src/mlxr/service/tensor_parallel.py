@@ -2,7 +2,7 @@
 
 The other processes are started here. `python -m mlxr.service.tensor_parallel LINK LIFE` is what they run, with the
 descriptors of a socket to rank 0, and of a pipe whose end says that rank 0 is gone. They open the same files, keep
-their shares of the weights, and compute each step that `engine.followers` broadcasts. Sums are all-reduced on the
+their shares of the weights, and compute each step that `engine.tensor_parallel` broadcasts. Sums are all-reduced on the
 devices.
 """
 
@@ -20,9 +20,17 @@ from typing import Any
 
 from mlxr.core.errors import DeviceError, MlxrError, SettingError
 from mlxr.core.settings import Settings
-from mlxr.engine.followers import Followers, LedModel, follow
-from mlxr.engine.rank_joining import join_first, open_first, open_other, receive_bytes, send_bytes
 from mlxr.engine.runner import Model
+from mlxr.engine.tensor_parallel import (
+    Ranks,
+    TensorParallelModel,
+    follow_steps,
+    join_first,
+    open_first,
+    open_other,
+    receive_bytes,
+    send_bytes,
+)
 from mlxr.loading import load
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -82,12 +90,12 @@ class RankGroup:
     def __init__(self, ctx: Any, processes: list[RankProcess]) -> None:
         self.ctx, self.processes = ctx, processes
         self.free_bytes: int | None = None
-        self._followers = Followers(ctx, processes)
+        self._ranks = Ranks(ctx, processes)
 
     @property
     def failure(self) -> str | None:
         """Why nothing can be computed any more, None as long as it can."""
-        return self._followers.failure
+        return self._ranks.failure
 
     def wait_ready(self) -> None:
         """Wait until all have loaded their shares. Raises DeviceError where one of them has ended."""
@@ -96,21 +104,21 @@ class RankGroup:
             try:
                 text = receive_bytes(process.link).decode()
                 if not text.isdecimal():
-                    self._followers.fail(f"GPU {process.rank}: {text}")
+                    self._ranks.fail(f"GPU {process.rank}: {text}")
                     break
                 known.append(int(text))
             except (EOFError, OSError):
-                self._followers.fail(f"the process of GPU {process.rank} ended while it loaded the model")
-        self._followers.check()
+                self._ranks.fail(f"the process of GPU {process.rank} ended while it loaded the model")
+        self._ranks.check()
         self.free_bytes = min((free for free in known if free), default=None)
 
-    def lead(self, model: Model) -> LedModel:
+    def lead(self, model: Model) -> TensorParallelModel:
         """The model, of which the others compute their shares with each step."""
-        return LedModel(model, self._followers)
+        return TensorParallelModel(model, self._ranks)
 
     def close(self) -> None:
         """End the other ranks' processes."""
-        self._followers.close()
+        self._ranks.close()
 
 
 def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
@@ -152,7 +160,7 @@ def run_rank(link: socket.socket, life: int) -> None:
         send_bytes(link, str(error).encode())
         return
     send_bytes(link, str(ctx.read_free_bytes() or 0).encode())
-    follow(ctx, loaded.model, link)
+    follow_steps(ctx, loaded.model, link)
 
 
 def end_with(life: int) -> None:

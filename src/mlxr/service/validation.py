@@ -20,12 +20,12 @@ from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.speculative.opening import HOST_DEVICES
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model

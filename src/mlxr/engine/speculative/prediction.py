@@ -10,9 +10,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from mlxr.engine.drafts.drafter import Drafter
-from mlxr.engine.drafts.lookup import Lookup
-from mlxr.engine.drafts.model_drafter import ModelDrafter
+from mlxr.engine.speculative.drafters import Drafter, ModelDrafter
+from mlxr.engine.speculative.ngram import Lookup
 
 _SETTLED = 4  # tokens that are right one after another, from which on the place is believed
 _FIRST_RATES = (0.6, 0.9)  # how often guesses are right before that many, and after, until some are counted

@@ -1,10 +1,9 @@
-"""Steps that nobody asked for, so that a GPU compiles and records what requests will need before the first one comes.
+"""Warm-up: steps that make a GPU compile and record what requests will need, before the first one comes.
 
-What that is follows from the model itself: it runs as always, over pages that are given back at once. Sequences that
-decode come in powers of two, once with a short page table and once with the longest, as recorded steps are made for
-such classes of batches; prompts are long enough for each kernel that goes by the number of rows, and two come at once,
-so that two of their rows are drawn from. Nothing is counted.
-Steps that check drafts or have adapters are left to the first request that brings some.
+The model runs as always, over pages that are given back at once. Sequences that decode come in powers of two, once with
+a short page table and once with the longest, as recorded steps are made for such classes of batches; prompts are long
+enough for each kernel that goes by the number of rows, and two come at once, so that two of their rows are drawn from.
+Nothing is counted. Steps that check drafts or have adapters are left to the first request that brings some.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: rows that some ke
 DRAWS = (SampleRow(), SampleRow(params=SamplingParams(temperature=1.0), uniform=0.5))
 
 
-class Rehearsal:
+class WarmUp:
     """The steps of at most `max_sequences` sequences with `context_tokens` each, and of prompts in pieces of at most
     `chunk_tokens`."""
 

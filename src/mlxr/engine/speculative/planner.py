@@ -11,11 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from mlxr.cache.kv_cache import KVCache
-from mlxr.engine.drafts.costs import MOST_ROWS, StepCosts
-from mlxr.engine.drafts.credit import Credit
-from mlxr.engine.drafts.draft_model import DraftModel
-from mlxr.engine.drafts.drafter import Drafter
-from mlxr.engine.drafts.model_drafter import ModelDrafter
+from mlxr.engine.speculative.costs import MOST_ROWS, Credit, StepCosts
+from mlxr.engine.speculative.draft_model import DraftModel
+from mlxr.engine.speculative.drafters import Drafter, ModelDrafter
 
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)

@@ -18,7 +18,7 @@ Pages = tuple[int, ...]  # of each group
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PageBudget:
     """The shapes of the groups, and how many tokens at most are computed in a step, and of one prompt in a step."""
 
     shapes: Items[GroupShape]
@@ -49,7 +49,7 @@ class Room:
             ahead_pages = shape.count_resting(tokens + page_size, page_size)  # of every answer one ahead
             worst_pages = shape.count_resting(sequence.end_tokens - 1, page_size)
             held_pages = sequence.table.groups[number].count_held()
-            fork_pages = len(sequence.followers) * shape.fork_pages
+            fork_pages = len(sequence.siblings) * shape.fork_pages
             missing_pages += max(0, min(ahead_pages, worst_pages) + fork_pages - held_pages)
             if not sequence.is_decoding:
                 peak_pages = shape.count_peak(tokens, self._count_chunk(sequence), page_size)

@@ -1,10 +1,15 @@
-"""Measures what steps cost while the engine works, in steps of one row without drafts.
+"""Measures what steps cost while the engine works, in steps of one row without drafts, and what guessing may cost.
 
 Steps become slower as contexts grow and when other programs run, all of them alike. Therefore the measured seconds set
 two things apart: the seconds of one row as they are now, and how many times that other steps take.
 
 Where steps run ahead, one that has drafts cannot: it waits for the host. So there are two curves there, of steps
 without drafts and of those that wait, and what waiting costs is the distance between the two. Elsewhere they are one.
+
+`Credit` is the time that guessing may take: what it has saved so far, and a small part of the time that all steps take.
+
+So an engine whose guesses are seldom right loses no more than that part, whatever was estimated and however the
+requests change, and one whose guesses pay has no bounds to speak of.
 """
 
 from __future__ import annotations
@@ -21,6 +26,9 @@ _MOST_COUNTS = 16.0  # of a size: the newest measurement weighs as much as one o
 _EARLY_COUNTS = 3.0  # of a size, up to which what is late weighs as much as what is soon
 _FRESH = 8  # measurements until all estimates are made anew
 _KEPT = 0.9  # of the weight of earlier measurements when that is done: what is not measured again is forgotten
+_SHARE = 0.01  # of the time of all steps
+_CREDIT_STEPS = 8.0  # worth of time at the beginning, to find out
+_MOST_CREDIT_STEPS = 16.0  # worth of time that is saved up at most
 
 
 class Curve:
@@ -169,3 +177,26 @@ class StepCosts:
         if self._one_row_s is None or not self.is_known:
             return None
         return self._one_row_s * (self.estimate(rows) if waits else self.estimate_plain(rows))
+
+
+class Credit:
+    """Seconds that may be spent on guesses."""
+
+    __slots__ = ("_first_s", "seconds")
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self.seconds = 0.0
+
+    def count_step(self, seconds: float, one_row_s: float | None) -> None:
+        """A step took so long, what was guessed for it aside; a step of one row takes `one_row_s`."""
+        if one_row_s is None:
+            return
+        if self._first_s is None:
+            self._first_s = one_row_s * _CREDIT_STEPS
+            self.seconds += self._first_s
+        self.seconds = min(self.seconds + seconds * _SHARE, one_row_s * _MOST_CREDIT_STEPS)
+
+    def save(self, seconds: float) -> None:
+        """Guesses have saved so many seconds, or taken them where below 0."""
+        self.seconds += seconds

@@ -50,7 +50,7 @@ def answer(engine: Engine) -> list[tuple[int, int | None]]:
 def test_requests_find_all_kernels_compiled(name: str) -> None:
     model, engine, emulator = open_model(name)
     before, told = engine.stats(), []
-    steps = engine.rehearsal.run(progress=lambda done, total: told.append((done, total)))
+    steps = engine.warm_up.run(progress=lambda done, total: told.append((done, total)))
     assert told == [(done, steps) for done in range(1, steps + 1)]
     assert steps == 2 + 2 + 3 + 1  # one and two sequences, short and long; prompts of two to four tokens; two prompts
     assert engine.stats() == before
@@ -66,14 +66,14 @@ def test_requests_find_all_kernels_compiled(name: str) -> None:
 
 def test_one_sequence_needs_less() -> None:
     _, engine, _ = open_model(CASES[0])
-    assert engine.rehearsal.run(1) == 2 + 3
+    assert engine.warm_up.run(1) == 2 + 3
 
 
 def test_a_processor_has_nothing_to_rehearse() -> None:
     cpu = Context("cpu")
     config, seed, _, _ = read_golden(CASES[0])
     engine = Engine(build_hf(cpu, config, seed), cpu, SETTINGS, eos_ids=(), pages=12)
-    assert engine.rehearsal.run() == 0
+    assert engine.warm_up.run() == 0
 
 
 @pytest.mark.smoke

@@ -13,10 +13,10 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_eng
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
+from mlxr.engine.fair_queue import FairQueue
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import MAX_OVERTAKING_S
 from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.shares import Shares
 from mlxr.kernels.ragged import RaggedBatch
 
 TOKEN_S = 0.001
@@ -131,16 +131,16 @@ def test_requests_without_a_client_come_first_come_first_served() -> None:
 
 
 def test_accounts_end_with_the_last_request() -> None:
-    shares = Shares()
-    shares.token_s = 1.0
-    assert [shares.enter("a", 0, 10.0, 5, 0) for _ in range(3)] == [10.0, 15.0, 20.0]
-    assert shares.enter("a", 1, 10.0, 5, 0) == 10.0
-    assert shares.enter("b", 0, 11.0, 5, 0) == 11.0
+    fair_queue = FairQueue()
+    fair_queue.token_s = 1.0
+    assert [fair_queue.enter("a", 0, 10.0, 5, 0) for _ in range(3)] == [10.0, 15.0, 20.0]
+    assert fair_queue.enter("a", 1, 10.0, 5, 0) == 10.0
+    assert fair_queue.enter("b", 0, 11.0, 5, 0) == 11.0
     for _ in range(3):
-        shares.leave("a", 0)
-    assert shares.enter("a", 0, 12.0, 5, 0) == 12.0
-    shares.count_step(2.0, 1)
-    assert shares.token_s == pytest.approx(1.1)
+        fair_queue.leave("a", 0)
+    assert fair_queue.enter("a", 0, 12.0, 5, 0) == 12.0
+    fair_queue.count_step(2.0, 1)
+    assert fair_queue.token_s == pytest.approx(1.1)
 
 
 def test_a_request_that_ends_early_owes_no_more() -> None:

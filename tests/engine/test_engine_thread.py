@@ -15,8 +15,8 @@ from token_stream import TokenStream
 
 from mlxr.core.errors import EngineStopped, InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.engine import Engine
+from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 
@@ -32,7 +32,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
 
 
-def ask(server: AsyncEngine, prompt: Sequence[int], asked: SamplingParams) -> TokenStream:
+def ask(server: EngineThread, prompt: Sequence[int], asked: SamplingParams) -> TokenStream:
     return TokenStream(server, EngineRequest(prompt, asked))
 
 
@@ -76,7 +76,7 @@ def test_events_are_those_of_the_engine() -> None:
     events = run_all(engine)
 
     async def test() -> None:
-        async with AsyncEngine(make_engine()) as server:
+        async with EngineThread(make_engine()) as server:
             answers = await asyncio.gather(*(collect(ask(server, PROMPT[:s], params(s + 2))) for s in range(1, 6)))
         for sequence_id, size in wanted.items():
             assert tokens_of(answers[size - 1]) == answer_of(events, sequence_id)
@@ -88,7 +88,7 @@ def test_events_are_those_of_the_engine() -> None:
 
 def test_several_answers_to_one_prompt() -> None:
     async def test() -> None:
-        async with AsyncEngine(make_engine()) as server:
+        async with EngineThread(make_engine()) as server:
             events = await collect(ask(server, PROMPT, params(n=3, temperature=1.0, seed=7)))
             alone = await collect(ask(server, PROMPT, params(temperature=1.0, seed=7)))
         assert sorted(event.index for event in events if event.finish_reason) == [0, 1, 2]
@@ -99,7 +99,7 @@ def test_several_answers_to_one_prompt() -> None:
 
 
 def test_loops_in_several_threads_share_the_engine() -> None:
-    server = AsyncEngine(make_engine())
+    server = EngineThread(make_engine())
     answers: dict[int, list[TokenEvent]] = {}
 
     def client(number: int) -> None:
@@ -125,7 +125,7 @@ def test_only_one_thread_touches_the_engine() -> None:
     engine.close = lambda: (users.add(threading.get_ident()), close())[1]  # type: ignore[method-assign, func-returns-value]
 
     async def test() -> None:
-        async with AsyncEngine(engine) as server:
+        async with EngineThread(engine) as server:
             await collect(ask(server, PROMPT, params()))
             async for _ in ask(server, PROMPT, params()):
                 break
@@ -140,7 +140,7 @@ def test_the_loop_goes_on_while_a_step_runs() -> None:
     gate = Gate()
 
     async def test() -> None:
-        async with AsyncEngine(make_engine(FakeModel(on_forward=gate))) as server:
+        async with EngineThread(make_engine(FakeModel(on_forward=gate))) as server:
             first = asyncio.create_task(collect(ask(server, PROMPT, params())))
             await gate.wait_for_step()
             # The engine hangs in a step; each of these would hang with it if it waited for the engine in the loop.
@@ -166,7 +166,7 @@ def test_events_come_as_they_happen() -> None:
     gate = Gate()
 
     async def test() -> None:
-        async with AsyncEngine(make_engine(FakeModel(on_forward=gate))) as server:
+        async with EngineThread(make_engine(FakeModel(on_forward=gate))) as server:
             stream = ask(server, PROMPT, params())
             for token_id in expect_greedy(PROMPT, 3):
                 event = asyncio.create_task(anext(stream))
@@ -183,7 +183,7 @@ def test_whoever_leaves_gives_the_pages_back_before_the_next_step(leave: str) ->
     gate, leaving = Gate(), asyncio.Event()
     model = FakeModel(on_forward=gate)
 
-    async def read_one(server: AsyncEngine) -> None:
+    async def read_one(server: EngineThread) -> None:
         stream = ask(server, PROMPT, params(60))
         if leave == "break":
             async for _ in stream:
@@ -202,7 +202,7 @@ def test_whoever_leaves_gives_the_pages_back_before_the_next_step(leave: str) ->
                 await asyncio.Event().wait()
 
     async def test() -> None:
-        async with AsyncEngine(make_engine(model)) as server:
+        async with EngineThread(make_engine(model)) as server:
             reader = asyncio.create_task(read_one(server))
             await gate.wait_for_step()
             gate.let_pass()
@@ -225,7 +225,7 @@ def test_a_cancelled_stream_gives_its_last_events() -> None:
     gate = Gate()
 
     async def test() -> None:
-        async with AsyncEngine(make_engine(FakeModel(on_forward=gate))) as server:
+        async with EngineThread(make_engine(FakeModel(on_forward=gate))) as server:
             stream = ask(server, PROMPT, params(60, n=2))
             reader = asyncio.create_task(collect(stream))
             await gate.wait_for_step()
@@ -243,7 +243,7 @@ def test_a_cancelled_stream_gives_its_last_events() -> None:
 
 def test_refusals_come_from_the_start_and_from_the_first_event() -> None:
     async def test() -> None:
-        async with AsyncEngine(make_engine()) as server:
+        async with EngineThread(make_engine()) as server:
             stream = ask(server, [], params())
             with pytest.raises(InvalidRequest, match="prompt"):
                 await stream.start()
@@ -260,7 +260,7 @@ def test_a_full_queue_is_refused_with_a_hint() -> None:
 
     async def test() -> None:
         engine = make_engine(FakeModel(on_forward=gate), max_sequences=1, max_waiting=2)
-        async with AsyncEngine(engine) as server:
+        async with EngineThread(engine) as server:
             streams = [ask(server, PROMPT, params()) for _ in range(4)]
             running = asyncio.create_task(collect(streams[0]))
             await gate.wait_for_step()
@@ -281,7 +281,7 @@ def test_stopping_ends_what_is_in_flight() -> None:
 
     async def test() -> None:
         engine = make_engine(FakeModel(on_forward=gate), max_sequences=2)
-        server = AsyncEngine(engine)
+        server = EngineThread(engine)
         readers = [asyncio.create_task(collect(ask(server, PROMPT, params(60)))) for _ in range(4)]
         await gate.wait_for_step()
         stopping = [asyncio.create_task(server.stop()) for _ in range(2)]
@@ -306,7 +306,7 @@ def test_stopping_ends_what_is_in_flight() -> None:
 
 def test_stopping_can_wait_for_answers() -> None:
     async def test() -> None:
-        server = AsyncEngine(make_engine())
+        server = EngineThread(make_engine())
         stream = ask(server, PROMPT, params(30))
         await stream.start()
         await server.stop(drain_s=PATIENCE_S)
@@ -329,7 +329,7 @@ def test_a_failing_step_fails_its_requests_only() -> None:
 
     async def test() -> None:
         engine = make_engine(model, max_sequences=1)
-        async with AsyncEngine(engine) as server:
+        async with EngineThread(engine) as server:
             first = asyncio.create_task(collect(ask(server, PROMPT, params())))
             second = asyncio.create_task(collect(ask(server, PROMPT[:3], params())))
             await gate.wait_for_step()
@@ -361,7 +361,7 @@ def test_a_failing_engine_fails_all_requests_and_goes_on(caplog: pytest.LogCaptu
     async def test() -> None:
         engine = make_engine()
         break_step(engine, ValueError("lost count"), at_step=3)
-        async with AsyncEngine(engine) as server:
+        async with EngineThread(engine) as server:
             events = await collect(ask(server, PROMPT, params(20, n=2)))
             ends = [event for event in events if event.finish_reason is not None]
             assert [(event.index, event.error) for event in ends] == [
@@ -375,7 +375,7 @@ def test_a_failing_engine_fails_all_requests_and_goes_on(caplog: pytest.LogCaptu
     assert "lost count" in caplog.text
 
 
-async def ask_until_refused(server: AsyncEngine) -> None:
+async def ask_until_refused(server: EngineThread) -> None:
     while True:  # the thread ends a moment after the last event
         await server.stats()
 
@@ -389,7 +389,7 @@ def test_an_engine_that_cannot_let_go_stops(caplog: pytest.LogCaptureFixture) ->
             raise ValueError("lost count again")
 
         engine.cancel = cancel  # type: ignore[method-assign, assignment]
-        server = AsyncEngine(engine)
+        server = EngineThread(engine)
         events = await collect(ask(server, PROMPT, params()))
         assert events[-1].finish_reason is FinishReason.ERROR
         with pytest.raises(EngineStopped):
@@ -410,7 +410,7 @@ def test_a_cancel_that_fails_ends_the_engine_and_every_stream(caplog: pytest.Log
             raise ValueError("lost count again")
 
         engine.cancel = cancel  # type: ignore[method-assign, assignment]
-        server = AsyncEngine(engine)
+        server = EngineThread(engine)
         streams = [ask(server, PROMPT, params(60)) for _ in range(3)]
         readers = [asyncio.create_task(collect(stream)) for stream in streams]
         await gate.wait_for_step()
@@ -428,7 +428,7 @@ def test_a_cancel_that_fails_ends_the_engine_and_every_stream(caplog: pytest.Log
 
 def test_a_request_of_a_closed_loop_is_cancelled() -> None:
     gate = Gate()
-    server = AsyncEngine(make_engine(FakeModel(on_forward=gate)))
+    server = EngineThread(make_engine(FakeModel(on_forward=gate)))
     kept: list[TokenStream] = []
 
     async def begin() -> None:
@@ -449,7 +449,7 @@ def test_a_request_of_a_closed_loop_is_cancelled() -> None:
 
 def test_the_thread_ends_with_the_object() -> None:
     before = set(threading.enumerate())  # those of other tests' servers
-    server = AsyncEngine(make_engine())
+    server = EngineThread(make_engine())
     (thread,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "mlxr-engine")
     del server
     gc.collect()

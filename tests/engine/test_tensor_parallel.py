@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.engine.followers import Followers
-from mlxr.engine.rank_frames import Kind
+from mlxr.engine.tensor_parallel import Kind, Ranks
 
 
 @dataclass
@@ -38,8 +37,8 @@ class Dying:
 
 
 def test_who_cannot_be_told_anything_is_said_to_have_ended() -> None:
-    ranks = SimpleNamespace(has_failed=False, give_up=lambda: None)
-    gpu = SimpleNamespace(ranks=ranks, steps=SimpleNamespace(listener=None))
-    followers = Followers(SimpleNamespace(gpu=gpu), [Dying()])  # type: ignore[arg-type]
+    kernels = SimpleNamespace(has_failed=False, give_up=lambda: None)
+    gpu = SimpleNamespace(own_ranks=kernels, steps=SimpleNamespace(listener=None))
+    ranks = Ranks(SimpleNamespace(gpu=gpu), [Dying()])  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match=r"the process of GPU 1 ended \(signal 9\)"):
-        followers.tell(Kind.DRAW, [])
+        ranks.tell(Kind.DRAW, [])

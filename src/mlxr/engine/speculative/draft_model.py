@@ -17,11 +17,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mlxr.core.errors import OutOfPages
-from mlxr.engine.drafts.costs import MOST_ROWS, Curve, StepCosts
-from mlxr.engine.drafts.guesser import Guesser, HeadGuesser
-from mlxr.engine.drafts.head_drafter import HeadDrafter
-from mlxr.engine.drafts.model_drafter import ModelDrafter
-from mlxr.engine.drafts.rates import Rates
+from mlxr.engine.speculative.costs import MOST_ROWS, Curve, StepCosts
+from mlxr.engine.speculative.drafters import HeadDrafter, ModelDrafter, Rates
+from mlxr.engine.speculative.guesser import Guesser, HeadGuesser
 from mlxr.kernels.sample import SampleResult
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,8 @@ from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.engine.batch import BatchPart, build_batch, build_single
-from mlxr.engine.drafts.head_drafter import HeadDrafter
-from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.runner import Floats, ModelShape, Runner, reserve_pages
+from mlxr.engine.speculative.drafters import HeadDrafter, ModelDrafter
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleResult, SampleRow, fetch_logits, sample, sample_chain

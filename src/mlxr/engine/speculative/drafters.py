@@ -1,0 +1,371 @@
+"""Who drafts for one answer: what the engine asks of it, and the books of a draft model or a head about that answer.
+
+Neither knows a model: `DraftModel` computes for all answers at once and leaves here what it found. A head reads pairs:
+the model's state of a position and the token after it, and `StateTail` keeps the last states for it. `Rates` are
+running means of how often guesses are right, by how sure the guesser was.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.page_table import SequenceTable
+from mlxr.cache.prefix import PageKeys
+from mlxr.engine.runner import Floats
+from mlxr.engine.speculative.ngram import Lookup
+
+_BOUNDS = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the probability that the draft model gives its token
+_FIRST_GUESSES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # before anything is counted
+_FIRST_VALUES = (*_FIRST_GUESSES, 0.7, 0.7)
+_FIRST_COUNT, _COMMON_COUNT = 5, 10  # comparisons, as many as which those weigh, and what all answers have counted
+_RESTED_COUNT = 3  # as many as which all earlier ones weigh after a rest
+_WEIGHT, _COMMON_WEIGHT = 0.05, 0.02  # of the newest comparison, once there were many
+_FIRST, _LATER = len(_FIRST_GUESSES), len(_FIRST_GUESSES) + 1
+KEPT_ROWS = 256  # that are kept of an answer, and handed over after a step
+
+
+class Drafter(Protocol):
+    """Follows one answer and guesses how it goes on. Its guesses may be wrong at any place, and cost time alone."""
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token."""
+        ...
+
+    def is_due(self) -> bool:
+        """Whether there may be a guess for the next step; asked once in each, and answered at once."""
+        ...
+
+    def propose(self, most: int) -> list[int]:
+        """Return the next tokens, at most `most`, as far as there is a guess; asking twice gives the same."""
+        ...
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How likely each of the first `tokens` proposed tokens is right, given that those before it are."""
+        ...
+
+    def release(self, *, has_ended: bool) -> None:
+        """Give back what is held in memory that others could use: the answer has ended, or goes on later."""
+        ...
+
+
+# Of the tokens of an answer so far, a list that grows with it; and whether others may find what is computed of them.
+DrafterMaker = Callable[[list[int], bool], Drafter]
+
+
+class Rates:
+    """Begins with what `common` has counted of all answers, and counts there, too."""
+
+    __slots__ = ("_common", "_counts", "values")
+
+    def __init__(self, common: Rates | None = None) -> None:
+        self._common = common
+        self.values: list[float] = [*(_FIRST_VALUES if common is None else common.values)]
+        self._counts = [_FIRST_COUNT if common is None else _COMMON_COUNT] * len(self.values)
+
+    @property
+    def first(self) -> float:
+        """How likely the first token of a draft is right, however sure."""
+        return self.values[_FIRST]
+
+    @property
+    def later(self) -> float:
+        """How likely another one is, if those before it are."""
+        return self.values[_LATER]
+
+    def estimate(self, probability: float) -> float:
+        """How likely a token is right to which the draft model gives this probability."""
+        return self.values[bisect_right(_BOUNDS, probability)]
+
+    def rest(self) -> None:
+        """There were no comparisons for long: what was counted before says less about the next ones."""
+        self._counts = [min(count, _RESTED_COUNT) for count in self._counts]
+
+    def count(self, probability: float, *, is_right: bool, is_first: bool) -> None:
+        """A token was compared with the answer's; those before it were right."""
+        for number in (bisect_right(_BOUNDS, probability), _FIRST if is_first else _LATER):
+            self._counts[number] += 1
+            weight = max(_COMMON_WEIGHT if self._common is None else _WEIGHT, 1 / self._counts[number])
+            self.values[number] += weight * (is_right - self.values[number])
+        if self._common is not None:
+            self._common.count(probability, is_right=is_right, is_first=is_first)
+
+
+class StateTail:
+    """States of the positions from `start` to `stop` of one answer, one after another."""
+
+    __slots__ = ("_pieces", "stop")
+
+    def __init__(self) -> None:
+        self._pieces: deque[Floats] = deque()
+        self.stop = 0
+
+    @property
+    def start(self) -> int:
+        """The first position whose state is kept; `stop` if none is."""
+        return self.stop - sum(map(len, self._pieces))
+
+    def add(self, start: int, rows: Floats) -> None:
+        """Take in the states of positions from `start` on. Those that are known are left; after a gap all else goes."""
+        if start > self.stop:
+            self._pieces.clear()
+            self.stop = start
+        fresh = rows[self.stop - start :]
+        if not len(fresh):
+            return
+        self._pieces.append(fresh)
+        self.stop += len(fresh)
+        while self.stop - self.start - len(self._pieces[0]) >= KEPT_ROWS:
+            self._pieces.popleft()
+
+    def read(self, first: int) -> Floats:
+        """The states of the positions from `first` on, which is not before `start`."""
+        rows = np.concatenate(self._pieces)
+        return rows[first - self.start :]
+
+    def forget(self, first: int) -> None:
+        """Let go of what lies before position `first` altogether."""
+        while self._pieces and self.start + len(self._pieces[0]) <= first:
+            self._pieces.popleft()
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._pieces.clear()
+        self.stop = 0
+
+    def follow(self, leader: StateTail) -> None:
+        """Begin with what another answer to the same prompt has."""
+        self._pieces, self.stop = leader._pieces.copy(), leader.stop
+
+
+class ModelDrafter:
+    """Follows the answer in `tokens`, a list that grows. `release_table` takes its table, `note_end` its length."""
+
+    __slots__ = (
+        "_added_tokens",
+        "_highest",
+        "_note_end",
+        "_release_table",
+        "_right_tokens",
+        "_start",
+        "drafted",
+        "end_tokens",
+        "keys",
+        "lookup",
+        "opened_tokens",
+        "probabilities",
+        "rates",
+        "reach",
+        "rests_until",
+        "table",
+        "tokens",
+        "written_tokens",
+    )
+
+    def __init__(
+        self,
+        tokens: list[int],
+        keys: PageKeys | None,
+        common: Rates,
+        release_table: Callable[[SequenceTable], None],
+        note_end: Callable[[int], None],
+    ) -> None:
+        self.tokens, self.keys = tokens, keys
+        self._release_table, self._note_end = release_table, note_end
+        self.opened_tokens = self._added_tokens = len(tokens)
+        self.end_tokens = sys.maxsize  # with which the answer ends at the latest
+        self.lookup, self.rates = Lookup(tokens), Rates(common)
+        self.table: SequenceTable | None = None
+        self.drafted: list[int] = []
+        self.probabilities: list[float] = []  # that the model gave them
+        self.written_tokens = 0  # of the drafted ones, whose keys and values lie in the pages behind what counts
+        self.reach = 1.0  # how likely all of the drafted tokens are right
+        self._highest = max(tokens, default=0)
+        self._start = self._right_tokens = 0
+        self.rests_until = 0  # the step from which on the model is to be looked at
+
+    @property
+    def inputs(self) -> list[int]:
+        """The tokens of the table's places."""
+        return self.tokens
+
+    @property
+    def open(self) -> SequenceTable:
+        """The table, which must be there."""
+        assert self.table is not None, "the table of a draft was not opened"
+        return self.table
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all is known that the guesses rest on."""
+        return True
+
+    @property
+    def takes_lookup(self) -> bool:
+        """Whether the text itself is at least as good a source of guesses now as the model."""
+        return bool(self.lookup.propose(1)) and self.lookup.estimate(1)[0] >= self.rates.first
+
+    @property
+    def was_right(self) -> bool:
+        """Whether the last draft of the model began with the right token."""
+        return self._right_tokens > 0
+
+    def is_foreign(self, vocab_size: int) -> bool:
+        """Whether the answer has a token that a model with so many does not know."""
+        return self._highest >= vocab_size
+
+    def follow(self, cache: KVCache) -> None:
+        """Have a table, whose books are up to date: what was drafted right and is in the pages counts as written."""
+        if self.table is None:
+            limit = len(self.tokens) - 1
+            if self.keys is None:
+                self.table = cache.open_private_table()
+            else:
+                self.table = cache.open_table(self.tokens, self.keys, limit_tokens=limit)
+        elif right := self.settle():
+            before_last = len(self.tokens) - 1 - self.table.length_tokens  # the last one gives the first guess
+            cache.commit(self.table, self.tokens, min(right, before_last))
+
+    def begin(self) -> None:
+        """A new draft follows the tokens so far, of which all are in the table."""
+        self.drafted, self.probabilities, self.reach = [], [], 1.0
+        self._start, self._right_tokens, self.written_tokens = len(self.tokens), 0, 0
+
+    def take(self, token_id: int, probability: float) -> None:
+        """The model's likeliest next token."""
+        self.drafted.append(token_id)
+        self.probabilities.append(probability)
+        self.reach *= self.rates.estimate(probability)
+
+    def settle(self) -> int:
+        """End the last draft; how many of its tokens are in the pages and were right, so that they count as written."""
+        right = self.settled_tokens
+        self._right_tokens = self.written_tokens = 0
+        return right
+
+    @property
+    def settled_tokens(self) -> int:
+        """How many tokens of the last draft are in the pages, were right, and do not count as written yet."""
+        return min(self._right_tokens, self.written_tokens)
+
+    def is_due(self) -> bool:
+        """Whether the text itself offers a guess; whether the model is looked at, the planner knows."""
+        return self.lookup.is_due()
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token, which is compared with the guess; it is in the list already."""
+        self.lookup.add(token_id)
+        self._added_tokens += 1
+        if token_id > self._highest:
+            self._highest = token_id
+        if (place := self._right_tokens) < len(self.drafted) and place == self._added_tokens - 1 - self._start:
+            is_right = self.drafted[place] == token_id
+            self.rates.count(self.probabilities[place], is_right=is_right, is_first=place == 0)
+            self._right_tokens += is_right
+            if is_right:
+                self.rests_until = 0
+
+    def is_current(self, place: int = 0) -> bool:
+        """Whether the last draft of the model, but for `place` tokens that were right, follows the tokens so far."""
+        return self._start + place == len(self.tokens) and place <= len(self.drafted) and bool(self.drafted)
+
+    def propose(self, most: int) -> list[int]:
+        """Return what the model drafted after the last token, or else what the text itself offers."""
+        if self.is_current():
+            return self.drafted[:most]
+        return self.lookup.propose(most)
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How often tokens were right of which the model, or the text, was as sure."""
+        if self.is_current():
+            return [self.rates.estimate(probability) for probability in self.probabilities[:tokens]]
+        return self.lookup.estimate(tokens)
+
+    def release(self, *, has_ended: bool) -> None:
+        """Give the pages back; full ones stay cached for a while, and are found when drafts go on."""
+        if has_ended:
+            self._note_end(len(self.tokens) - self.opened_tokens)
+        if self.table is not None:
+            table, self.table = self.table, None
+            self._right_tokens = self.written_tokens = 0
+            self._release_table(table)
+
+
+class HeadDrafter(ModelDrafter):
+    """As a `ModelDrafter`, of a head. `shares`: others may find its pages.
+
+    The engine puts the answer's states into `tail`. Place p of the table belongs to position `base` + p of the answer.
+    `state` is what stands for the state before the last drafted token.
+    """
+
+    __slots__ = ("_inputs", "_shares_pages", "base", "state", "tail")
+
+    def __init__(
+        self,
+        tokens: list[int],
+        shares: bool,
+        common: Rates,
+        release_table: Callable[[SequenceTable], None],
+        note_end: Callable[[int], None],
+    ) -> None:
+        super().__init__(tokens, None, common, release_table, note_end)
+        self._shares_pages = shares
+        self._inputs = tokens[1:]
+        self.base = 0
+        self.tail = StateTail()
+        self.state: Floats | None = None
+
+    @property
+    def inputs(self) -> list[int]:
+        """The tokens of the table's places: all that follow a state."""
+        return self._inputs
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the states of all tokens but the last are known."""
+        return self.tail.stop == len(self.tokens) - 1 and self.tail.start < self.tail.stop
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token, which is compared with the guess; it is in the list already."""
+        super().add(token_id)
+        self._inputs.append(token_id)
+
+    def follow(self, cache: KVCache) -> None:
+        """Have a table that ends where the kept states begin, or later."""
+        self.settle()
+        table = self.table
+        if table is not None and self.tail.start > self.base + table.length_tokens:
+            self.release(has_ended=False)
+        if self.table is None:
+            self.table = self._open(cache)
+        self.tail.forget(self.base + self.table.length_tokens)
+
+    def read_states(self) -> Floats:
+        """The states that belong to the inputs which are not in the table, (T, n)."""
+        assert self.table is not None
+        return self.tail.read(self.base + self.table.length_tokens)
+
+    @property
+    def settled_tokens(self) -> int:
+        """None: what was drafted is computed again."""
+        return 0
+
+    def _open(self, cache: KVCache) -> SequenceTable:
+        """A table with what others left of this text, if that reaches the kept states, else one that begins there."""
+        self.base, self._inputs = 0, self.tokens[1:]
+        if self._shares_pages:
+            if self.keys is None:
+                self.keys = cache.start_keys(str(self.tokens[0]).encode())
+            table = cache.open_table(self._inputs, self.keys, limit_tokens=len(self._inputs) - 1)
+            if table.length_tokens >= self.tail.start:
+                return table
+            cache.release(table)
+        self.base = self.tail.start
+        self._inputs = self.tokens[self.base + 1 :]
+        return cache.open_private_table()
