@@ -60,6 +60,7 @@ class Made:
     path: Path
     drafts: dict[str, str]
     requests: list[Request]
+    predictions: list[list[int]]  # that the requests bring; empty for none
     expected: list[Answer]
 
     @property
@@ -114,13 +115,13 @@ def draw_request(chance: random.Random) -> Request:
     return ChatRequest([{"role": "user", "content": text}], params, grammar=grammar, adapter=adapter)
 
 
-def predict(chance: random.Random, request: Request, answer: Answer) -> Request:
-    """Half of the requests say what the answer will be, with changes in some places."""
+def predict(chance: random.Random, answer: Answer) -> list[int]:
+    """Return what the answer will be, with changes in some places, for half of the requests."""
     if chance.random() < 0.5:
-        return request
-    expected = [character for character in answer[0][0] if chance.random() < 0.95]
-    expected.insert(chance.randrange(len(expected) + 1), chance.choice(TEXT))
-    return replace(request, params=replace(request.params, prediction="".join(expected)))
+        return []
+    expected = [token_id for token_id in answer[0][1] if chance.random() < 0.9]
+    expected.insert(chance.randrange(len(expected) + 1), chance.randrange(300))
+    return expected
 
 
 def describe(completion: Completion) -> Answer:
@@ -152,8 +153,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         write_peft(path / name, own, number)
     requests = [draw_request(chance) for _ in range(choose_amount(REQUESTS))]
     expected = answer_alone(path, requests)
-    pairs = zip(requests, expected, strict=True)
-    return Made(path, drafts, [predict(chance, request, answer) for request, answer in pairs], expected)
+    return Made(path, drafts, requests, [predict(chance, answer) for answer in expected], expected)
 
 
 class Schedule:
@@ -173,7 +173,10 @@ class Schedule:
         while self._waiting or self._open:
             if self._waiting and (not self._open or (len(self._open) < 8 and chance.random() < 0.3)):
                 number = self._waiting.pop(0)
-                self._open[number] = self._session.start(self._made.requests[number]), []
+                self._open[number] = (
+                    self._session.start(self._made.requests[number], self._made.predictions[number]),
+                    [],
+                )
             self._go_on(chance.choice(list(self._open)))
             if scheduler.running and chance.random() < 0.02:
                 scheduler.preempt(chance.choice(scheduler.running))

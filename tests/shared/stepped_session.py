@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mlxr.core.events import Event, Finish
 from mlxr.engine.engine import Engine
@@ -28,9 +29,11 @@ class SteppedSession:
             adapters=adapters,
         )
 
-    def start(self, request: TextRequest | ChatRequest) -> SteppedStream:
+    def start(self, request: TextRequest | ChatRequest, prediction_ids: Sequence[int] = ()) -> SteppedStream:
+        """Start the answers to a request; `prediction_ids` take the place of its own prediction."""
         prepared = self.preparation.prepare(request)
-        number = self.engine.submit(prepared.request)
+        asked = replace(prepared.request, prediction_ids=prediction_ids) if prediction_ids else prepared.request
+        number = self.engine.submit(asked)
         self._open[number] = stream = SteppedStream(self, number, prepared)
         return stream
 
