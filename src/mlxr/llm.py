@@ -98,7 +98,7 @@ class LLM:
         ]
         streams = self._session.ask_all(requests, waits_for_room=True)
         try:
-            return [fold_events(stream) for stream in streams]
+            return [fold_events(stream.wait()) for stream in streams]
         finally:
             for stream in streams:
                 stream.close()
@@ -147,7 +147,7 @@ class LLM:
         template.
         """
         with self.stream_chat(messages, params, think=think, grammar=grammar, adapter=adapter) as stream:
-            return fold_events(stream)
+            return fold_events(stream.wait())
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: AdapterChoice | None = None

@@ -219,7 +219,7 @@ class FakeSession:
         return self.open([prompt], params)[0]
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
-        return [fold_events(stream) for stream in self.open(prompts, params, waits_for_room=True)]
+        return [fold_events(stream.wait()) for stream in self.open(prompts, params, waits_for_room=True)]
 
     def stats(self) -> object:
         return self.engine.call(lambda engine: engine.stats())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -161,10 +162,20 @@ class Stream(AnswerStream):
         super().__init__(prepared)
         self._engine = engine  # which ends when nobody has it any more
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._growing = len(self._answers)  # answers that have no end yet, fetched or not
+        self._ended = threading.Event()
 
     def _hand_out(self, events: Sequence[Event]) -> None:
         for event in events:
             self._events.put(event)
+            self._growing -= isinstance(event, Finish)
+        if not self._growing:
+            self._ended.set()
+
+    def wait(self) -> Stream:
+        """Wait until all answers have ended, which wakes the reader once instead of with every token."""
+        self._ended.wait()
+        return self
 
     def end_thinking(self) -> None:
         """Close the thought that the model is in, and let it answer; nothing happens where it does not think.
