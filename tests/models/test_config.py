@@ -223,14 +223,14 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "supported are Cohere2ForCausalLM, CohereForCausalLM, FalconH1ForCausalLM",
+            "supported are Cohere2ForCausalLM, CohereForCausalLM, Exaone4ForCausalLM, FalconH1ForCausalLM",
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "not supported"),
         ({"architectures": []}, r"architectures is \[\], expected a list of one class"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
         (
             {"architectures": None, "model_type": "gemma"},
-            "architecture 'gemma' is not supported; supported are cohere, cohere2, falcon_h1, gemma2",
+            "architecture 'gemma' is not supported; supported are cohere, cohere2, exaone4, falcon_h1, gemma2",
         ),
         ({"architectures": None, "model_type": None}, "architecture '' is not supported"),
         ({"model_type": "qwen2"}, "model_type is 'qwen2', expected llama"),
@@ -464,7 +464,7 @@ def test_broken_longrope_in_gguf_is_refused(
         ({"general.architecture": 3}, "general.architecture is 3, expected a string"),
         (
             {"general.architecture": "gemma"},
-            "'gemma', which is not supported; supported are cohere2, command-r, falcon-h1, gemma2, gemma3, gemma4",
+            "'gemma', which is not supported; supported are cohere2, command-r, exaone4, falcon-h1, gemma2, gemma3, gemma4",
         ),
         ({"general.architecture": "qwen2"}, "qwen2.attention.layer_norm_rms_epsilon is missing"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
