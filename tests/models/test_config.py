@@ -464,7 +464,7 @@ def test_broken_longrope_in_gguf_is_refused(
         ({"general.architecture": 3}, "general.architecture is 3, expected a string"),
         (
             {"general.architecture": "gemma"},
-            "'gemma', which is not supported; supported are cohere2, command-r, exaone4, falcon-h1, gemma2, gemma3, gemma4",
+            "'gemma', which is not supported; supported are cohere2, command-r, exaone4, falcon-h1, gemma2, gemma3",
         ),
         ({"general.architecture": "qwen2"}, "qwen2.attention.layer_norm_rms_epsilon is missing"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
