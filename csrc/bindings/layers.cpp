@@ -65,7 +65,8 @@ void append_product(PythonLayers& self, PythonWeight& weight, const char* source
 mlxr::HeadNorm parse_head_norm(const std::string& name) {
     if (name == "each") return mlxr::HeadNorm::each;
     if (name == "joint") return mlxr::HeadNorm::joint;
-    if (name != "layer") refuse("layers: norms of heads", name, "each, joint or layer");
+    if (name == "turned") return mlxr::HeadNorm::turned;
+    if (name != "layer") refuse("layers: norms of heads", name, "each, joint, layer or turned");
     return mlxr::HeadNorm::layer;
 }
 
@@ -81,7 +82,7 @@ void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVecto
                (layer.heads + (op.projected - 1) * layer.kv_heads) * dim);
     self.write("layers: columns of queries", op.target, layer.heads * dim);
     op.norms_heads = parse_head_norm(norms);
-    const bool is_each = op.norms_heads == mlxr::HeadNorm::each;
+    const bool is_each = op.norms_heads == mlxr::HeadNorm::each || op.norms_heads == mlxr::HeadNorm::turned;
     op.q_norm = self.keep("layers: length of q_norm", q_norm, is_each ? dim : layer.heads * dim);
     op.k_norm = self.keep("layers: length of k_norm", k_norm, is_each ? dim : layer.kv_heads * dim);
     op.norm.eps = eps;

@@ -67,17 +67,19 @@ void AttentionRun::split_heads(const Layer& layer, const Operator& op) {
     float* const x = registers_.find(Register::x);
     Heads q{x, columns, layer.heads};
     Heads k{x + q_columns, columns, layer.kv_heads}, v{x + q_columns + kv_columns, columns, layer.kv_heads};
-    const bool norms = op.q_norm != nullptr;
-    if (norms) q = norm_heads(q, dim, op.q_norm, op.norms_heads, op.norm.eps);
+    const bool turned = op.norms_heads == HeadNorm::turned, after = turned && op.q_norm != nullptr;
+    const bool before = !turned && op.q_norm != nullptr;
+    if (before) q = norm_heads(q, dim, op.q_norm, op.norms_heads, op.norm.eps);
     rotate(layer, q, true);
+    if (after) q = norm_heads(q, dim, op.q_norm, op.norms_heads, op.norm.eps);
     query_ = q;
     if (op.projected == 1) return;
-    if (op.projected == 2) v = norms ? k : pack(k, dim);  // what is not normed is rotated in place
-    if (norms) {
-        k = norm_heads(k, dim, op.k_norm, op.norms_heads, op.norm.eps);
-        if (op.norms_values) v = norm_heads(v, dim, nullptr, HeadNorm::each, op.norm.eps);
-    }
+    // What is not normed before is rotated in place.
+    if (op.projected == 2) v = before || op.norms_values ? k : pack(k, dim);
+    if (before) k = norm_heads(k, dim, op.k_norm, op.norms_heads, op.norm.eps);
+    if (op.q_norm != nullptr && op.norms_values) v = norm_heads(v, dim, nullptr, HeadNorm::each, op.norm.eps);
     rotate(layer, k, false);
+    if (after) k = norm_heads(k, dim, op.k_norm, op.norms_heads, op.norm.eps);
     spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false), write_call(layer, v, layer.v_pool, true));
 }
 

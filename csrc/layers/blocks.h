@@ -54,9 +54,10 @@ enum class Kind : uint8_t {
 
 // How the heads of queries and keys are normed.
 enum class HeadNorm : uint8_t {
-    each,   // by itself, by one weight for all
-    joint,  // all heads of a token as one row
-    layer,  // by itself, less its mean, by a weight of its own
+    each,    // by itself, by one weight for all
+    joint,   // all heads of a token as one row
+    layer,   // by itself, less its mean, by a weight of its own
+    turned,  // as each, after the rotation
 };
 
 // A table whose rows tokens name by their ids.

@@ -157,7 +157,7 @@ class Scene:
     def norms(self) -> HeadNorms | None:
         if not self.normed:
             return None
-        q_heads, k_heads = (1, 1) if self.head_norms == "each" else (self.heads, self.kv_heads)
+        q_heads, k_heads = (1, 1) if self.head_norms in ("each", "turned") else (self.heads, self.kv_heads)
         q, k = random_floats(1, q_heads * self.head_dim), random_floats(2, k_heads * self.head_dim)
         return HeadNorms(q + 1, k + 1, 1e-5, self.values_normed, self.head_norms)
 

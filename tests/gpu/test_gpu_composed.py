@@ -17,6 +17,7 @@ from mlxr.kernels.rope import QueryTemperature
 EXACT = 3e-6
 SCENES = {
     "joint norms": Scene(6, 3, 80, 8, (9, 20, 31), (1, 1, 17), normed=True, head_norms="joint", kv_type="f32"),
+    "turned norms": Scene(6, 3, 80, 8, (9, 20, 31), (1, 1, 17), normed=True, head_norms="turned", kv_type="f32"),
     "values are keys": Scene(6, 3, 80, 8, (20, 31), (1, 17), projected="qk", normed=True, values_normed=True),
     "no rotation": Scene(6, 3, 80, 8, (9, 31), (1, 17), rot_dim=-1, temperature=QueryTemperature(0.6, 7)),
     "capped, window": Scene(4, 2, 64, 16, (90, 40), (30, 1), window=21, softcap=0.5),

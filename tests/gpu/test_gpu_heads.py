@@ -24,6 +24,11 @@ SCENES = {
     "joint norms, values normed": replace(PLAIN, normed=True, head_norms="joint", values_normed=True, rot_dim=40),
     "layer norms": replace(PLAIN, normed=True, head_norms="layer"),
     "layer norms, values normed": replace(PLAIN, normed=True, head_norms="layer", values_normed=True, interleaved=True),
+    "turned norms": replace(PLAIN, normed=True, head_norms="turned"),
+    "turned norms of neighbours": replace(PLAIN, normed=True, head_norms="turned", rot_dim=40, interleaved=True),
+    "turned norms, values are keys": replace(
+        PLAIN, projected="qk", normed=True, head_norms="turned", values_normed=True
+    ),
     "values are keys": replace(PLAIN, projected="qk"),
     "values are keys, normed": replace(PLAIN, projected="qk", normed=True, values_normed=True, interleaved=True),
     "values are keys, keys normed": replace(PLAIN, projected="qk", normed=True, rot_dim=20),

@@ -261,6 +261,8 @@ KINDS = {
     "gemma2": Kind("q8_0", norms="both", activation="gelu_tanh", softcap=5.0, groups=True, other_window=40),
     "gemma3": Kind("f16", norms="both", norms_heads=True, window=40, ropes=(0, 1)),
     "olmo2": Kind("q4_0", norms="after", norms_heads=True, head_norms="joint"),
+    "hunyuan": Kind("q8_0", norms_heads=True, head_norms="turned"),
+    "hunyuan, values are keys": Kind("f16", norms_heads=True, head_norms="turned", projected="qk", values=True),
     "command r+": Kind(
         "q8_0", norm_kind="layer", parallel=True, norms_heads=True, head_norms="layer", interleaved=True
     ),

@@ -32,7 +32,7 @@ class Case:
 
 
 def make_norms(kind: HeadNormKind = "each", *, values: bool = False) -> HeadNorms:
-    q, k = (HEAD_DIM, HEAD_DIM) if kind == "each" else (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
+    q, k = (HEAD_DIM, HEAD_DIM) if kind in ("each", "turned") else (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
     return HeadNorms(random_floats(1, q) + 1, random_floats(2, k) + 1, EPS, values, kind)
 
 
@@ -42,6 +42,8 @@ CASES = {
     "joint": Case(norms=make_norms("joint")),
     "layer norms": Case(norms=make_norms("layer")),
     "layer norms, values normed": Case("qk", make_norms("layer", values=True), rot_dim=10),
+    "turned": Case(norms=make_norms("turned")),
+    "turned, values are keys, normed": Case("qk", make_norms("turned", values=True), rot_dim=10),
     "values normed": Case(norms=make_norms(values=True)),
     "values are keys": Case("qk"),
     "values are keys, keys normed": Case("qk", make_norms("joint"), rot_dim=10),
@@ -87,12 +89,15 @@ def compute_exactly(case: Case, qkv: Floats, start: int = 3) -> Doubles:
     q, k, v = parts[:, :HEADS], parts[:, HEADS : HEADS + KV_HEADS], parts[:, HEADS + KV_HEADS :]
     if case.projected == "qk":
         v = k
+    positions, is_late = np.arange(start, start + len(qkv)), case.norms is not None and case.norms.kind == "turned"
+    if is_late:
+        q, k = turn(q, positions, case.rot_dim), turn(k, positions, case.rot_dim)
     if case.norms is not None:
         q = norm(q, case.norms.q, case.norms.kind)
         k = norm(k, case.norms.k, case.norms.kind) if case.projected != "q" else k
         v = norm(v, np.ones(HEAD_DIM, np.float32)) if case.norms.values else v
-    positions = np.arange(start, start + len(qkv))
-    q, k = turn(q, positions, case.rot_dim), turn(k, positions, case.rot_dim)
+    if not is_late:
+        q, k = turn(q, positions, case.rot_dim), turn(k, positions, case.rot_dim)
     if case.temperature is not None:
         q = q * (1 + case.temperature.beta * np.log(1 + positions // case.temperature.period))[:, None, None]
     if case.projected == "q":

@@ -98,6 +98,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             for name in ("q", "k"):
                 if f"self_attn.{name}_proj" in rows_of:
                     shapes[f"{layer}self_attn.{name}_norm.weight"] = (rows_of["self_attn.q_proj"] // heads,)
+        if kind == "hunyuan_v1_dense":
+            shapes |= {f"{layer}self_attn.{name}_layernorm.weight": (head_dim,) for name in ("query", "key")}
         for name, count in (("q", heads), ("k", kv_heads)):
             if config.get("use_qk_norm") and kind == "cohere":
                 shapes[f"{layer}self_attn.{name}_norm.weight"] = (count, head_dim)

@@ -94,6 +94,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "exaone4": ("exaone4", {"num_hidden_layers": 64}),  # it knows windows in models of that depth
     "exaone4-full": ("exaone4-full", {}),
+    "hunyuan": ("hunyuan", {}),
     "seed-oss": ("seed-oss", {}),
     "smollm3": ("smollm3", {}),
     "cohere": ("cohere", {}),

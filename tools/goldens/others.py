@@ -55,6 +55,14 @@ CASES: dict[str, Config] = {
         },
         tie_word_embeddings=True,
     ),
+    "hunyuan": make_config(
+        "hunyuan_v1_dense",
+        4,
+        2,
+        48,
+        rope_scaling={"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        tie_word_embeddings=True,
+    ),
     "seed-oss": make_config(
         "seed_oss", 6, 2, 48, hidden_size=192, rope_theta=50000.0, attention_bias=True, attention_out_bias=False
     ),

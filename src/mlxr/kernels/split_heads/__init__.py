@@ -26,14 +26,15 @@ __all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "split_heads",
 
 Projected = Literal["qkv", "qk", "q"]
 PROJECTED: tuple[str, ...] = get_args(Projected)
-HeadNormKind = Literal["each", "joint", "layer"]
+HeadNormKind = Literal["each", "joint", "layer", "turned"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
     """Weights by which queries and keys are normed, with `eps` as in `rms_norm`.
 
-    Of the kind "each", weights (head_dim,) norm every head by itself. Those of other kinds are as long as all heads:
+    Of the kind "each", weights (head_dim,) norm every head by itself, and of the kind "turned" they do so after the
+    rotation, which the others precede. Those of other kinds are as long as all heads:
     "joint" norms these as one row, and "layer" gives each head a layer norm with a weight of its own. With `values`
     every value head is normed, too, without a weight, as "each" does.
     """
@@ -48,7 +49,7 @@ class HeadNorms:
         """Raise ValueError for weights that do not fit the heads."""
         for name, weight, count in (("q", self.q, heads), ("k", self.k, kv_heads)):
             check_floats("split_heads", f"norm of {name}", weight, 1)
-            wanted = head_dim if self.kind == "each" else count * head_dim
+            wanted = head_dim if self.kind in ("each", "turned") else count * head_dim
             check_size("split_heads", f"length of the norm of {name}", weight.shape[0], wanted)
 
 
@@ -101,18 +102,24 @@ def _run_operators(
     kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
     parts = qkv.reshape(len(qkv), -1, head_dim)
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
-    if norms is not None:
-        q = _norm(ctx, q, norms.q, norms)
+    before = norms if norms is not None and norms.kind != "turned" else None
+    if before is not None:
+        q = _norm(ctx, q, before.q, before)
     rope(ctx, q, batch.positions, table, queries=True)
+    after = norms if before is None else None
+    if after is not None:
+        q = _norm(ctx, q, after.q, after)
     if projected == "q":
         return q
     if projected == "qk":
-        v = k.copy() if norms is None else k  # what is not normed is rotated in place
-    if norms is not None:
-        k = _norm(ctx, k, norms.k, norms)
-        if norms.values:
-            v = _norm(ctx, v, None, norms)
+        v = k.copy() if before is None else k  # what is not normed is rotated in place
+    if before is not None:
+        k = _norm(ctx, k, before.k, before)
+    if norms is not None and norms.values:
+        v = _norm(ctx, v, None, norms)
     rope(ctx, k, batch.positions, table)
+    if after is not None:
+        k = _norm(ctx, k, after.k, after)
     write_pages(ctx, k, v, k_pool, v_pool, batch.slots)
     return q
 

@@ -20,7 +20,7 @@ from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.split_heads import HeadNorms, Projected
 
 SIMD_GROUPS = 4
-NORMED = {"each": 1, "joint": 2, "layer": 3}
+NORMED = {"each": 1, "joint": 2, "layer": 3, "turned": 4}
 HEADS = Kernel(
     "split_heads",
     Path(__file__).parent,
@@ -144,20 +144,26 @@ def _compose(
     split = qkv.reshape(qkv.shape[0], -1, head_dim)
     q, k = split[:, :heads], split[:, heads : heads + kv_heads]
     v = k if projected == "qk" else split[:, heads + kv_heads :]
-    if norms is not None:
-        q = _norm(mx, q, gpu.hold(norms.q), norms)
-        if projected != "q":
-            k = _norm(mx, k, gpu.hold(norms.k), norms)
-            v = mx.fast.rms_norm(v, None, norms.eps) if norms.values else v
     cos, sin = (mx.take(gpu.hold(part), placed.positions, axis=0)[:, None] for part in (table.cos, table.sin))
-    q = _rotate(mx, q, cos, sin, table)
+
+    def turn(x: Any, weight: Any) -> Any:
+        if norms is None:
+            return _rotate(mx, x, cos, sin, table)
+        if norms.kind == "turned":
+            return _norm(mx, _rotate(mx, x, cos, sin, table), gpu.hold(weight), norms)
+        return _rotate(mx, _norm(mx, x, gpu.hold(weight), norms), cos, sin, table)
+
+    q = turn(q, None if norms is None else norms.q)
     if table.query_factors is not None:
         q = q * mx.take(gpu.hold(table.query_factors), placed.positions)[:, None, None]
     if projected == "q":
         return q
+    k = turn(k, None if norms is None else norms.k)
+    if norms is not None and norms.values:
+        v = mx.fast.rms_norm(v, None, norms.eps)
     page_ids, offsets = placed.slots // page_size, placed.slots % page_size
     rows = ((page_ids[:, None] * kv_heads + mx.arange(kv_heads)) * page_size + offsets[:, None]).reshape(-1)
-    for pool, values in ((k_pool, _rotate(mx, k, cos, sin, table)), (v_pool, v)):
+    for pool, values in ((k_pool, k), (v_pool, v)):
         shape, flat = pool.array.shape, pool.array.reshape(-1, head_dim)
         pool.array = None  # so that the scatter may take the memory over
         flat[rows] = values.reshape(-1, head_dim).astype(flat.dtype)

@@ -74,6 +74,8 @@ class Attention:
             raise ModelError(f"model has {self.heads} heads, which its kv_heads {self.kv_heads} do not divide")
         if self.rope.dim > self.head_dim:
             raise ModelError(f"model has rope_dim {self.rope.dim}, expected at most head_dim {self.head_dim}")
+        if self.head_norms == "turned" and self.rope.temperature is not None:
+            raise ModelError("model norms its queries after a temperature, which norms would undo")
         if self.window is not None and self.window < 1:
             raise ModelError(f"model has sliding_window {self.window}, expected at least 1")
         for name, value in (("scale", self.scale), ("softcap", self.softcap)):
@@ -112,7 +114,7 @@ class Attention:
 
     def _shape_norm(self, heads: int) -> Shape:
         dim = self.head_dim
-        return {"each": (dim,), "joint": (heads * dim,), "layer": (heads, dim)}[self.head_norms or "each"]
+        return {"joint": (heads * dim,), "layer": (heads, dim)}.get(self.head_norms or "each", (dim,))
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""

@@ -45,13 +45,15 @@ def state_rotation(
     head_dim: int | None = None,
     truncates_yarn: bool = True,
     has_mscales: bool = False,
+    has_alpha: bool = False,
 ) -> None:
     """State the rotation.
 
     `part` of a head rotates where the folder does not say, with the base `theta`; `unstated` is what an object for
     rotations would say where there is none. `head_dim` is that of layers without a window, where it differs. Readers
     take it that yarn's range is rounded to whole pairs if it `truncates_yarn`. `has_mscales`: longrope's attention
-    factor is stated as `short_mscale` and `long_mscale`.
+    factor is stated as `short_mscale` and `long_mscale`. `has_alpha`: a dynamic rotation that states `alpha` is
+    stretched by it, whatever the length of a text.
     """
     out, rope = c.out, find_rope(c.fields, unstated)
     context, stated = out.integer("context_length"), c.fields.number("rope_theta", 1.0001, limits.MAX_THETA, theta)
@@ -59,7 +61,7 @@ def state_rotation(
     rope_dim = _read_rope_dim(c.fields, rope, part, head_dim or c.head_dim)
     out.put("rope.dimension_count", rope_dim, c.fields, "global_head_dim" if head_dim else c.head_key)
     out.put("rope.freq_base", base, rope if rope.get("rope_theta") is not None else c.fields, "rope_theta")
-    _state_scaling(c, rope, base, rope_dim)
+    _state_scaling(c, rope, base, rope_dim, has_alpha)
     if out.values.get("rope.scaling.type") == "yarn":
         truncate = rope.flag("truncate", True)
         if truncate != truncates_yarn:
@@ -160,10 +162,13 @@ def _read_rope_dim(fields: Fields, rope: Fields, part: float, head_dim: int) -> 
     return rope_dim
 
 
-def _state_scaling(c: FolderConfig, rope: Fields, theta: float, rope_dim: int) -> None:
+def _state_scaling(c: FolderConfig, rope: Fields, theta: float, rope_dim: int, has_alpha: bool) -> None:
     """State how the rotation is stretched; with a tensor of factors for what GGUF has no keys for."""
     out, pairs, context = c.out, rope_dim // 2, c.out.integer("context_length")
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
+    ntk_key = "factor"
+    if has_alpha and kind == "dynamic" and rope.get("alpha"):
+        kind, ntk_key = "ntk", "alpha"
     if kind == "default":
         return
     if kind in _REFUSED_SCALING:
@@ -187,8 +192,8 @@ def _state_scaling(c: FolderConfig, rope: Fields, theta: float, rope_dim: int) -
         case "ntk":
             if rope_dim < 4:
                 raise ModelError(f"model has rope_dim {rope_dim} with ntk scaling, which needs at least 4")
-            base = stretch_base(theta, rope.number("factor", 1.0, 1e6), rope_dim)
-            out.put("rope.freq_base", base, rope, "factor")
+            base = stretch_base(theta, rope.number(ntk_key, 1.0, 1e6), rope_dim)
+            out.put("rope.freq_base", base, rope, ntk_key)
         case "yarn":
             _state_yarn(out, rope, context, original)
         case _:
