@@ -139,17 +139,22 @@ def test_searches_are_bounded_by_token_and_by_look(
     assert max(looks) <= 140
 
 
+PARTS = 4  # of the cases of a thorough run, which take minutes
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM("demo", arena_bytes=1 << 27, max_sequences=72, threads=2, context_tokens=1024) as opened:
         yield opened
 
 
-def test_more_tokens_change_no_answer_that_ends_by_itself(llm: LLM) -> None:
+@pytest.mark.parametrize("part", range(PARTS if amounts.is_thorough else 1))
+def test_more_tokens_change_no_answer_that_ends_by_itself(llm: LLM, part: int) -> None:
     """Grammars of every kind, at temperature 0 and sampled."""
     if amounts.is_thorough:
-        tallies = compare(llm, list_cases(300), range(MORE_TOKENS + 1), fewer=range(10, 100, 10))
-        assert sum(tally.requests for tally in tallies.values()) >= 250
+        cases = list_cases(PARTS * 75)[75 * part : 75 * (part + 1)]
+        tallies = compare(llm, cases, range(MORE_TOKENS + 1), fewer=range(10, 100, 10))
+        assert sum(tally.requests for tally in tallies.values()) >= 60
     else:
         tallies = compare(llm, list_cases(12), (0, 1, 20, MORE_TOKENS), fewer=(80,))
     assert all(tally.requests for tally in tallies.values())
