@@ -1,4 +1,4 @@
-import { type ComponentType, createElement, useCallback, useEffect, useState } from "react";
+import { type ComponentType, createElement, useCallback, useEffect, useRef, useState } from "react";
 import { Button } from "../ui/Button";
 import { Notice } from "../ui/Notice";
 import { saveKept } from "./kept";
@@ -14,18 +14,23 @@ const LONGEST_PAUSE_MS = 15_000;
  * A component whose code is a file of its own, fetched when it is first drawn.
  *
  * Where the file does not come, its place says so and tries again by itself. When the server has another version of the
- * page by now, which has no such file, the page is loaded anew once; what the person typed is kept.
+ * page by now, which has no such file, or answers again and the browser still has no file, the page is loaded anew once;
+ * what the person typed is kept.
  */
 export function lazily<P extends object>(load: () => Promise<{ default: ComponentType<P> }>): ComponentType<P> {
   let found: ComponentType<P> | null = null;
   return function Later(props: P) {
     const [state, setState] = useState<"fetching" | "there" | "failed">(found ? "there" : "fetching");
+    const hasFailed = useRef(false); // while the server did not answer
     const fetchIt = useCallback(async () => {
       try {
         found ??= (await load()).default;
         setState("there");
       } catch {
-        if (await isOutdated()) reloadOnce();
+        const index = await readIndex();
+        // A server that answers has the file, or another version of it; some browsers remember that it did not come.
+        if (index !== null && (isOther(index) || hasFailed.current)) reloadOnce();
+        hasFailed.current ||= index === null;
         setState("failed");
       }
       return found !== null;
@@ -80,10 +85,10 @@ async function readIndex(): Promise<string | null> {
   }
 }
 
-async function isOutdated(): Promise<boolean> {
+/** Whether this index is that of another version of the page. */
+function isOther(index: string): boolean {
   const own = ownScript();
-  const index = await readIndex();
-  return own !== "" && index !== null && index.includes('id="root"') && !index.includes(own);
+  return own !== "" && index.includes('id="root"') && !index.includes(own);
 }
 
 /** Reload, but never twice from the same version: then the new one is not what this tab gets. */
