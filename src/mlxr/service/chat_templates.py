@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mlxr.core.errors import InvalidRequest, SettingError, TemplateError
 from mlxr.core.model_settings import ModelSettings
+from mlxr.templates.budget import MAX_SOURCE_CHARACTERS
 from mlxr.templates.go_translation import looks_like_go, translate
-from mlxr.templates.program import MAX_SOURCE_CHARACTERS
 from mlxr.tokenizers import ChatTemplate, Tokenizer, chat_template_from_source
 from mlxr.tokenizers.chat_template import NAMED, RESERVED, find_named
 

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence, Sized
 
+MAX_SOURCE_CHARACTERS = 1 << 20  # of the template itself
 MAX_STEPS = 1_000_000  # loop turns; a macro's call counts for several
 STEPS_PER_CALL = 10
 MAX_OUTPUT_CHARACTERS = 1 << 24  # of the finished prompt

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 import jinja2
 import jinja2.meta
 
-from mlxr.templates.budget import BudgetExceeded
+from mlxr.templates.budget import MAX_SOURCE_CHARACTERS, BudgetExceeded
 from mlxr.templates.sandbox import MeteredEnvironment
 
-MAX_SOURCE_CHARACTERS = 1 << 20
 MAX_KEPT_PROGRAMS = 32
 
 
