@@ -83,12 +83,15 @@ class Sessions:
         self.error: Exception | None = None
         self.cache_bytes = MIN_ARENA_BYTES
         self._opening = 0
+        self.is_held = False  # a load waits for `may_open`
 
     def open(self, record: ModelRecord, settings: Settings, memory_bytes: int) -> Any:
         self._opening += 1
         assert self._opening == 1, "two loads at once"
         self.rooms.append(memory_bytes)
-        assert self.may_open.wait(10)
+        self.is_held = not self.may_open.is_set()
+        assert self.may_open.wait(60)
+        self.is_held = False
         self._opening -= 1
         if self.error is not None:
             raise self.error
@@ -136,7 +139,9 @@ def run(
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # one, so that `settle` knows the order
         sessions, shelf = Sessions(), Shelf(*records or (make_record("a"), make_record("b"), make_record("c")))
         values = {"models_memory_bytes": 350 * MIB, "default_model": "a", **settings}
-        pool = ModelPool(Settings(**values), shelf, clock=clock, open_session=sessions.open)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model_pool, "LOOK_THREADS", 1)  # so that `settle` comes after each look
+            pool = ModelPool(Settings(**values), shelf, clock=clock, open_session=sessions.open)
         try:
             await test(pool, sessions, shelf)
         finally:
@@ -156,10 +161,14 @@ def names(pool: ModelPool) -> list[str]:
     return [model.record.short_name for model in pool.running()]
 
 
-async def settle() -> None:
-    """Let everything go on until it waits for the test: on the loop, and on the thread where the catalogue is asked."""
+async def settle(pool: ModelPool, sessions: Sessions) -> None:
+    """Let everything go on until it waits for the test, on the loop, and on the pool's threads."""
     for _ in range(5):
-        await asyncio.to_thread(int)  # comes after whatever waits for that thread
+        for threads in (pool._looks, pool._notes):
+            await threads.run(int)  # comes after whatever waits for that thread
+        while pool._loader.busy and not sessions.is_held:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(int)
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -168,7 +177,7 @@ def test_a_model_is_loaded_once_and_shared() -> None:
     async def test(pool: ModelPool, sessions: Sessions, shelf: Shelf) -> None:
         sessions.may_open.clear()
         waiting = [asyncio.create_task(pool.acquire(name)) for name in (None, "a", "a:latest")]
-        await settle()
+        await settle(pool, sessions)
         assert not any(task.done() for task in waiting)
         assert pool.running() == []
         sessions.may_open.set()
@@ -190,7 +199,7 @@ def test_others_go_on_during_a_load() -> None:
         await use(pool, "a")
         sessions.may_open.clear()
         load = asyncio.create_task(use(pool, "b"))
-        await settle()
+        await settle(pool, sessions)
         assert await use(pool, "a") == "a:latest"
         assert not load.done()
         sessions.may_open.set()
@@ -203,7 +212,7 @@ def test_a_load_goes_on_when_whoever_asked_has_left() -> None:
     async def test(pool: ModelPool, sessions: Sessions, _: Shelf) -> None:
         sessions.may_open.clear()
         task = asyncio.create_task(use(pool, "a"))
-        await settle()
+        await settle(pool, sessions)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -256,9 +265,9 @@ def test_a_model_in_use_is_waited_for() -> None:
     async def test(pool: ModelPool, sessions: Sessions, _: Shelf) -> None:
         in_use = [await pool.acquire("a"), await pool.acquire("b")]
         third = asyncio.create_task(pool.acquire("c"))
-        await settle()
+        await settle(pool, sessions)
         again = asyncio.create_task(use(pool, "a"))  # comes after the one that waits already
-        await settle()
+        await settle(pool, sessions)
         assert not third.done()
         assert sessions.stopped == []
         in_use[0].release()
@@ -305,17 +314,17 @@ def test_models_go_when_their_time_is_over() -> None:
         assert model.expires_at is not None
         assert 290 < (model.expires_at - datetime.now(UTC)).total_seconds() <= 300
         await use(pool, "a", keep_alive_s=0)
-        await settle()
+        await settle(pool, sessions)
         assert sessions.stopped == ["a"]
         await use(pool, "b", keep_alive_s=-1)
         assert pool.running()[0].expires_at is None
         lease = await pool.acquire("b", keep_alive_s=0.01)
-        await settle()
+        await settle(pool, sessions)
         assert names(pool) == ["b"]  # in use
         lease.release()
         clock.now += 0.02
         await asyncio.sleep(0.03)
-        await settle()
+        await settle(pool, sessions)
         assert sessions.stopped == ["a", "b"]
         await use(pool, "c", keep_alive_s=0.01)
         clock.now += 0.005
@@ -332,7 +341,7 @@ def test_pinned_models_stay() -> None:
         await use(pool, "a", keep_alive_s=0)
         await use(pool, "b")
         await use(pool, "c")
-        await settle()
+        await settle(pool, sessions)
         assert sessions.stopped == ["b"]
         assert [model.expires_at for model in pool.running() if model.record.short_name == "a"] == [None]
         await pool.unload("a")
@@ -346,7 +355,7 @@ def test_unloading_waits_for_the_last_use() -> None:
         await pool.unload("a")
         lease = await pool.acquire("a")
         task = asyncio.create_task(pool.unload("a"))
-        await settle()
+        await settle(pool, sessions)
         assert not task.done()
         assert pool.running() == []
         fresh = asyncio.create_task(use(pool, "a"))
@@ -378,11 +387,11 @@ def test_stopping_refuses_waits_for_loads_and_ends_what_is_in_use() -> None:
         sessions.may_open.clear()
         load = asyncio.create_task(use(pool, "b"))
         while len(sessions.rooms) < 2:  # so that "c" comes second: names are looked up on several threads
-            await settle()
+            await settle(pool, sessions)
         queued = asyncio.create_task(use(pool, "c"))
-        await settle()
+        await settle(pool, sessions)
         stop = asyncio.create_task(pool.stop())
-        await settle()
+        await settle(pool, sessions)
         with pytest.raises(EngineStopped):
             await use(pool, "a")
         sessions.may_open.set()
@@ -400,7 +409,7 @@ def test_stopping_gives_up_a_load_that_hangs(monkeypatch: pytest.MonkeyPatch) ->
         await use(pool, "a")
         sessions.may_open.clear()
         load = asyncio.create_task(use(pool, "b"))
-        await settle()
+        await settle(pool, sessions)
         await pool.stop()
         assert pool.has_given_up
         assert sessions.stopped == ["a"]
@@ -482,7 +491,7 @@ def test_caches_divide_what_weights_leave_and_no_more() -> None:
         await use(pool, "b")
         assert sessions.limits == {"a": 400 * MIB, "b": 400 * MIB}
         await pool.unload("a")
-        await settle()
+        await settle(pool, sessions)
         assert sessions.limits["b"] == 900 * MIB
 
     run(test, models_memory_bytes=1000 * MIB)

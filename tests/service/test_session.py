@@ -246,11 +246,11 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 def test_stopping_ends_every_stream() -> None:
     async def test() -> None:
         async with open_session() as session:
-            request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True))
+            request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True, n=8))
             short = TextRequest("import os", SamplingParams(max_tokens=3))
             streams = [await session.start(request), await session.start(short)]
             reading = [asyncio.create_task(fold_stream(stream)) for stream in streams]
-            await session.stop(drain_s=0.15)
+            await session.stop(drain_s=0.5)  # too short for the first, long for the second
             long, quick = await asyncio.gather(*reading)
             assert long.finish_reason is FinishReason.CANCELLED
             assert quick.finish_reason is FinishReason.LENGTH
