@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxr.formats.quants_table_encode import encode_mxfp4
+from mlxr.formats.quants_encode import encode_mxfp4
 from mlxr.formats.tensor import TensorSource
 from mlxr.kernels.converted import take_rates
 from mlxr.kernels.rope import (

@@ -6,13 +6,13 @@ copied) into metadata and `TensorSource`s; weights go back to disk through `writ
 
 from __future__ import annotations
 
-from .adapter_file import AdapterFile, find_adapter_files, measure_adapter, read_adapter
-from .ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
-from .gguf import GGUFFile, open_gguf
-from .gguf_writer import TensorToWrite, write_gguf
-from .mlx_affine import AffineTensor, MicroscaledTensor, join_quantised
-from .safetensors import SafetensorsFolder, open_safetensors
-from .tensor import TensorSource, WeightSource, hash_tensors
+from mlxr.formats.adapter_file import AdapterFile, find_adapter_files, measure_adapter, read_adapter
+from mlxr.formats.ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
+from mlxr.formats.gguf import GGUFFile, open_gguf
+from mlxr.formats.gguf_writer import TensorToWrite, write_gguf
+from mlxr.formats.mlx_affine import AffineTensor, MicroscaledTensor, join_quantised
+from mlxr.formats.safetensors import SafetensorsFolder, open_safetensors
+from mlxr.formats.tensor import TensorSource, WeightSource, hash_tensors
 
 __all__ = [
     "GGML_TYPES",

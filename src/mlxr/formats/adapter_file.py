@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, NotFound
-
-from .gguf import open_gguf
-from .safetensors import SafetensorsFolder, read_json_object
-from .tensor import TensorSource
+from mlxr.formats.gguf import open_gguf
+from mlxr.formats.safetensors import SafetensorsFolder, read_json_object
+from mlxr.formats.tensor import TensorSource
 
 _WRAPPED = ".base_layer"
 _ORDER = ("gate_up_proj", "down_proj")  # in which modules of experts have them

@@ -1,22 +1,22 @@
 """The table of weight types, ggml's and our own: a row per type, with its layout's sizes, its decoder and its encoder.
 
 Knows blocks of bytes and float32; nothing of files, tensors or models. `decode_blocks` and `encode_tensor` work in
-pieces, so that temporary memory stays small whatever the tensor's size. A new type is a row here and a body in a
-`quants_*` file. Ids and sizes are those of ggml.h and ggml-common.h.
+pieces, so that temporary memory stays small whatever the tensor's size. A new type is a row here and a body in
+`quants`, or `quants_encode` where an encoder searches. Ids and sizes are those of ggml.h and ggml-common.h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-
-from . import quants_affine, quants_k, quants_k_encode, quants_plain, quants_small, quants_table, quants_table_encode
-from .quants_plain import Bytes, Floats
+from mlxr.formats import quants, quants_encode
+from mlxr.formats.quants import Bytes, Floats
 
 _PIECE_VALUES = 1 << 18  # values decoded or encoded at a time: temporaries stay within a few MiB of cache
 _LARGEST_F16 = 65504.0
@@ -52,38 +52,46 @@ class GGMLType:
 
 
 GGML_TYPES: tuple[GGMLType, ...] = (
-    GGMLType("f32", 0, 1, 4, quants_plain.decode_f32, quants_plain.encode_f32),
-    GGMLType("f16", 1, 1, 2, quants_plain.decode_f16, quants_plain.encode_f16, _LARGEST_F16),
-    GGMLType("q4_0", 2, 32, 18, quants_small.decode_q4_0, quants_small.encode_q4_0, _LARGEST_F16),
-    GGMLType("q4_1", 3, 32, 20, quants_small.decode_q4_1, quants_small.encode_q4_1, _LARGEST_F16),
-    GGMLType("q5_0", 6, 32, 22, quants_small.decode_q5_0, quants_small.encode_q5_0, _LARGEST_F16),
-    GGMLType("q5_1", 7, 32, 24, quants_small.decode_q5_1, quants_small.encode_q5_1, _LARGEST_F16),
-    GGMLType("q8_0", 8, 32, 34, quants_small.decode_q8_0, quants_small.encode_q8_0, _LARGEST_F16),
-    GGMLType("q2_k", 10, 256, 84, quants_k.decode_q2_k, quants_k_encode.encode_q2_k, _LARGEST_F16),
-    GGMLType("q3_k", 11, 256, 110, quants_k.decode_q3_k, quants_k_encode.encode_q3_k, _LARGEST_F16),
-    GGMLType("q4_k", 12, 256, 144, quants_k.decode_q4_k, quants_k_encode.encode_q4_k, _LARGEST_F16),
-    GGMLType("q5_k", 13, 256, 176, quants_k.decode_q5_k, quants_k_encode.encode_q5_k, _LARGEST_F16),
-    GGMLType("q6_k", 14, 256, 210, quants_k.decode_q6_k, quants_k_encode.encode_q6_k, _LARGEST_F16),
-    GGMLType("q8_k", 15, 256, 292, quants_k.decode_q8_k),  # ggml's type for activations: readable, never written
-    GGMLType("iq4_nl", 20, 32, 18, quants_table.decode_iq4_nl, quants_table_encode.encode_iq4_nl, _LARGEST_F16),
-    GGMLType("iq4_xs", 23, 256, 136, quants_table.decode_iq4_xs, quants_table_encode.encode_iq4_xs, _LARGEST_F16),
-    GGMLType("i8", 24, 1, 1, quants_plain.decode_i8),
-    GGMLType("i16", 25, 1, 2, quants_plain.decode_i16),
-    GGMLType("i32", 26, 1, 4, quants_plain.decode_i32),
-    GGMLType("i64", 27, 1, 8, quants_plain.decode_i64),
-    GGMLType("f64", 28, 1, 8, quants_plain.decode_f64),
-    GGMLType("bf16", 30, 1, 2, quants_plain.decode_bf16, quants_plain.encode_bf16),
-    GGMLType("mxfp4", 39, 32, 17, quants_table.decode_mxfp4, quants_table_encode.encode_mxfp4),
+    GGMLType("f32", 0, 1, 4, quants.decode_numbers("<f4"), quants.encode_numbers("<f4")),
+    GGMLType("f16", 1, 1, 2, quants.decode_numbers("<f2"), quants.encode_numbers("<f2"), _LARGEST_F16),
+    GGMLType("q4_0", 2, 32, 18, quants.decode_q4_0, quants.encode_q4_0, _LARGEST_F16),
+    GGMLType("q4_1", 3, 32, 20, quants.decode_q4_1, quants.encode_q4_1, _LARGEST_F16),
+    GGMLType("q5_0", 6, 32, 22, quants.decode_q5_0, quants.encode_q5_0, _LARGEST_F16),
+    GGMLType("q5_1", 7, 32, 24, quants.decode_q5_1, quants.encode_q5_1, _LARGEST_F16),
+    GGMLType("q8_0", 8, 32, 34, quants.decode_q8_0, quants.encode_q8_0, _LARGEST_F16),
+    GGMLType("q2_k", 10, 256, 84, quants.decode_q2_k, quants_encode.encode_q2_k, _LARGEST_F16),
+    GGMLType("q3_k", 11, 256, 110, quants.decode_q3_k, quants_encode.encode_q3_k, _LARGEST_F16),
+    GGMLType("q4_k", 12, 256, 144, quants.decode_q4_k, quants_encode.encode_q4_k, _LARGEST_F16),
+    GGMLType("q5_k", 13, 256, 176, quants.decode_q5_k, quants_encode.encode_q5_k, _LARGEST_F16),
+    GGMLType("q6_k", 14, 256, 210, quants.decode_q6_k, quants_encode.encode_q6_k, _LARGEST_F16),
+    GGMLType("q8_k", 15, 256, 292, quants.decode_q8_k),  # ggml's type for activations: readable, never written
+    GGMLType("iq4_nl", 20, 32, 18, quants.decode_iq4_nl, quants_encode.encode_iq4_nl, _LARGEST_F16),
+    GGMLType("iq4_xs", 23, 256, 136, quants.decode_iq4_xs, quants_encode.encode_iq4_xs, _LARGEST_F16),
+    GGMLType("i8", 24, 1, 1, quants.decode_numbers("<i1")),
+    GGMLType("i16", 25, 1, 2, quants.decode_numbers("<i2")),
+    GGMLType("i32", 26, 1, 4, quants.decode_numbers("<i4")),
+    GGMLType("i64", 27, 1, 8, quants.decode_numbers("<i8")),
+    GGMLType("f64", 28, 1, 8, quants.decode_numbers("<f8")),
+    GGMLType("bf16", 30, 1, 2, quants.decode_bf16, quants.encode_bf16),
+    GGMLType("mxfp4", 39, 32, 17, quants.decode_mxfp4, quants_encode.encode_mxfp4),
 )
 
 # What MLX's checkpoints need besides: their words, and the blocks that `mlx_affine` makes of them.
 MLX_TYPES: tuple[GGMLType, ...] = (
-    GGMLType("u32", None, 1, 4, quants_plain.decode_u32),
-    GGMLType("u8", None, 1, 1, quants_plain.decode_u8),
-    GGMLType("affine4_32", None, 32, 24, quants_affine.decode_affine4_32, quants_affine.encode_affine4_32),
-    GGMLType("affine4_64", None, 64, 40, quants_affine.decode_affine4_64, quants_affine.encode_affine4_64),
-    GGMLType("affine8_32", None, 32, 40, quants_affine.decode_affine8_32, quants_affine.encode_affine8_32),
-    GGMLType("affine8_64", None, 64, 72, quants_affine.decode_affine8_64, quants_affine.encode_affine8_64),
+    GGMLType("u32", None, 1, 4, quants.decode_numbers("<u4")),
+    GGMLType("u8", None, 1, 1, quants.decode_numbers("<u1")),
+    *(
+        GGMLType(
+            f"affine{bits}_{columns}",
+            None,
+            columns,
+            8 + columns * bits // 8,
+            partial(quants.decode_affine, bits=bits, columns=columns),
+            partial(quants.encode_affine, bits=bits),
+        )
+        for bits in (4, 8)
+        for columns in (32, 64)
+    ),
 )
 
 # Ids that ggml has or had and that we do not read: known so that a refusal can say what the file holds.

@@ -19,9 +19,8 @@ from typing import Never, TypeGuard
 import numpy as np
 
 from mlxr.core.errors import FormatError, ModelError, NotFound
-
-from .ggml_types import GGMLType, by_id
-from .tensor import MappedFile, TensorSource, WeightFiles
+from mlxr.formats.ggml_types import GGMLType, by_id
+from mlxr.formats.tensor import MappedFile, TensorSource, WeightFiles
 
 MAX_ARRAY_DEPTH = 4
 # Objects take more memory than the bytes they are read from, so a header may only make so many of them: strings,

@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, ModelError
-
-from .ggml_types import by_name, decode_blocks, encode_pieces
-from .gguf import ALIGNMENT_RULE, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, VALUE_TYPE_BY_NAME, is_alignment
-from .tensor import WeightSource
+from mlxr.formats.ggml_types import by_name, decode_blocks, encode_pieces
+from mlxr.formats.gguf import ALIGNMENT_RULE, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, VALUE_TYPE_BY_NAME, is_alignment
+from mlxr.formats.tensor import WeightSource
 
 _ARRAY = re.compile(r"array\[(.*)\]")
 _WORDS_BY_DTYPE = {

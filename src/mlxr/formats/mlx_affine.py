@@ -3,7 +3,7 @@
 `x.weight` holds 32-bit words, `x.scales` and `x.biases` a number for each group of 32, 64 or 128 columns. A row's words
 are one stream of bits from the lowest up; value i is its bits [i * bits, (i + 1) * bits), and means scale * q + bias.
 `quantization` in `config.json` gives bits and group size, for all or for a single module. Up to 4 bits go into blocks
-of 4, more into blocks of 8 (`quants_affine`): no number changes. Knows no models.
+of 4, more into blocks of 8 (`quants`): no number changes. Knows no models.
 Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 """
 
@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-
-from .ggml_types import by_name
-from .quants_affine import BLOCKS
-from .quants_plain import Bytes, Floats
-from .tensor import TensorSource
+from mlxr.formats.ggml_types import by_name
+from mlxr.formats.quants import AFFINE_BLOCKS, Bytes, Floats
+from mlxr.formats.tensor import TensorSource
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -154,7 +152,7 @@ class AffineTensor:
         columns = min(64, self.quantization.group_size)
         kind = by_name(self.type_name)
         bits = 8 * (kind.type_size - 8) // columns
-        blocks = np.empty((last - first) * self.shape[-1] // columns, BLOCKS[bits, columns])
+        blocks = np.empty((last - first) * self.shape[-1] // columns, AFFINE_BLOCKS[bits, columns])
         repeats = self.quantization.group_size // columns
         for field, part in (("scale", self._scales), ("bias", self._biases)):
             blocks[field] = np.repeat(part.to_float32(first, last).reshape(-1), repeats)

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxr.core.errors import ModelError
-
-from .ggml_types import by_name
+from mlxr.formats.ggml_types import by_name
 
 
 @dataclass(frozen=True, slots=True)

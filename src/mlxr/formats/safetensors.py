@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from mlxr.core.errors import FormatError, NotFound
-
-from .ggml_types import GGMLType, by_name
-from .tensor import MappedFile, TensorSource, WeightFiles
+from mlxr.formats.ggml_types import GGMLType, by_name
+from mlxr.formats.tensor import MappedFile, TensorSource, WeightFiles
 
 # Headers and indexes of the largest models have some 10 MB; parsed objects take up to 20 times the text.
 LARGEST_JSON_BYTES = 25_000_000

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, ModelError, NotFound
-
-from .ggml_types import by_name, decode_blocks
+from mlxr.formats.ggml_types import by_name, decode_blocks
 
 
 class WeightSource(Protocol):

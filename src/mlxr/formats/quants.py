@@ -1,0 +1,364 @@
+"""Weight types as bytes: each type's layout and its decoder, and the encoders that need no search.
+
+Knows bytes and float32, nothing of files or tensors. A decoder takes blocks as uint8 (blocks, type_size) and gives
+float32 (blocks, block_size); an encoder goes the other way. All values are little endian. Layouts are those of
+ggml-common.h: byte j of `qs` holds value j in its low half and value j + 16 in its high half. mxfp4 is that of the
+OCP microscaling formats (MX) specification 1.0. Encoders that search for scales are in `quants_encode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+def decode_numbers(dtype: str) -> Callable[[Bytes], Floats]:
+    """A decoder of plain numbers. f64 rounds, to infinity beyond float32's range; integers beyond 2**24 lose bits."""
+
+    def decode(blocks: Bytes) -> Floats:
+        return blocks.view(dtype).astype(np.float32)
+
+    return decode
+
+
+def encode_numbers(dtype: str) -> Callable[[Floats], Bytes]:
+    """An encoder that rounds to nearest even. The caller sees to it that the values fit (`encode_tensor` does)."""
+    return lambda values: values.astype(dtype).view(np.uint8)
+
+
+def decode_bf16(blocks: Bytes) -> Floats:
+    """Exact: bfloat16 is the upper half of a float32."""
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def encode_bf16(values: Floats) -> Bytes:
+    """Round to nearest even; NaN stays NaN (made quiet, as ggml does)."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    quiet = (bits >> 16) | 64
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, quiet, rounded).astype("<u2").view(np.uint8)
+
+
+Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+Q5_0 = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+Q5_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+Q8_0 = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
+
+
+def unpack_nibbles(packed: Bytes, run: int) -> Bytes:
+    """(n, bytes) to (n, 2 * bytes): of each `run` bytes first the low halves, then the high halves."""
+    runs = packed.reshape(len(packed), -1, 1, run)
+    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(packed), -1)
+
+
+def pack_nibbles(values: Bytes, run: int) -> Bytes:
+    """The inverse of `unpack_nibbles`: values of 0..15, (n, 2 * bytes) to (n, bytes)."""
+    runs = values.reshape(len(values), -1, 2, run)
+    packed = runs[:, :, 0] | (runs[:, :, 1] << np.uint8(4))
+    return packed.reshape(len(values), -1)
+
+
+def column(field: NDArray[np.float16]) -> Floats:
+    """One scale per block, (n,) float16, as a float32 column (n, 1) to multiply rows with."""
+    return field.astype(np.float32)[:, None]
+
+
+def decode_q4_0(blocks: Bytes) -> Floats:
+    """d * (q - 8)"""
+    block = blocks.view(Q4_0)[:, 0]
+    q = unpack_nibbles(block["qs"], 16).astype(np.float32) - np.float32(8)
+    return column(block["d"]) * q
+
+
+def decode_q4_1(blocks: Bytes) -> Floats:
+    """d * q + m"""
+    block = blocks.view(Q4_1)[:, 0]
+    q = unpack_nibbles(block["qs"], 16).astype(np.float32)
+    return column(block["d"]) * q + column(block["m"])
+
+
+def _unpack_fifth_bits(qs: Bytes, qh: Bytes) -> Floats:
+    low = unpack_nibbles(qs, 16)
+    high = np.unpackbits(qh, axis=1, bitorder="little")
+    return (low | (high << 4)).astype(np.float32)
+
+
+def decode_q5_0(blocks: Bytes) -> Floats:
+    """d * (q - 16), the fifth bit of value j is bit j of `qh`"""
+    block = blocks.view(Q5_0)[:, 0]
+    q = _unpack_fifth_bits(block["qs"], block["qh"]) - np.float32(16)
+    return column(block["d"]) * q
+
+
+def decode_q5_1(blocks: Bytes) -> Floats:
+    """d * q + m"""
+    block = blocks.view(Q5_1)[:, 0]
+    q = _unpack_fifth_bits(block["qs"], block["qh"])
+    return column(block["d"]) * q + column(block["m"])
+
+
+def decode_q8_0(blocks: Bytes) -> Floats:
+    """Return d * q."""
+    block = blocks.view(Q8_0)[:, 0]
+    return column(block["d"]) * block["qs"].astype(np.float32)
+
+
+_SMALLEST_SCALE = np.finfo(np.float32).tiny
+
+
+def invert(scale: Floats) -> Floats:
+    """1 / scale, and 0 where the scale is 0 (a block of zeros) or so small that its inverse overflows."""
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=np.abs(scale) >= _SMALLEST_SCALE)
+
+
+def _quantize_signed(values: Floats, half: int) -> tuple[Floats, Bytes]:
+    """Scale so that the value of largest magnitude becomes exactly -half; give (d (n, 1), q (n, 32) in 0..2*half-1)."""
+    at = np.abs(values).argmax(axis=1)[:, None]
+    d = np.take_along_axis(values, at, axis=1) / np.float32(-half)
+    shifted = np.trunc(values * invert(d) + np.float32(half + 0.5))
+    return d, shifted.clip(0, 2 * half - 1).astype(np.uint8)
+
+
+def quantize_between(values: Floats, top: int) -> tuple[Floats, Floats, Bytes]:
+    """Spread 0..top over [min, max]; give (d (n, 1), min (n, 1), q (n, 32))."""
+    low = values.min(axis=1, keepdims=True)
+    d = (values.max(axis=1, keepdims=True) - low) / np.float32(top)
+    q = np.trunc((values - low) * invert(d) + np.float32(0.5))
+    return d, low, q.clip(0, top).astype(np.uint8)
+
+
+def encode_q4_0(values: Floats) -> Bytes:
+    """The value of largest magnitude becomes -8 * d."""
+    block = np.empty(len(values), Q4_0)
+    d, q = _quantize_signed(values, 8)
+    block["d"], block["qs"] = d[:, 0], pack_nibbles(q, 16)
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
+def encode_q4_1(values: Floats) -> Bytes:
+    """0..15 spread over the block's range."""
+    block = np.empty(len(values), Q4_1)
+    d, low, q = quantize_between(values, 15)
+    block["d"], block["m"], block["qs"] = d[:, 0], low[:, 0], pack_nibbles(q, 16)
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
+def encode_q5_0(values: Floats) -> Bytes:
+    """The value of largest magnitude becomes -16 * d."""
+    block = np.empty(len(values), Q5_0)
+    d, q = _quantize_signed(values, 16)
+    block["d"], block["qs"] = d[:, 0], pack_nibbles(q & np.uint8(15), 16)
+    block["qh"] = np.packbits(q >> 4, axis=1, bitorder="little")
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
+def encode_q5_1(values: Floats) -> Bytes:
+    """0..31 spread over the block's range."""
+    block = np.empty(len(values), Q5_1)
+    d, low, q = quantize_between(values, 31)
+    block["d"], block["m"], block["qs"] = d[:, 0], low[:, 0], pack_nibbles(q & np.uint8(15), 16)
+    block["qh"] = np.packbits(q >> 4, axis=1, bitorder="little")
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
+def encode_q8_0(values: Floats) -> Bytes:
+    """Largest magnitude becomes 127; halves are rounded away from zero."""
+    block = np.empty(len(values), Q8_0)
+    d = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+    scaled = values * invert(d)
+    magnitude = np.abs(scaled)
+    whole = np.floor(magnitude)
+    rounded = whole + np.floor(np.float32(2) * (magnitude - whole))
+    block["d"], block["qs"] = d[:, 0], np.copysign(rounded, scaled).astype(np.int8)
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
+Q2_K = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
+Q3_K = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2")])
+Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
+Q5_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)])
+Q6_K = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
+Q8_K = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
+
+
+def unpack_planes(packed: Bytes, bits: int, planes: int) -> Bytes:
+    """Bit planes over runs of 32 bytes: value 32 * k + l of a run is `bits` bits of byte l at bit k * bits.
+
+    (n, 32 * runs) to (n, 32 * runs * planes), runs one after another.
+    """
+    shifts = (np.arange(planes, dtype=np.uint8) * np.uint8(bits))[:, None]
+    runs = packed.reshape(len(packed), -1, 1, 32)
+    values: Bytes = (runs >> shifts) & np.uint8((1 << bits) - 1)
+    return values.reshape(len(packed), -1)
+
+
+def pack_planes(values: Bytes, bits: int, planes: int) -> Bytes:
+    """Pack what `unpack_planes` unpacks."""
+    shifts = (np.arange(planes, dtype=np.uint8) * np.uint8(bits))[:, None]
+    runs = values.reshape(len(values), -1, planes, 32)
+    packed: Bytes = np.bitwise_or.reduce(runs << shifts, axis=2)
+    return packed.reshape(len(values), -1)
+
+
+def unpack_scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """The 12 bytes of q4_k and q5_k to 8 scales and 8 minima of 6 bits each, both (n, 8)."""
+    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
+    mins = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
+    return scales, mins
+
+
+def pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
+    """Pack what `unpack_scales_and_mins` unpacks."""
+    first = scales[:, :4] | ((scales[:, 4:] >> 4) << 6)
+    second = mins[:, :4] | ((mins[:, 4:] >> 4) << 6)
+    third = (scales[:, 4:] & 15) | ((mins[:, 4:] & 15) << 4)
+    return np.concatenate([first, second, third], axis=1)
+
+
+def unpack_q3_scales(packed: Bytes) -> Bytes:
+    """The 12 bytes of q3_k to 16 scales of 6 bits (0..63, meaning -32..31), (n, 16)."""
+    low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
+    high = np.concatenate([(packed[:, 8:] >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1)
+    scales: Bytes = low | (high << 4)
+    return scales
+
+
+def pack_q3_scales(scales: Bytes) -> Bytes:
+    """Pack what `unpack_q3_scales` unpacks."""
+    low = (scales[:, :8] & 15) | ((scales[:, 8:] & 15) << 4)
+    top = scales >> 4
+    high = top[:, 0:4] | (top[:, 4:8] << 2) | (top[:, 8:12] << 4) | (top[:, 12:16] << 6)
+    return np.concatenate([low, high], axis=1)
+
+
+def _apply_scales(scales: Floats, values: NDArray[np.generic]) -> Floats:
+    """Groups of values times their group's scale: (n, groups) and (n, 256) to (n, groups, 256 / groups)."""
+    grouped = values.reshape(*scales.shape, -1).astype(np.float32)
+    scaled: Floats = scales[:, :, None] * grouped
+    return scaled
+
+
+def decode_q2_k(blocks: Bytes) -> Floats:
+    """d * scale * q - dmin * min; groups of 16; scale in the low, min in the high half of each byte of `scales`"""
+    block = blocks.view(Q2_K)[:, 0]
+    scales = column(block["d"]) * (block["scales"] & 15).astype(np.float32)
+    mins = column(block["dmin"]) * (block["scales"] >> 4).astype(np.float32)
+    values = _apply_scales(scales, unpack_planes(block["qs"], 2, 4)) - mins[:, :, None]
+    return values.reshape(len(blocks), -1)
+
+
+def decode_q3_k(blocks: Bytes) -> Floats:
+    """d * (scale - 32) * (q - (0 if its bit in hmask is set else 4)); groups of 16"""
+    block = blocks.view(Q3_K)[:, 0]
+    scales = column(block["d"]) * (unpack_q3_scales(block["scales"]).astype(np.float32) - np.float32(32))
+    q = unpack_planes(block["qs"], 2, 4) | (unpack_planes(block["hmask"], 1, 8) << 2)
+    return _apply_scales(scales, q.astype(np.int8) - np.int8(4)).reshape(len(blocks), -1)
+
+
+def decode_q4_k(blocks: Bytes) -> Floats:
+    """d * scale * q - dmin * min; groups of 32"""
+    block = blocks.view(Q4_K)[:, 0]
+    scales, mins = unpack_scales_and_mins(block["scales"])
+    offset = (column(block["dmin"]) * mins.astype(np.float32))[:, :, None]
+    values = _apply_scales(column(block["d"]) * scales.astype(np.float32), unpack_nibbles(block["qs"], 32)) - offset
+    return values.reshape(len(blocks), -1)
+
+
+def decode_q5_k(blocks: Bytes) -> Floats:
+    """As q4_k with a fifth bit in the planes of `qh`"""
+    block = blocks.view(Q5_K)[:, 0]
+    scales, mins = unpack_scales_and_mins(block["scales"])
+    q = unpack_nibbles(block["qs"], 32) | (unpack_planes(block["qh"], 1, 8) << 4)
+    offset = (column(block["dmin"]) * mins.astype(np.float32))[:, :, None]
+    values = _apply_scales(column(block["d"]) * scales.astype(np.float32), q) - offset
+    return values.reshape(len(blocks), -1)
+
+
+def decode_q6_k(blocks: Bytes) -> Floats:
+    """d * scale * (q - 32); groups of 16; 4 low bits in `ql` (runs of 64), 2 high bits in the planes of `qh`"""
+    block = blocks.view(Q6_K)[:, 0]
+    q = unpack_nibbles(block["ql"], 64) | (unpack_planes(block["qh"], 2, 4) << 4)
+    scales = column(block["d"]) * block["scales"].astype(np.float32)
+    return _apply_scales(scales, q.astype(np.int8) - np.int8(32)).reshape(len(blocks), -1)
+
+
+def decode_q8_k(blocks: Bytes) -> Floats:
+    """d * q; `bsums` (sums of 16) serve dot products and say nothing new"""
+    block = blocks.view(Q8_K)[:, 0]
+    scale: Floats = block["d"].astype(np.float32)
+    return scale[:, None] * block["qs"].astype(np.float32)
+
+
+IQ4_NL = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+IQ4_XS = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
+MXFP4 = np.dtype([("e", "u1"), ("qs", "u1", 16)])
+
+# The 16 levels of iq4_nl and iq4_xs: denser around zero, as weights are.
+IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
+# E2M1 values times two (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), so `scale_of_exponent` halves to make up.
+MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
+IQ4_LEVELS.flags.writeable = MXFP4_LEVELS.flags.writeable = False
+
+
+def scale_of_exponent(e: Bytes) -> Floats:
+    """2 ** (e - 128) of an E8M0 byte; below the normal range of float32 as a subnormal."""
+    wide = e.astype(np.uint32)
+    subnormal = np.uint32(0x00200000) << np.minimum(wide, 1)
+    normal = (np.maximum(wide, 2) - 1) << 23
+    return np.where(wide < 2, subnormal, normal).astype(np.uint32).view(np.float32)
+
+
+def decode_iq4_nl(blocks: Bytes) -> Floats:
+    """Return d * level[q]."""
+    block = blocks.view(IQ4_NL)[:, 0]
+    return column(block["d"]) * IQ4_LEVELS[unpack_nibbles(block["qs"], 16)]
+
+
+def decode_iq4_xs(blocks: Bytes) -> Floats:
+    """d * (scale - 32) * level[q]; groups of 32; 4 low bits of a scale in `scales_l`, 2 high bits in `scales_h`"""
+    block = blocks.view(IQ4_XS)[:, 0]
+    low = np.stack([block["scales_l"] & 15, block["scales_l"] >> 4], axis=2).reshape(len(blocks), 8)
+    high = (block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
+    scales = (low | (high << 4)).astype(np.float32) - np.float32(32)
+    levels = IQ4_LEVELS[unpack_nibbles(block["qs"], 16)].reshape(len(blocks), 8, 32)
+    values: Floats = (column(block["d"]) * scales)[:, :, None] * levels
+    return values.reshape(len(blocks), -1)
+
+
+def decode_mxfp4(blocks: Bytes) -> Floats:
+    """2 ** (e - 128) * level[q]"""
+    block = blocks.view(MXFP4)[:, 0]
+    return scale_of_exponent(block["e"])[:, None] * MXFP4_LEVELS[unpack_nibbles(block["qs"], 16)]
+
+
+# What MLX calls affine, made of a checkpoint's tensors by `mlx_affine`: in no file. 4 bits lie in the order of q4_0.
+AFFINE_BLOCKS = {
+    (bits, columns): np.dtype([("scale", "<f4"), ("bias", "<f4"), ("q", "u1", columns * bits // 8)])
+    for bits in (4, 8)
+    for columns in (32, 64)
+}
+
+
+def decode_affine(blocks: Bytes, bits: int, columns: int) -> Floats:
+    """scale * q + bias"""
+    block = blocks.view(AFFINE_BLOCKS[bits, columns])[:, 0]
+    q = unpack_nibbles(block["q"], 16) if bits == 4 else block["q"]
+    values: Floats = block["scale"][:, None] * q.astype(np.float32) + block["bias"][:, None]
+    return values
+
+
+def encode_affine(values: Floats, bits: int) -> Bytes:
+    """0..15 or 0..255 spread over the block's range."""
+    block = np.empty(len(values), AFFINE_BLOCKS[bits, values.shape[1]])
+    scale, low, q = quantize_between(values, (1 << bits) - 1)
+    block["scale"], block["bias"] = scale[:, 0], low[:, 0]
+    block["q"] = pack_nibbles(q, 16) if bits == 4 else q
+    return block.view(np.uint8).reshape(len(values), -1)
