@@ -9,9 +9,8 @@ from random import Random
 
 from cluster_nodes import Machine, Node
 from cluster_traces import PAGE_TOKENS, Request
-from mlxr.cluster.load import Rates, first_token_s
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
-from mlxr.cluster.router import Load, RandomRouter, Router
+from mlxr.cluster.router import Load, RandomRouter, Rates, Router, first_token_s
 
 KEY_TAIL = bytes(24)  # keys are 32 bytes when the router gets them
 DELTA_HEAD_BYTES = 32  # of a report of pages: name, number, lengths

@@ -30,7 +30,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import Chunk
 from mlxr.engine.speculative.drafters import ModelDrafter
-from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.speculative.planner import DraftSource
 from mlxr.engine.step import Drafted, Drawing
 from mlxr.kernels.sample import SampleResult
 from synthetic import SHAPES

@@ -22,9 +22,8 @@ from pathlib import Path
 from mlxr.core.errors import MlxrError
 from mlxr.core.settings import resolve
 from mlxr.core.types import Grammar, SamplingParams
-from mlxr.engine.constraint import Mask, TokenConstraint
 from mlxr.engine.engine import Engine
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest, Mask, TokenConstraint
 from mlxr.loading import LoadedModel
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.opening import build_engine, open_model

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 
 from mlxr import LLM, SamplingParams
-from mlxr.cache import eviction
+from mlxr.cache import group
 from mlxr.cache.arena import Arena
 from mlxr.cache.group import CacheGroup
 from mlxr.cache.kv_cache import KVCache
@@ -62,15 +62,15 @@ def time_answers(llm: LLM, prompts: list[str], tokens: int) -> float:
 
 def measure_hits() -> None:
     """Print the share of tokens found for each page size and credit."""
-    default = eviction.MAX_REUSE_CREDIT
+    default = group.MAX_REUSE_CREDIT
     for window in (None, WINDOW):
         for credit in CREDITS:
-            eviction.MAX_REUSE_CREDIT = credit
+            group.MAX_REUSE_CREDIT = credit
             shares = [f"{play_trace(size, window):6.1%}" for size in PAGE_SIZES]
             name = "full" if window is None else f"window {window}"
             mark = " (default)" if credit == default else ""
             print(f"{name:10} credit {credit:2}: {'  '.join(shares)}{mark}")
-    eviction.MAX_REUSE_CREDIT = default
+    group.MAX_REUSE_CREDIT = default
     print(f"{'page sizes':21} {'  '.join(f'{size:6}' for size in PAGE_SIZES)}")
 
 

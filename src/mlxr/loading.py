@@ -24,18 +24,32 @@ from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS as KERNEL_TARGETS
 from mlxr.kernels.listing import list_kernel_sources, list_native_operators
-from mlxr.model_files.files import ModelFiles, name_in_errors, open_model_files
-from mlxr.model_files.finding import ASSETS, NAMED_MODELS, find_draft, find_model
-from mlxr.model_files.reading import read_eagle, read_footprint, read_sampling, read_template, read_unknown_keys
-from mlxr.model_files.source import SourceModel, list_files, name_quantization, open_source
-from mlxr.model_files.tensors import read_contents
+from mlxr.model_files.files import (
+    ASSETS,
+    NAMED_MODELS,
+    ModelFiles,
+    SourceModel,
+    find_draft,
+    find_model,
+    list_files,
+    name_in_errors,
+    name_quantization,
+    open_model_files,
+    open_source,
+    read_contents,
+    read_eagle,
+    read_footprint,
+    read_sampling,
+    read_template,
+    read_unknown_keys,
+)
 from mlxr.models import Decoder, Model
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
+from mlxr.models.decoder import Routing
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.eagle import EagleHead
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
-from mlxr.models.routing import Routing
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
 
 __all__ = [

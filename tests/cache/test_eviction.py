@@ -7,7 +7,7 @@ import random
 import pytest
 from cache_world import PAGE_SIZE, World
 
-from mlxr.cache.eviction import EvictionQueue, rank_page
+from mlxr.cache.group import EvictionQueue, rank_page
 from mlxr.cache.prefix import PrefixEntry
 from mlxr.cache.stats import EvictionCause
 

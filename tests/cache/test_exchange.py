@@ -12,7 +12,7 @@ from cache_world import FULL, PAGE_SIZE, STATE, World
 
 from mlxr.cache.exchange import Exchange, Lack, Loan
 from mlxr.cache.shapes import CacheShape, LayerCache
-from mlxr.cache.store_file import allocate_payload
+from mlxr.cache.store import allocate_payload
 
 WINDOW = CacheShape(1, 2, window=6)
 KINDS: dict[str, tuple[LayerCache, ...]] = {

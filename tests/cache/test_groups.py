@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cache_world import FULL, PAGE_SIZE, World
 
-from mlxr.cache.boundary import find_boundary
+from mlxr.cache.prefix import find_boundary
 from mlxr.cache.shapes import CachePlace, CacheShape, SharedWith, form_groups
 from mlxr.core.errors import ModelError, OutOfPages
 

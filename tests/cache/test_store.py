@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from cache_world import FULL, PAGE_SIZE, World, page_files
 
-from mlxr.cache import store_file
+from mlxr.cache import store
 from mlxr.cache.stats import StoreDrop
-from mlxr.cache.store import PageStore
-from mlxr.cache.store_file import HEADER_BYTES
+from mlxr.cache.store import HEADER_BYTES, PageStore
 from mlxr.kernels.tensor import ByteArray
 
 PROMPT = list(range(1, 20 * PAGE_SIZE + 2))  # twenty full pages and a token
@@ -198,7 +197,7 @@ def test_a_store_made_by_another_model_is_not_used_and_warned_of_once(
 
 
 def test_another_version_of_the_format_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_file, "VERSION", 2)
+    monkeypatch.setattr(store, "VERSION", 2)
     fill_store(tmp_path)
     monkeypatch.undo()
     world = World(pages=32, folder=tmp_path)

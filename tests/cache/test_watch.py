@@ -10,7 +10,7 @@ import pytest
 from cache_world import PAGE_SIZE, World, page_files
 
 from mlxr.cache import group as group_module
-from mlxr.cache.pager import Pager
+from mlxr.cache.page_table import Pager
 from mlxr.cache.watch import CacheWatch
 from mlxr.core.live import Holder, StorePlace, make_code
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxr.cluster.load import Backlog
-from mlxr.cluster.router import Load, NoReplica, Router
+from mlxr.cluster.router import Backlog, Load, NoReplica, Router
 
 LATE_S = 1.0  # at most, for prompts on their way to the replica and for what it says on its way back
 

@@ -289,7 +289,7 @@ def test_a_report_that_may_be_older_than_an_answer_brings_nothing_back(
 
     async def play(front: Front, router: Router) -> None:
         start_s = now_s = monotonic()
-        monkeypatch.setattr("mlxr.cluster.fleet.monotonic", lambda: now_s)
+        monkeypatch.setattr("mlxr.cluster.front.monotonic", lambda: now_s)
         router._clock = lambda: now_s
         load = Load(TOKENS // 2, 1, 0.0, 0.03)
         for name in "ab":

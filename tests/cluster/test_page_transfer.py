@@ -20,8 +20,7 @@ import httpx
 import pytest
 
 from mlxr.cache.exchange import Lack
-from mlxr.cluster.page_transfer import PAGES_PATH, PEER, TOKEN, LinkSpeed
-from mlxr.cluster.page_wire import Ask
+from mlxr.cluster.page_transfer import PAGES_PATH, PEER, TOKEN, Ask, LinkSpeed
 from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.core.settings import resolve
 

@@ -10,8 +10,8 @@ import pytest
 
 from mlxr.cache.exchange import Lack
 from mlxr.cache.inbox import Inbox
-from mlxr.cache.store_file import HEADER_BYTES, allocate_payload, pack_header
-from mlxr.cluster.page_wire import MAX_NAMES, Ask, Refusal, Refused, take_pages
+from mlxr.cache.store import HEADER_BYTES, allocate_payload, pack_header
+from mlxr.cluster.page_transfer import MAX_NAMES, Ask, Refusal, Refused, take_pages
 
 SIZES = (64, 24)
 MODELS = (b"m" * 32, b"s" * 32)

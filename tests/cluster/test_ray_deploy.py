@@ -55,12 +55,12 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own modules
 def test_of_several_clusters_on_a_machine_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    from mlxr.cluster import running
+    from mlxr.cluster import application
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(running.services, "find_gcs_addresses", lambda: {"127.0.0.1:2", "127.0.0.1:1"})
+    monkeypatch.setattr(application.services, "find_gcs_addresses", lambda: {"127.0.0.1:2", "127.0.0.1:1"})
     with pytest.raises(SettingError, match=r"--ray-address, one of 127\.0\.0\.1:1, 127\.0\.0\.1:2"):
-        running.join_cluster(None).__enter__()
+        application.join_cluster(None).__enter__()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own modules

@@ -8,7 +8,7 @@ from typing import Any
 from fake_model import VOCABULARY, fake_logits
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import Mask, MaskSource
+from mlxr.engine.request import Mask, MaskSource
 from mlxr.engine.sampler import Sampler
 from mlxr.kernels.context import Context
 from mlxr.kernels.sample import SampleResult, sample

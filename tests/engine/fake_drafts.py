@@ -12,8 +12,7 @@ from mlxr.cache.arena import ModelArena
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.speculative.draft_model import DraftModel
-from mlxr.engine.speculative.opening import DraftSource
-from mlxr.engine.speculative.planner import Planner
+from mlxr.engine.speculative.planner import DraftSource, Planner
 from mlxr.kernels.ragged import RaggedBatch
 
 K = TypeVar("K", bound=Hashable)

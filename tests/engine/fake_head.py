@@ -10,7 +10,7 @@ import numpy as np
 from fake_model import FULL, FakeConfig, FakeModel, Floats, fake_logits
 
 from mlxr.cache.arena import ModelArena
-from mlxr.engine.speculative.opening import HeadSource
+from mlxr.engine.speculative.planner import HeadSource
 from mlxr.kernels.ragged import RaggedBatch
 
 

@@ -25,7 +25,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.speculative.planner import DraftSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleRow, sample

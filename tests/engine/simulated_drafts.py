@@ -22,9 +22,9 @@ from mlxr.cache.page_table import SequenceTable
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.speculative.draft_model import Guesses
 from mlxr.engine.speculative.drafters import ModelDrafter
-from mlxr.engine.speculative.guesser import Guesses
-from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.speculative.planner import DraftSource
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import SampleResult
 

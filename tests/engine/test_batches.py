@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxr.engine import batch as batches
-from mlxr.engine.batch import BatchPart, build_batch
+from mlxr.engine import runner as batches
+from mlxr.engine.runner import BatchPart, build_batch
 from mlxr.kernels.gpu.graph import pad_batch
 from mlxr.kernels.gpu.steps import StepPools, advance_batch
 from mlxr.kernels.ragged import RaggedBatch

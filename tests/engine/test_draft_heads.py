@@ -15,9 +15,8 @@ from mlxr.core.errors import SettingError
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.speculative.drafters import KEPT_ROWS, StateTail
-from mlxr.engine.speculative.ngram import Lookup
-from mlxr.engine.speculative.opening import DraftSource, HeadSource
+from mlxr.engine.speculative.drafters import KEPT_ROWS, Lookup, StateTail
+from mlxr.engine.speculative.planner import DraftSource, HeadSource
 
 PROMPT = [3, 1, 4, 1, 5]
 LAYERS = {"full": (FULL, FULL), "recurrent": (FULL, STATE)}
@@ -130,7 +129,7 @@ def test_a_head_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_layer_that_drafts_must_be_there_where_it_is_asked_for() -> None:
     from mlxr.core.model_settings import ModelSettings
-    from mlxr.engine.speculative.opening import can_draft
+    from mlxr.engine.speculative.planner import can_draft
 
     settings = ModelSettings(draft="mtp")
     assert can_draft(settings, "cpu", make_head())

@@ -11,8 +11,8 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_eng
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.speculative.ngram import Lookup
-from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.speculative.drafters import Lookup
+from mlxr.engine.speculative.planner import DraftSource
 
 PROMPT = [3, 1, 4, 1, 5]
 

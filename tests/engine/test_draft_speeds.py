@@ -22,8 +22,7 @@ from simulated_drafts import (
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.speculative.costs import Curve, StepCosts
-from mlxr.engine.speculative.drafters import Rates
-from mlxr.engine.speculative.ngram import Lookup
+from mlxr.engine.speculative.drafters import Lookup, Rates
 
 MOST_TOKENS = 15
 

@@ -17,9 +17,8 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.speculative.costs import StepCosts
-from mlxr.engine.speculative.ngram import Lookup
-from mlxr.engine.speculative.opening import DraftSource, can_draft
-from mlxr.engine.speculative.planner import Planner
+from mlxr.engine.speculative.drafters import Lookup
+from mlxr.engine.speculative.planner import DraftSource, Planner, can_draft
 from mlxr.engine.step import Drawing
 
 PROMPT = [3, 1, 4, 1, 5]

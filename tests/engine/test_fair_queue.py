@@ -11,10 +11,9 @@ import pytest
 from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
 from mlxr.engine.fair_queue import FairQueue
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest, TokenConstraint
 from mlxr.engine.scheduler import MAX_OVERTAKING_S
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.ragged import RaggedBatch

@@ -8,14 +8,12 @@ from fake_model import FULL, FakeConfig, FakeModel, answer_of, expect_greedy, fa
 
 from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.page_table import PageTable, SequenceTable
-from mlxr.cache.pager import Pager
+from mlxr.cache.page_table import Pager, PageTable, SequenceTable
 from mlxr.cache.shapes import CacheShape, form_groups
 from mlxr.core.types import SamplingParams
-from mlxr.engine.batch import BatchPart, build_batch
 from mlxr.engine.memory_plan import ArenaPlan
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.runner import Runner
+from mlxr.engine.runner import BatchPart, Runner, build_batch
 from mlxr.kernels.context import Context
 
 WINDOW = CacheShape(2, 4, window=3)

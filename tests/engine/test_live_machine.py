@@ -24,7 +24,7 @@ from mlxr.core.counters import Counters
 from mlxr.core.live import LiveReading
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import FORGET_S, _describe
-from mlxr.models.step_work import AttentionWork, StepWork
+from mlxr.models.footprint import AttentionWork, StepWork
 from mlxr.server.live_events import compare, make_snapshot, write_change, write_snapshot
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))

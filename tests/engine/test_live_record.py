@@ -16,7 +16,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.live import MAX_STEP_SUMS, _StepSums
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.models.step_work import AttentionWork, StepWork
+from mlxr.models.footprint import AttentionWork, StepWork
 from mlxr.server.live_events import Change, cut_table
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))

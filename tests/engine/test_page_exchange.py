@@ -10,7 +10,7 @@ from fake_model import FULL, STATE, FakeConfig, FakeModel, expect_greedy, make_e
 from token_stream import TokenStream
 
 from mlxr.cache.shapes import CacheShape, LayerCache
-from mlxr.cache.store_file import prove_entry
+from mlxr.cache.store import prove_entry
 from mlxr.cluster.page_exchange import PageExchange
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine_thread import EngineThread

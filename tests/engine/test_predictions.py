@@ -11,8 +11,7 @@ from fake_model import answer_of, expect_greedy, make_engine, run_all
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.speculative.ngram import Lookup
-from mlxr.engine.speculative.prediction import PredictedLookup, Prediction, expect
+from mlxr.engine.speculative.drafters import Lookup, PredictedLookup, Prediction, expect
 
 PROMPT = [3, 1, 4, 1, 5]
 TEXT = [7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]

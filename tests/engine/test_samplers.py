@@ -9,7 +9,7 @@ import pytest
 from fake_model import VOCABULARY, generate
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import MaskSource
+from mlxr.engine.request import MaskSource
 from mlxr.engine.sampler import Sampler, draw_uniform, draw_uniforms
 
 PROMPT = [1, 2, 3]

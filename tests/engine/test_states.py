@@ -24,11 +24,11 @@ from live_look import Look
 
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.boundaries import MAX_ASKED, Boundaries, Snapshot
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.sequence import MAX_ASKED, Boundaries, Snapshot
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.models.step_work import AttentionWork, StepWork
+from mlxr.models.footprint import AttentionWork, StepWork
 
 HYBRID: tuple[LayerCache, ...] = (STATE, FULL, STATE)
 KINDS: dict[str, tuple[LayerCache, ...]] = {

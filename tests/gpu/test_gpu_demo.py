@@ -20,7 +20,7 @@ import pytest
 from gpu_cases import skip_unless_emulated
 
 from mlxr import LLM, SamplingParams
-from mlxr.cache.store_file import allocate_payload
+from mlxr.cache.store import allocate_payload
 from mlxr.cli.main import main
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine

@@ -16,7 +16,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.speculative.opening import DraftSource
+from mlxr.engine.speculative.planner import DraftSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.graph import RecordedStep
 from mlxr.kernels.gpu.steps import Steps

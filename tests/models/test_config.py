@@ -21,9 +21,9 @@ from mlxr.kernels.rope import RopeScaling, inverse_frequencies, llama3_factors, 
 from mlxr.models import Model, model_from_folder, model_from_gguf
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope
 from mlxr.models.families import FAMILIES, FOLDERS
+from mlxr.models.fields import OWN, OWN_KEYS
 from mlxr.models.folders.metadata import read_folder
 from mlxr.models.names import gguf_name
-from mlxr.models.own_keys import OWN, OWN_KEYS
 from mlxr.models.rope_factors import ROPE_FACTORS
 from mlxr.models.weights import expected_tensors
 

@@ -30,8 +30,7 @@ from mlxr.core.events import Event
 from mlxr.core.settings import Settings
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.engine.engine import Engine
-from mlxr.engine.speculative.ngram import Lookup
-from mlxr.engine.speculative.prediction import PredictedLookup
+from mlxr.engine.speculative.drafters import Lookup, PredictedLookup
 from mlxr.loading import LoadedModel
 from mlxr.service.adapters import Adapters
 from mlxr.service.completion import Completion, fold_events

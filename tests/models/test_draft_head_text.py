@@ -22,9 +22,9 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.speculative.guesser import HeadModel
-from mlxr.engine.speculative.ngram import Lookup
-from mlxr.engine.speculative.opening import HeadSource
+from mlxr.engine.speculative.draft_model import HeadModel
+from mlxr.engine.speculative.drafters import Lookup
+from mlxr.engine.speculative.planner import HeadSource
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, model_from_folder
 from mlxr.models.draft_head import DraftHead

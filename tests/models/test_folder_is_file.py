@@ -19,7 +19,7 @@ from tiny_models import CASES, Floats, TinyRun, read_golden
 from mlxr.conversion import plan_tensors, write_model
 from mlxr.formats import open_gguf, open_safetensors
 from mlxr.loading import load, open_source
-from mlxr.model_files.tensors import Contents, read_contents
+from mlxr.model_files.files import Contents, read_contents
 
 WITH_HEADS = ("qwen35", "qwen35moe", "glm4moe")  # which have a layer that drafts
 # What a tiny folder says besides its golden case, in words that GGUF has no keys for.

@@ -30,7 +30,7 @@ from mlxr.formats import TensorSource, TensorToWrite, open_gguf, open_safetensor
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.context import Context
 from mlxr.kernels.rope import QueryTemperature
-from mlxr.model_files.tensors import read_contents
+from mlxr.model_files.files import read_contents
 from mlxr.models import Decoder, model_from_folder, model_from_gguf
 from mlxr.models.components import GatedDelta
 from mlxr.models.rope_factors import LONG_FACTORS, SHORT_FACTORS

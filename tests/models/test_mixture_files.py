@@ -17,7 +17,7 @@ from mlxr.core.errors import ModelError
 from mlxr.formats import TensorSource, join_quantised, open_safetensors
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource as WeightTensor
-from mlxr.model_files.tensors import read_contents
+from mlxr.model_files.files import read_contents
 from mlxr.models import Decoder, model_from_folder, model_from_gguf
 
 TOLERANCE = 1e-4

@@ -11,7 +11,7 @@ from model_folder import make_folder, write_with
 from mlxr import LLM
 from mlxr.core.errors import FormatError, InvalidRequest
 from mlxr.loading import ASSETS, open_source
-from mlxr.model_files.pooling import GGUF_POOLINGS, read_folder_pooling, read_gguf_pooling
+from mlxr.model_files.files import GGUF_POOLINGS, read_folder_pooling, read_gguf_pooling
 from mlxr.service.embedding import choose_pooling, describe_pooling
 
 MODULES = "sentence_transformers.models."

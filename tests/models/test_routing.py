@@ -6,8 +6,8 @@ import pytest
 
 from mlxr.core.errors import DeviceError, SettingError
 from mlxr.kernels.moe import ExpertsUse
-from mlxr.models.residency import plan_experts
-from mlxr.models.routing import measure_evenness, sum_up
+from mlxr.models.components.weights import plan_experts
+from mlxr.models.decoder import measure_evenness, sum_up
 
 GIB = 2**30
 

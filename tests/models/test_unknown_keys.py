@@ -14,7 +14,7 @@ from tiny_models import CASES, make_gguf, read_golden
 
 from mlxr.core.errors import ModelError
 from mlxr.loading import ASSETS, load, read_unknown_keys
-from mlxr.model_files.finding import find_model
+from mlxr.model_files.files import find_model
 from mlxr.models import list_unknown_keys, model_from_folder, model_from_gguf
 
 

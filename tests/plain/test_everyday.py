@@ -31,7 +31,7 @@ def choose(cases: list[Any], *changed: str, is_quick: bool = False) -> list[Any]
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=64, unique=True))
 def test_each_value_of_each_parameter_is_in_a_case(rows: list[tuple[int, int, int]]) -> None:
     cases = [make_case("tests/engine/test_x.py::test_y", a=a, b=b, c=c) for a, b, c in rows]
-    kept = choose(cases, "src/mlxr/engine/batch.py")
+    kept = choose(cases, "src/mlxr/engine/runner.py")
     values = [
         {(name, value) for case in some for name, value in case.callspec.indices.items()} for some in (cases, kept)
     ]
@@ -42,7 +42,7 @@ def test_each_value_of_each_parameter_is_in_a_case(rows: list[tuple[int, int, in
 
 def test_a_full_cross_takes_as_many_cases_as_its_longest_parameter() -> None:
     cases = [make_case("tests/engine/test_x.py::test_y", a=a, b=b) for a in range(7) for b in range(5)]
-    assert len(choose(cases, "src/mlxr/engine/batch.py")) == 7
+    assert len(choose(cases, "src/mlxr/engine/runner.py")) == 7
 
 
 @pytest.mark.parametrize("folder", ["engine", "project"])
@@ -54,7 +54,7 @@ def test_one_list_of_cases_stays_whole_where_it_matters(folder: str) -> None:
 
 def test_of_a_sampled_test_every_third_case_runs() -> None:
     cases = [make_case("tests/engine/test_x.py::test_y", ("sampled",), a=at) for at in range(8)]
-    assert choose(cases, "src/mlxr/engine/batch.py") == cases[::3]
+    assert choose(cases, "src/mlxr/engine/runner.py") == cases[::3]
 
 
 @given(st.integers(1, 40))
@@ -95,7 +95,7 @@ def test_quick_runs_take_what_is_changed_and_a_little_of_the_rest() -> None:
     )
     cases = [*engine, *cache, *page]
     assert choose(cases, is_quick=True) == cache[:1]
-    assert choose(cases, "src/mlxr/engine/batch.py", is_quick=True) == [*engine[:1], *cache[:1]]
+    assert choose(cases, "src/mlxr/engine/runner.py", is_quick=True) == [*engine[:1], *cache[:1]]
     assert choose(cases, "tests/engine/test_x.py", is_quick=True) == [*engine, *cache[:1]]
 
 

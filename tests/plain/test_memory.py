@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxr.cache.memory import read_available_bytes
+from mlxr.cache.sizing import read_available_bytes
 
 MIB = 2**20
 

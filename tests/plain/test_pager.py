@@ -9,8 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mlxr.cache.page_table import PageCopy, PageTable
-from mlxr.cache.pager import Pager
+from mlxr.cache.page_table import PageCopy, Pager, PageTable
 from mlxr.core.errors import OutOfPages
 
 RANDOM_HISTORIES = settings(max_examples=60, stateful_step_count=100, deadline=None, derandomize=True)

@@ -88,7 +88,7 @@ def test_imports_point_downwards(path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from mlxr.engine import engine", "mlxr.cache.pager"),
+        ("from mlxr.engine import engine", "mlxr.cache.page_table"),
         ("def f():\n    import mlxr.service", "mlxr.models.decoder"),
         ("from mlxr import llm", "mlxr.engine.engine"),
         ("from ..formats import gguf", "mlxr.kernels.linear"),

@@ -15,7 +15,7 @@ from whole_answers import load_demo, takes
 
 from mlxr.core.events import Event, TextDelta
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
-from mlxr.engine.constraint import MaskSource
+from mlxr.engine.request import MaskSource
 from mlxr.llm import LLM
 from mlxr.service.closing import _Search
 

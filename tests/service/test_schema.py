@@ -10,7 +10,7 @@ import pytest
 from whole_answers import load_demo, takes
 
 from mlxr.core.types import Grammar
-from mlxr.engine.constraint import MaskSource
+from mlxr.engine.request import MaskSource
 from mlxr.service.schema_check import enforce
 from mlxr.service.schema_document import SchemaError
 

@@ -14,7 +14,7 @@ from mlxr.core.settings import resolve
 from mlxr.formats.tensor import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.models.components import Weights
-from mlxr.models.residency import ExpertBudget
+from mlxr.models.components.weights import ExpertBudget
 from mlxr.service.opening import open_model
 from mlxr.service.validation import LogitsCheck, validate_model
 

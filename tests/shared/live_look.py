@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.engine.engine import Engine
-from mlxr.models.step_work import StepWork
+from mlxr.models.footprint import StepWork
 from mlxr.server.live_events import Change, compare
 
 

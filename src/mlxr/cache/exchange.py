@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.cache.boundary import find_boundary
 from mlxr.cache.group import CacheGroup
 from mlxr.cache.inbox import Inbox
+from mlxr.cache.prefix import find_boundary
 from mlxr.cache.store import PageName, PageStore, name_groups
 from mlxr.kernels.tensor import ByteArray
 

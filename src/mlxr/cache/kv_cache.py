@@ -18,12 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 
-from mlxr.cache.boundary import Boundary, find_boundary
 from mlxr.cache.exchange import Exchange
 from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
 from mlxr.cache.inbox import Inbox
 from mlxr.cache.page_table import PageCopy, SequenceTable
-from mlxr.cache.prefix import NameChanges, PageKeys, PrefixEntry, hash_fields
+from mlxr.cache.prefix import Boundary, NameChanges, PageKeys, PrefixEntry, find_boundary, hash_fields
 from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter

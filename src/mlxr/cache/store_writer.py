@@ -18,8 +18,7 @@ from threading import Condition, Thread
 
 from mlxr.cache.arena import PoolSet
 from mlxr.cache.stats import StoreDrop, StoreStats
-from mlxr.cache.store import PageName, PageStore
-from mlxr.cache.store_file import allocate_payload
+from mlxr.cache.store import PageName, PageStore, allocate_payload
 from mlxr.core.live import StorePlace
 from mlxr.kernels.tensor import ByteArray
 

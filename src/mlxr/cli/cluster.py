@@ -92,8 +92,7 @@ def cluster(
 ) -> None:
     """Serve a model from several engines behind one address, and change or watch such a cluster."""
     require_ray()
-    from mlxr.cluster.application import ClusterPlan
-    from mlxr.cluster.running import join_cluster, read_status, run_engines, start_cluster
+    from mlxr.cluster.application import ClusterPlan, join_cluster, read_status, run_engines, start_cluster
 
     if action is Action.STATUS:
         with join_cluster(ray_address):

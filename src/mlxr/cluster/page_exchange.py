@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mlxr.cache.exchange import Exchange, Lack, LentPage, Loan
 from mlxr.cache.inbox import Delivery
-from mlxr.cache.store_file import allocate_payload, pack_header
+from mlxr.cache.store import allocate_payload, pack_header
 from mlxr.core.errors import EngineStopped
 from mlxr.engine.engine_thread import EngineThread
 

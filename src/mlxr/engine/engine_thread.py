@@ -28,7 +28,7 @@ from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Floats
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport, EngineStats
-from mlxr.models.step_work import StepWork
+from mlxr.models.footprint import StepWork
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

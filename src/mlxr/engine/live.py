@@ -36,7 +36,7 @@ from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.sequence import Sequence
 from mlxr.engine.stats import Work, read_counters, read_queue
 from mlxr.kernels.ledger import Ledger
-from mlxr.models.step_work import StepWork
+from mlxr.models.footprint import StepWork
 
 MAX_STEP_SUMS = 16
 FORGET_S = 10.0  # after which a record that nobody reads ends

@@ -18,9 +18,8 @@ from mlxr.cache.arena import (
     parse_kv_type,
 )
 from mlxr.cache.group import CacheGroup
-from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import LIVE_SLOTS, CacheGroups, StatesShape, form_groups
-from mlxr.cache.sizing import PageNeeds, choose_pages, space_snapshots
+from mlxr.cache.sizing import PageNeeds, choose_pages, read_available_bytes, space_snapshots
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
 from mlxr.core.model_settings import ModelSettings, size_steps

@@ -2,17 +2,161 @@
 
 Whatever a request may ask of the engine is a field here. `EngineRequest` travels whole from the service, through the
 thread that owns the engine, to each `Sequence` that answers it; who needs a field reads it from there.
+
+Which tokens may come next in an answer: what a grammar must offer to the engine, and its state in one answer.
+
+The engine asks for a mask before every token, applies it within its one sampling call, and tells which token was
+chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. Tokens that may be
+any need none. How many tokens may come changes no mask of a grammar. An answer that reaches its last token without an
+end has its newest tokens taken back, and others put in their place that end it; so a constraint says in time which
+tokens nobody may be shown yet. Knows no grammar and no text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import TokenConstraint
 from mlxr.models.adapter import Adapter
+
+Mask = npt.NDArray[np.uint32]
+FREE_TOKENS = 2**31  # more than an answer has
+
+
+class TokenConstraint(Protocol):
+    """A rule for the tokens of one answer. What it raises ends that answer alone, with its text as the error.
+
+    One thread at a time calls its methods.
+    """
+
+    @property
+    def needs_end(self) -> bool:
+        """True where an end token must end the answer, as it does under a grammar."""
+        ...
+
+    def count_free(self) -> int:
+        """Return how many next tokens may be any, so that they need no mask; FREE_TOKENS: nothing is bounded any more.
+
+        Asked before a mask is; a word from outside the answer counts from then on.
+        """
+        ...
+
+    def fill_mask(self, mask: Mask) -> None:
+        """Set bit i % 32 of mask[i // 32] for every token i that may come next, end tokens included.
+
+        `mask` has a bit for every token of the model's vocabulary and comes all zero. Asking twice is the same as
+        asking once.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """`token_id` was chosen, and the answer goes on after it. An error may come with the next mask instead."""
+        ...
+
+    def look_ahead(self, tokens_left: int) -> int:
+        """Return how many of the newest tokens may have to be taken back, as at most `tokens_left` may still come.
+
+        Asked before the first token and after each one. Tokens that did not count once never count later.
+        """
+        ...
+
+    def close(self) -> Sequence[int]:
+        """Return the tokens that end the answer in the place of those that `look_ahead` counted last.
+
+        They are no more than could come since the first of those. Empty also where nothing is to be put in place.
+        """
+        ...
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens could come next, one after another, as far as can be told; changes nothing."""
+        ...
+
+    def fork(self) -> TokenConstraint:
+        """One more of the same state, which goes its own way."""
+        ...
+
+
+class MaskSource:
+    """The constraint of one answer with its mask of the next token, (ceil(vocab_size / 32),) uint32.
+
+    The answer may have `most_tokens`; None: any number. Its `held_tokens` newest ones may be taken back. The next
+    `free_tokens` may be any; if there are some, the mask says nothing. When the constraint fails the mask is empty and
+    `error` says why.
+    """
+
+    __slots__ = (
+        "_constraint",
+        "_has_begun",
+        "_is_filled",
+        "_tokens_left",
+        "error",
+        "free_tokens",
+        "held_tokens",
+        "mask",
+    )
+
+    def __init__(self, constraint: TokenConstraint, vocab_size: int, most_tokens: int | None = None) -> None:
+        self._constraint, self._tokens_left = constraint, most_tokens
+        self.mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
+        self.error: str | None = None
+        self.free_tokens = self.held_tokens = 0
+        self._is_filled = self._has_begun = False
+
+    def fill(self) -> None:
+        """Bring the mask up to date, unless it is."""
+        if self._is_filled:
+            return
+        self.mask.fill(0)
+        try:
+            self._begin()
+            self.free_tokens = self._constraint.count_free()
+            if not self.free_tokens:
+                self._constraint.fill_mask(self.mask)
+        except Exception as error:  # whatever it was, it concerns this answer alone
+            self._fail(error)
+        self._is_filled = True
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens the constraint allows, one after another; 0 after it failed."""
+        if self.error is not None:
+            return 0
+        try:
+            return self._constraint.count_allowed(token_ids)
+        except Exception:  # whoever fills the mask hears of it
+            return 0
+
+    def accept(self, token_id: int) -> None:
+        """Tell the constraint that `token_id` was drawn."""
+        self._is_filled = False
+        try:
+            self._begin()
+            self._constraint.accept(token_id)
+            if self._tokens_left is not None:
+                self._tokens_left -= 1
+                self.held_tokens = self._constraint.look_ahead(self._tokens_left)
+        except Exception as error:
+            self._fail(error)
+
+    def close(self) -> Sequence[int]:
+        """Return what ends the answer in the place of its `held_tokens` newest tokens."""
+        return self._constraint.close() if self.error is None else ()
+
+    def _begin(self) -> None:
+        if not self._has_begun and self._tokens_left is not None:
+            self._constraint.look_ahead(self._tokens_left)
+        self._has_begun = True
+
+    def _fail(self, error: Exception) -> None:
+        self.free_tokens = self.held_tokens = 0
+        self.mask.fill(0)
+        self.error = f"the constraint failed: {type(error).__name__}: {error}"
+        self._is_filled = True
+
 
 Pooling = Literal["mean", "last", "cls"]  # of the states of a text: their mean, the last one, or the first
 

@@ -16,15 +16,13 @@ from itertools import chain
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, QueueFull
 from mlxr.core.types import FinishReason
-from mlxr.engine.boundaries import Boundaries
-from mlxr.engine.constraint import MaskSource
 from mlxr.engine.fair_queue import FairQueue, Throughput
 from mlxr.engine.live import Live
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest, MaskSource
 from mlxr.engine.runner import Runner
 from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY, Scheduler, compute_arrival
 from mlxr.engine.scoring import PromptScores
-from mlxr.engine.sequence import Sequence, TokenEvent
+from mlxr.engine.sequence import Boundaries, Sequence, TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.drafters import StateTail
 from mlxr.engine.stats import Work

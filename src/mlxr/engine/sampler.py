@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import FREE_TOKENS, Mask, MaskSource
+from mlxr.engine.request import FREE_TOKENS, Mask, MaskSource
 from mlxr.kernels.sample import SampleRow, takes_likeliest
 
 Ints = npt.NDArray[np.int32]

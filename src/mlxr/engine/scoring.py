@@ -17,9 +17,8 @@ import numpy.typing as npt
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.events import TokenInfo
 from mlxr.core.types import TokenLogprob
-from mlxr.engine.batch import BatchPart
 from mlxr.engine.request import Pooling
-from mlxr.engine.runner import Floats, Runner
+from mlxr.engine.runner import BatchPart, Floats, Runner
 
 MAX_LOGITS_BYTES = 32 * 2**20  # of one chunk; the float64 work on it takes a few times as much
 Doubles = npt.NDArray[np.float64]

@@ -1,19 +1,56 @@
-"""The files of a model that is to run, opened and read, but for its weights."""
+"""The files of a model that is to run, opened and read, but for its weights.
+
+From what the user typed to the file or folder of a model.
+
+How the files of a model say that the states of a text's tokens become one vector.
+
+GGUF has a number for it, folders of sentence-transformers a list of modules. Nothing is refused here: a model that
+pools in a way of its own may still answer.
+
+A model's files as what GGUF files are: metadata and tensors by their names there, whichever kind of files it has.
+
+A model's files as they would be written to GGUF.
+
+What a model's files say, without the model: the sizes of its weights, its sampling parameters, its chat template.
+"""
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxr.core.errors import ModelError, TemplateError, TokenizerError
-from mlxr.formats import GGUFFile, SafetensorsFolder, open_gguf, open_safetensors
+from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
+from mlxr.core.sampling import read_file_defaults
+from mlxr.formats import (
+    AffineTensor,
+    GGUFFile,
+    SafetensorsFolder,
+    WeightSource,
+    join_quantised,
+    open_gguf,
+    open_safetensors,
+)
+from mlxr.formats.recipes import RECIPES
+from mlxr.formats.safetensors import read_json_list, read_json_object
 from mlxr.kernels.tensor import TensorSource
-from mlxr.model_files.pooling import read_folder_pooling, read_gguf_pooling
-from mlxr.model_files.tensors import read_contents
-from mlxr.models import Model, list_unknown_keys
+from mlxr.models import Model, list_unknown_keys, model_from_gguf
+from mlxr.models.draft_layer import (
+    DraftLayer,
+    describe_draft_layer,
+    drop_draft_layer,
+    name_draft_layer,
+    take_draft_layer,
+)
+from mlxr.models.eagle import is_eagle, read_eagle_config
+from mlxr.models.folders.metadata import read_folder, read_model
+from mlxr.models.folders.tensors import convert_tensors, state_drafting
+from mlxr.models.footprint import Footprint, measure_footprint
+from mlxr.models.names import gguf_name
+from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
     Tokenizer,
@@ -21,7 +58,139 @@ from mlxr.tokenizers import (
     chat_template_from_gguf,
     from_folder,
     from_gguf,
+    to_gguf_metadata,
 )
+from mlxr.tokenizers.folder import DEFAULT_TEMPLATE, FolderConfig
+
+ASSETS = Path(__file__).parents[1] / "assets"
+NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
+_DRAFT_MODELS: Mapping[str, str] = {"demo.gguf": "demo-draft"}  # that guess tokens for a named model, by its file
+_MAX_SHOWN_CHARACTERS = 200
+
+
+def find_model(path_or_name: str | Path) -> Path:
+    """The file or folder of a model given by name or path; raises NotFound with what is near."""
+    file_name = NAMED_MODELS.get(str(path_or_name))
+    path = _expand_home(Path(path_or_name)) if file_name is None else ASSETS / file_name
+    if not _holds(path.exists):
+        if file_name is not None:
+            raise NotFound(f"the model {path_or_name} is missing from this installation ({path}); install mlxr again")
+        name = str(path_or_name)
+        shown = name if len(name) <= _MAX_SHOWN_CHARACTERS else name[:_MAX_SHOWN_CHARACTERS] + "…"
+        raise NotFound(f"{shown}: no such file, folder or named model{_suggest(path)}")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise NotFound(f"{path}: the folder has no config.json, so it is no model{_list_models(path)}")
+    if path.suffix == ".safetensors":
+        raise NotFound(f"{path}: give the folder that holds it, with config.json and the tokenizer: {path.parent}")
+    return path
+
+
+def find_draft(path: Path) -> str | None:
+    """The named model that guesses tokens for the model in a file, if mlxr comes with one."""
+    return _DRAFT_MODELS.get(path.name) if path.parent == ASSETS else None
+
+
+def _expand_home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~name without such a user: then it is meant as written
+        return path
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """The answer to a question about a path; no for one that is too long to be a path."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _suggest(path: Path) -> str:
+    """The end of a NotFound message: names and neighbouring models that look alike."""
+    if not _holds(path.parent.is_dir):
+        return f"; the folder {str(path.parent)[:_MAX_SHOWN_CHARACTERS]} does not exist either"
+    names = {*NAMED_MODELS, *(entry.name for entry in path.parent.iterdir() if _looks_like_model(entry))}
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else "; give a .gguf file, a Hugging Face folder, or demo"
+
+
+def _list_models(folder: Path) -> str:
+    found = sorted(str(entry) for entry in folder.iterdir() if _looks_like_model(entry))
+    return f"; did you mean {' or '.join(found[:3])}?" if found else ""
+
+
+def _looks_like_model(path: Path) -> bool:
+    return path.suffix == ".gguf" or (path / "config.json").is_file()
+
+
+GGUF_POOLINGS = ("none", "mean", "cls", "last", "rank")  # by their numbers in GGUF
+GGUF_KEY = "pooling_type"
+_MODULES, _POOLING = "modules.json", "1_Pooling/config.json"
+_FOLDER_POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
+_FOLDER_WORDS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+_HARMLESS_MODULES = ("Transformer", "Pooling", "Normalize")  # vectors are brought to length 1 in any case
+
+
+def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
+    """`mean`, `cls`, `last`, `rank`, `none`, or what else a GGUF file states; None where it states nothing."""
+    value = metadata.get(f"{metadata.get('general.architecture')}.{GGUF_KEY}")
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(GGUF_POOLINGS):
+        return GGUF_POOLINGS[value]
+    return f"{GGUF_KEY} {value!r:.40}"
+
+
+def read_folder_pooling(folder: Path) -> str | None:
+    """The same of a folder. Raises FormatError for files that are no JSON."""
+    place, others = _read_modules(folder)
+    if others:
+        return f"a module {others[0]}"
+    if not (folder / place).is_file():
+        return None
+    stated = read_json_object(folder / place)
+    if isinstance(word := stated.get("pooling_mode"), str):
+        return _FOLDER_WORDS.get(word, word)
+    names = [
+        str(key).removeprefix("pooling_mode_") for key, value in stated.items() if "pooling_mode_" in key and value
+    ]
+    if not names:
+        return None
+    return _FOLDER_POOLINGS.get(names[0], names[0]) if len(names) == 1 else " and ".join(names)
+
+
+def _read_modules(folder: Path) -> tuple[str, list[str]]:
+    """Where the configuration of the pooling lies, and the modules that change vectors in other ways."""
+    if not (folder / _MODULES).is_file():
+        return _POOLING, []
+    modules = [one for one in read_json_list(folder / _MODULES) if isinstance(one, Mapping)]
+    kinds = [(str(one.get("type")).rpartition(".")[2], str(one.get("path"))) for one in modules]
+    place = next((f"{path}/config.json" for kind, path in kinds if kind == "Pooling" and _is_below(path)), _POOLING)
+    return place, [kind for kind, _ in kinds if kind not in _HARMLESS_MODULES]
+
+
+def _is_below(path: str) -> bool:
+    return bool(path) and "/" not in path and "\\" not in path and path not in (".", "..")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a model's files hold of the model itself, as GGUF has it, and what it is by them."""
+
+    metadata: Mapping[str, object]
+    tensors: Mapping[str, TensorSource]
+    config: Model
+
+
+def read_contents(file: GGUFFile | SafetensorsFolder) -> Contents:
+    """Return what the files of a model hold. Raises FormatError and ModelError, in the words of those files."""
+    if isinstance(file, GGUFFile):
+        return Contents(file.metadata, file.tensors, model_from_gguf(file.metadata, file.tensors))
+    stated = read_folder(file.config)
+    config = read_model(stated)
+    tensors = convert_tensors(join_quantised(file.tensors, file.config), stated, config)
+    return Contents(state_drafting(stated, config, tensors), tensors, config)
+
 
 logger = logging.getLogger(__name__)
 MAX_SHOWN_KEYS = 8
@@ -88,3 +257,167 @@ def _open_folder(path: Path) -> ModelFiles:
     except BaseException:
         file.close()
         raise
+
+
+_FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is read of a folder beside its weights
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """A model as it would be written to GGUF: its tensors by their names there, in the order of the file."""
+
+    config: Model
+    metadata: Mapping[str, object]
+    metadata_types: Mapping[str, str]  # that the source file gave its keys
+    tensors: Mapping[str, WeightSource]
+    file: GGUFFile | SafetensorsFolder
+    head_config: Model | None  # of the layer that drafts, as a model of its own, if there is one
+
+
+def open_source(path_or_name: str | Path) -> SourceModel:
+    """Open a model for conversion; nothing is decoded yet. Raises as `load` does."""
+    path = find_model(path_or_name)
+    with name_in_errors(path):
+        return _open_source(path)
+
+
+def _open_source(path: Path) -> SourceModel:
+    file: GGUFFile | SafetensorsFolder = open_safetensors(path) if path.is_dir() else open_gguf(path)
+    try:
+        return _describe_file(file) if isinstance(file, GGUFFile) else _describe_folder(path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _describe_file(file: GGUFFile) -> SourceModel:
+    contents = read_contents(file)
+    config = contents.config
+    check_tensors(config, arrange_tensors(config, file.tensors))
+    head_config = describe_draft_layer(config, file.tensors)
+    return SourceModel(config, file.metadata, file.metadata_types, file.tensors, file, head_config)
+
+
+def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
+    contents = read_contents(folder)
+    config, metadata = contents.config, contents.metadata
+    tensors = arrange_tensors(config, contents.tensors)
+    check_tensors(config, tensors)
+    layer = find_draft_layer(path, config, contents.tensors)
+    if config.is_tied:  # to other programs a stored copy would say the contrary
+        tensors.pop("output.weight", None)
+    if layer is None:
+        metadata = drop_draft_layer(metadata)
+    else:
+        tensors |= name_draft_layer(layer, config)
+    return SourceModel(
+        config=config,
+        metadata={"general.name": path.resolve().name}
+        | dict(metadata)
+        | _state_pooling(path, metadata)
+        | to_gguf_metadata(path),
+        metadata_types={},
+        tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
+        file=folder,
+        head_config=None if layer is None else layer.model,
+    )
+
+
+def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, object]:
+    """The key for how texts become vectors, where the folder says so and GGUF has a number for it."""
+    pooling = read_folder_pooling(path)
+    if pooling is not None and pooling not in GGUF_POOLINGS:
+        logger.warning("%s: its vectors are made with %s, which GGUF cannot state; it is left out", path, pooling)
+    key = f"{metadata['general.architecture']}.{GGUF_KEY}"
+    return {key: GGUF_POOLINGS.index(pooling)} if pooling in GGUF_POOLINGS else {}
+
+
+def find_draft_layer(path: Path, config: Model, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
+    """The layer that drafts; one that does not fit is left out, as the model runs without."""
+    try:
+        return take_draft_layer(config, tensors)
+    except ModelError as error:
+        logger.warning("%s: %s; it is left out", path, error)
+        return None
+
+
+def list_files(model: SourceModel) -> tuple[Path, ...]:
+    """All files that make up a model: the weights, and of a folder what is read beside them."""
+    if isinstance(model.file, GGUFFile):
+        return tuple(model.file.paths)
+    weights = tuple(model.file.paths)
+    beside = [path for path in weights[0].parent.iterdir() if path.suffix in _FOLDER_SUFFIXES and path.is_file()]
+    return weights + tuple(sorted(set(beside) - set(weights)))
+
+
+def name_quantization(model: SourceModel) -> str:
+    """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes.
+
+    A weight that MLX quantised counts as mlx_4bit, by its bits.
+    """
+    file_type = model.metadata.get("general.file_type")
+    recipe = next((recipe.name for recipe in RECIPES if recipe.file_type == file_type), None)
+    if recipe is not None and isinstance(model.file, GGUFFile):
+        return recipe.upper()
+    sizes: dict[str, int] = {}
+    for tensor in model.tensors.values():
+        name = f"mlx_{tensor.quantization.bits}bit" if isinstance(tensor, AffineTensor) else tensor.type_name
+        sizes[name] = sizes.get(name, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name]).upper()
+
+
+def read_footprint(path_or_name: str | Path) -> Footprint:
+    """What a model's files say of its weights; no tensor is read. Raises as `load` does for models that do not run."""
+    path = find_model(path_or_name)
+    with name_in_errors(path), open_safetensors(path) if path.is_dir() else open_gguf(path) as file:
+        contents = read_contents(file)
+        config, tensors = contents.config, contents.tensors
+        layer = find_draft_layer(path, config, tensors)
+        return measure_footprint(config, arrange_tensors(config, tensors), 0 if layer is None else layer.nbytes)
+
+
+def read_unknown_keys(path_or_name: str | Path) -> list[str]:
+    """The keys of a GGUF file that state something of the model and that mlxr does not read; none of a folder.
+
+    Raises as `load` does for models that do not run.
+    """
+    path = find_model(path_or_name)
+    if path.is_dir():
+        return []
+    with name_in_errors(path), open_gguf(path) as file:
+        return list_unknown_keys(file.metadata, file.tensors)
+
+
+def read_eagle(path: Path) -> Model | None:
+    """The sizes of the EAGLE-3 head in a folder; None for other models. Raises FormatError and ModelError."""
+    if not path.is_dir():
+        return None
+    config = read_json_object(path / "config.json")
+    with name_in_errors(path):
+        return read_eagle_config(config) if is_eagle(config) else None
+
+
+def read_sampling(path_or_name: str | Path) -> dict[str, object]:
+    """The sampling parameters that the files of a model recommend, under the names that models are made with.
+
+    Raises NotFound where there is no such model, FormatError or TokenizerError for broken files.
+    """
+    path = find_model(path_or_name)
+    if path.is_dir():
+        return read_file_defaults(FolderConfig(path).name_sampling())
+    if path.suffix != ".gguf":
+        return {}
+    with open_gguf(path) as file:
+        return read_file_defaults(file.metadata)
+
+
+def read_template(path_or_name: str | Path) -> str:
+    """The source of a model's chat template, "" without one; raises as `read_sampling` does."""
+    path = find_model(path_or_name)
+    if path.is_dir():
+        return FolderConfig(path).read_templates().get(DEFAULT_TEMPLATE, "")
+    if path.suffix != ".gguf":
+        return ""
+    with open_gguf(path) as file:
+        source = file.metadata.get("tokenizer.chat_template")
+    return source if isinstance(source, str) else ""

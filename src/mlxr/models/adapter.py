@@ -15,10 +15,9 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.models.expert_updates import is_expert
 from mlxr.models.model import Model
 from mlxr.models.updates import OUTPUT as OUTPUT
-from mlxr.models.updates import TABLE, Pair, list_updates
+from mlxr.models.updates import TABLE, Pair, is_expert, list_updates
 
 
 @dataclass(frozen=True, slots=True, eq=False)

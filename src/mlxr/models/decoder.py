@@ -2,17 +2,21 @@
 
 Written against the operators only; what a model is comes from its `Model`, what it weighs from its tensors. It
 schedules nothing: which tokens of which sequences run is the caller's batch.
+
+How evenly tokens were sent to experts, out of the counts of each layer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
-from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import form_groups
+from mlxr.cache.sizing import read_available_bytes
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, compute_states, compute_tapped, forward, make_model, project
 from mlxr.kernels.layers import Layers, StepInput, prepare_layers
@@ -27,22 +31,63 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.linear.compare import compare_products, move_weight
-from mlxr.kernels.moe import read_use
+from mlxr.kernels.moe import ExpertsUse, read_use
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
 from mlxr.models.components import Weights
-from mlxr.models.footprint import list_expert_bytes
+from mlxr.models.components.weights import plan_experts
+from mlxr.models.footprint import AttentionWork, ExpertsWork, StepWork, list_expert_bytes
 from mlxr.models.model import Model
-from mlxr.models.residency import plan_experts
 from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
-from mlxr.models.routing import Routing, sum_up
 from mlxr.models.shares import take_share
-from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
 from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, split_joined
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What layers with experts have done, all together, since the model was loaded.
+
+    `rows` are pairs of a token and an expert, in `layer_steps` calls of layers. `experts` had rows in these, counted in
+    each call, and of them `file_reads` were read from the file. `evenness` is the entropy of a layer's rows over its
+    experts, divided by that of even rows, so 1 where all have as many and 0 where one has all; `busiest` the rows of
+    its busiest expert, divided by the mean of its experts. Both are means over the layers that had rows, 0 without any.
+    """
+
+    rows: int
+    layer_steps: int
+    experts: int
+    file_reads: int
+    evenness: float
+    busiest: float
+
+
+def sum_up(uses: Sequence[ExpertsUse | None]) -> Routing | None:
+    """Return the counts of all layers as one; None where there are none."""
+    counted = [use for use in uses if use is not None]
+    if not counted:
+        return None
+    filled = [use.rows for use in counted if any(use.rows)]
+    layers = max(len(filled), 1)
+    return Routing(
+        rows=sum(map(sum, filled)),
+        layer_steps=sum(use.steps for use in counted),
+        experts=sum(use.groups for use in counted),
+        file_reads=sum(use.reads for use in counted),
+        evenness=sum(map(measure_evenness, filled)) / layers,
+        busiest=sum(max(rows) * len(rows) / sum(rows) for rows in filled) / layers,
+    )
+
+
+def measure_evenness(rows: Sequence[int]) -> float:
+    """Return the entropy of these counts, of which some are not 0, as a part of the largest that it can be."""
+    total = sum(rows)
+    entropy = -sum(count / total * math.log(count / total) for count in rows if count)
+    return entropy / math.log(len(rows)) if len(rows) > 1 else 1.0
+
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 

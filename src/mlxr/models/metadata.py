@@ -20,9 +20,8 @@ from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components import Attention, FeedForward, Layer, Mamba2, Rope
-from mlxr.models.fields import NO_ORIGINS, Fields, Origin, says_nothing
+from mlxr.models.fields import NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
 from mlxr.models.model import Model
-from mlxr.models.own_keys import NEEDED, open_own_keys
 from mlxr.models.rope_factors import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
 
 Flags = tuple[bool, ...]  # of each layer

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from mlxr.engine.constraint import Mask
+from mlxr.engine.request import Mask
 from mlxr.service.grammar_library import GrammarVocabulary, Matcher
 
 MAX_WAY_TOKENS = 600

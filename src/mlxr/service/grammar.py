@@ -18,7 +18,7 @@ from llguidance import LLMatcher
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar
-from mlxr.engine.constraint import Mask
+from mlxr.engine.request import Mask
 from mlxr.service.closing import Closer, ClosingTokens
 from mlxr.service.gbnf import GbnfError, translate
 from mlxr.service.grammar_library import GrammarVocabulary, Library, Limits, Matcher, NativeHost, open_library

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, _lib
 
 from mlxr.core.errors import InvalidRequest, MlxrError
-from mlxr.engine.constraint import Mask
+from mlxr.engine.request import Mask
 from mlxr.tokenizers import Tokenizer
 
 SPECIAL_MARKER = b"\xff"  # the library writes it before the names of special tokens; it is no byte of UTF-8

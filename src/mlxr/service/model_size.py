@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings
-from mlxr.engine.speculative.opening import HOST_DEVICES
+from mlxr.engine.speculative.planner import HOST_DEVICES
 from mlxr.loading import read_footprint
 from mlxr.registry.record import ModelRecord
 from mlxr.service.opening import find_device, find_draft_path

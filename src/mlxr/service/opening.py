@@ -17,7 +17,7 @@ from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
 from mlxr.engine.runner import Model, ModelShape
-from mlxr.engine.speculative.opening import HOST_DEVICES, DraftSource, HeadSource
+from mlxr.engine.speculative.planner import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.loading import (
     LoadedModel,
     Progress,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import TokenConstraint
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest, TokenConstraint
 from mlxr.loading import Adapter
 from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mlxr.engine.constraint import Mask, TokenConstraint
+from mlxr.engine.request import Mask, TokenConstraint
 from mlxr.tokenizers import Tokenizer
 
 # Template variables that switch reasoning on and off, and the one that sets how much there is of it.

@@ -23,7 +23,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.runner import Floats
-from mlxr.engine.speculative.opening import HOST_DEVICES
+from mlxr.engine.speculative.planner import HOST_DEVICES
 from mlxr.loading import Adapter, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
 from mlxr.service.cluster_hooks import PageNames, PageSource

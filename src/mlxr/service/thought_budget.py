@@ -20,7 +20,7 @@ from enum import Enum, auto
 import numpy as np
 
 from mlxr.core.model_settings import THINKING_MESSAGE, ModelSettings
-from mlxr.engine.constraint import FREE_TOKENS, Mask, TokenConstraint
+from mlxr.engine.request import FREE_TOKENS, Mask, TokenConstraint
 from mlxr.service.reasoning import Tags, hold_back, list_open_ids
 from mlxr.tokenizers import Tokenizer
 

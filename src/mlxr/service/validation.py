@@ -25,7 +25,7 @@ from mlxr.engine.memory_plan import compare_windows
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.speculative.opening import HOST_DEVICES
+from mlxr.engine.speculative.planner import HOST_DEVICES
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model

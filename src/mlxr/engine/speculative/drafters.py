@@ -3,14 +3,25 @@
 Neither knows a model: `DraftModel` computes for all answers at once and leaves here what it found. A head reads pairs:
 the model's state of a position and the token after it, and `StateTail` keeps the last states for it. `Rates` are
 running means of how often guesses are right, by how sure the guesser was.
+
+Drafts from the text itself: what followed when the last tokens of prompt and answer were there before.
+
+Answers that copy or change a text, or repeat themselves, go on as they went on before; others hardly ever do. So the
+drafter takes count of how often it was right, and it does so whether its drafts are computed or not: it compares every
+token of the answer with the one that it would have drafted.
+
+Drafts from what the caller expects of an answer, such as the file before the change that was asked for.
+
+The answer is compared with that text token by token, from both their beginnings. Where they part, the next place is
+sought, further on in the text, that has the answer's last tokens before it.
 """
 
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,15 +30,115 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.prefix import PageKeys
 from mlxr.engine.runner import Floats
-from mlxr.engine.speculative.ngram import Lookup
+
+_KEY_BITS = 32  # of the second of two tokens that name a place
+_LOOKED_AT = 8  # earlier places with the same two last tokens, the latest first
+_LONGEST = 16  # tokens that are compared to find the place that matches best; then longer matches count as one
+_MOST_TOKENS = 16_384  # of the text so far that are looked at, the last ones: a pair takes some 100 bytes
+_CLASSES = (2, 3, 4, 6, 8, 12, 16)  # lengths of matches from which on the drafts are more often right
+_FIRST_GUESSES = (0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)  # how often, before anything is counted
+_WEIGHT = 0.1  # of the newest comparison
+_CLASS_OF = [max(0, sum(length >= least for least in _CLASSES) - 1) for length in range(_LONGEST + 1)]
+
+
+class Lookup:
+    """The places of all pairs of tokens in the end of one text, and where the text is likely to go on from."""
+
+    __slots__ = ("_before", "_latest", "_length", "_rates", "_source", "_tokens")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens[-_MOST_TOKENS:])
+        self._latest: dict[int, int] = {}  # of two tokens, the place after them
+        self._before: list[int] = [-1, -1]  # for each such place, the one before it with the same two tokens
+        self._source = -1  # the place whose token is the guess for the next one; below 0: none
+        self._length = 0  # how many tokens before that place are those at the end
+        self._rates = list(_FIRST_GUESSES)
+        self._note_all()
+        self._search()
+
+    def add(self, token_id: int) -> None:
+        """The text has one more token, which is compared with the guess."""
+        tokens, source = self._tokens, self._source
+        is_right = False
+        if source >= 0:
+            is_right = tokens[source] == token_id
+            number = _CLASS_OF[min(self._length, _LONGEST)]
+            self._rates[number] += _WEIGHT * (is_right - self._rates[number])
+        tokens.append(token_id)
+        end = len(tokens)
+        before = -1
+        if end > 1:
+            key = tokens[end - 2] << _KEY_BITS | token_id
+            before = self._latest.get(key, -1)
+            self._before.append(before)
+            self._latest[key] = end
+        if is_right:
+            self._source, self._length = source + 1, self._length + 1
+        elif before >= 0:
+            self._search()
+        else:
+            self._source, self._length = -1, 0
+
+    def is_due(self) -> bool:
+        """Whether the last tokens were there before."""
+        return self._source >= 0
+
+    def propose(self, most: int) -> list[int]:
+        """Return what followed the best match; one that reaches the end of the text goes on with itself."""
+        if self._source < 0:
+            return []
+        proposed = self._tokens[self._source : self._source + most]
+        period = len(self._tokens) - self._source
+        while len(proposed) < most:
+            proposed.append(proposed[-period])
+        return proposed
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How often guesses after matches of such lengths were right lately."""
+        lengths = range(self._length, self._length + tokens)
+        return [self._rates[_CLASS_OF[min(length, _LONGEST)]] for length in lengths]
+
+    def release(self, *, has_ended: bool) -> None:
+        """Nothing is held that others could use."""
+
+    def _note_all(self) -> None:
+        """Remember the place after each two tokens, as `add` does for one more."""
+        latest, before, last = self._latest, self._before, None
+        for end, token_id in enumerate(self._tokens, 1):
+            if last is not None:
+                key = last << _KEY_BITS | token_id
+                before.append(latest.get(key, -1))
+                latest[key] = end
+            last = token_id
+
+    def _search(self) -> None:
+        """Find the earlier place with most of the last tokens before it, the latest of several."""
+        self._source, self._length = -1, 0
+        end = len(self._tokens)
+        place = self._before[end] if end > 1 else -1
+        for _ in range(_LOOKED_AT):
+            if place < 0 or self._length >= _LONGEST:
+                return
+            length = self._match(place)
+            if length > self._length:
+                self._source, self._length = place, length
+            place = self._before[place]
+
+    def _match(self, place: int) -> int:
+        """How many tokens before `place` are those at the end; two at least."""
+        tokens, end, length = self._tokens, len(self._tokens), 2
+        while length < min(place, _LONGEST) and tokens[place - 1 - length] == tokens[end - 1 - length]:
+            length += 1
+        return length
+
 
 _BOUNDS = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the probability that the draft model gives its token
-_FIRST_GUESSES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # before anything is counted
-_FIRST_VALUES = (*_FIRST_GUESSES, 0.7, 0.7)
+_FIRST_RATE_GUESSES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # before anything is counted
+_FIRST_VALUES = (*_FIRST_RATE_GUESSES, 0.7, 0.7)
 _FIRST_COUNT, _COMMON_COUNT = 5, 10  # comparisons, as many as which those weigh, and what all answers have counted
 _RESTED_COUNT = 3  # as many as which all earlier ones weigh after a rest
-_WEIGHT, _COMMON_WEIGHT = 0.05, 0.02  # of the newest comparison, once there were many
-_FIRST, _LATER = len(_FIRST_GUESSES), len(_FIRST_GUESSES) + 1
+_RATE_WEIGHT, _COMMON_WEIGHT = 0.05, 0.02  # of the newest comparison, once there were many
+_FIRST, _LATER = len(_FIRST_RATE_GUESSES), len(_FIRST_RATE_GUESSES) + 1
 KEPT_ROWS = 256  # that are kept of an answer, and handed over after a step
 
 
@@ -91,7 +202,7 @@ class Rates:
         """A token was compared with the answer's; those before it were right."""
         for number in (bisect_right(_BOUNDS, probability), _FIRST if is_first else _LATER):
             self._counts[number] += 1
-            weight = max(_COMMON_WEIGHT if self._common is None else _WEIGHT, 1 / self._counts[number])
+            weight = max(_COMMON_WEIGHT if self._common is None else _RATE_WEIGHT, 1 / self._counts[number])
             self.values[number] += weight * (is_right - self.values[number])
         if self._common is not None:
             self._common.count(probability, is_right=is_right, is_first=is_first)
@@ -369,3 +480,113 @@ class HeadDrafter(ModelDrafter):
         self.base = self.tail.start
         self._inputs = self.tokens[self.base + 1 :]
         return cache.open_private_table()
+
+
+_SETTLED = 4  # tokens that are right one after another, from which on the place is believed
+_FIRST_RATES = (0.6, 0.9)  # how often guesses are right before that many, and after, until some are counted
+_EXPECTED_WEIGHT = 0.1  # of the newest guess
+_PLACES_LOOKED_AT = 8  # places with the same two tokens before them
+_LONGEST_ANCHOR = 16  # tokens that are compared to choose among them
+_MOST_EXPECTED = 16_384  # of the text that are looked at, its first ones: each takes some 100 bytes
+
+
+class Prediction:
+    """The place in the expected `text` where an answer is. Of the answer's tokens, `right_tokens` were expected."""
+
+    __slots__ = ("_answer", "_base", "_place", "_places", "_rates", "_run", "_text", "right_tokens")
+
+    def __init__(self, text: Sequence[int], answer: Sequence[int] = ()) -> None:
+        self._text = list(text[:_MOST_EXPECTED])
+        self._places: dict[tuple[int, int], list[int]] = {}  # after each two tokens of the text, in rising order
+        for place, pair in enumerate(zip(self._text, self._text[1:], strict=False), 2):
+            self._places.setdefault(pair, []).append(place)
+        self._answer: deque[int] = deque(maxlen=_LONGEST_ANCHOR)
+        self._place, self._run = 0, _SETTLED  # its beginning is expected first
+        self._base = 0  # where the answer left the text for good
+        self._rates = list(_FIRST_RATES)
+        self.right_tokens = 0
+        for token_id in answer:
+            self.add(token_id)
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token, which is compared with the expected one."""
+        self._answer.append(token_id)
+        if self.has_guess:
+            is_right, number = self._text[self._place] == token_id, self._run >= _SETTLED
+            self._rates[number] += _EXPECTED_WEIGHT * (is_right - self._rates[number])
+            if is_right:
+                self._place, self._run, self.right_tokens = self._place + 1, self._run + 1, self.right_tokens + 1
+                return
+        if self._run >= _SETTLED:
+            self._base = self._place
+        self._place, self._run = self._find(), 0
+
+    @property
+    def has_guess(self) -> bool:
+        """Whether a next token is expected."""
+        return 0 <= self._place < len(self._text)
+
+    @property
+    def rate(self) -> float:
+        """How often such guesses were right lately."""
+        return self._rates[self._run >= _SETTLED]
+
+    def propose(self, most: int) -> list[int]:
+        """Return the next tokens of the text, at most `most`."""
+        return self._text[self._place : self._place + most] if self.has_guess else []
+
+    def _find(self) -> int:
+        """The place that has most of the answer's last tokens before it, the nearest one further on; -1 for none."""
+        answer = list(self._answer)
+        places = self._places.get((answer[-2], answer[-1]), []) if len(answer) > 1 else []
+        start = bisect_left(places, self._base + 2)
+        near = places[start : start + _PLACES_LOOKED_AT] or places[-_PLACES_LOOKED_AT:]
+        return max(near, key=lambda place: self._match(place, answer), default=-1)
+
+    def _match(self, place: int, answer: Sequence[int]) -> int:
+        """How many tokens before a place are the last ones of the answer."""
+        length, most = 2, min(place, len(answer))
+        while length < most and self._text[place - 1 - length] == answer[-1 - length]:
+            length += 1
+        return length
+
+
+class PredictedLookup(Lookup):
+    """Guesses what is expected, or what the text itself offers where that is right more often."""
+
+    __slots__ = ("_prediction",)
+
+    def __init__(self, tokens: Sequence[int], prediction: Prediction) -> None:
+        super().__init__(tokens)
+        self._prediction = prediction
+
+    def add(self, token_id: int) -> None:
+        """The text has one more token."""
+        self._prediction.add(token_id)
+        super().add(token_id)
+
+    def is_due(self) -> bool:
+        """Whether anything is expected, or was there before."""
+        return self._prediction.has_guess or super().is_due()
+
+    def propose(self, most: int) -> list[int]:
+        """Return the tokens of the better source."""
+        return self._prediction.propose(most) if self._leads else super().propose(most)
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How often guesses of that source were right lately."""
+        return [self._prediction.rate] * tokens if self._leads else super().estimate(tokens)
+
+    @property
+    def _leads(self) -> bool:
+        if not self._prediction.has_guess:
+            return False
+        return not super().is_due() or self._prediction.rate >= super().estimate(1)[0]
+
+
+def expect(drafter: Drafter, tokens: Sequence[int], prediction: Prediction) -> Drafter:
+    """The drafter of an answer, which from now on guesses what is expected as well. It has the `tokens` so far."""
+    if isinstance(drafter, ModelDrafter):
+        drafter.lookup = PredictedLookup(tokens, prediction)
+        return drafter
+    return PredictedLookup(tokens, prediction) if isinstance(drafter, Lookup) else drafter

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from mlxr.kernels.converted import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.fields import Fields, Origin
-from mlxr.models.own_keys import OWN
+from mlxr.models.fields import OWN, Fields, Origin
 
 
 @dataclass(frozen=True, slots=True)
