@@ -182,7 +182,7 @@ def train_bpe(folder: Path, name: str, texts: Sequence[str]) -> None:
     """A byte-level BPE that cuts words as Llama 3 or Qwen 2 does, with a few special tokens of theirs."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    from mlxr.tokenizers.pre_types import find_pre_type
+    from mlxr.tokenizers.library import find_pre_type
 
     folder.mkdir(parents=True, exist_ok=True)
     row = find_pre_type({"llama3": "llama-bpe"}.get(name, name))

@@ -25,7 +25,7 @@ from mlxr.tokenizers import (
     from_gguf,
     to_gguf_metadata,
 )
-from mlxr.tokenizers.pre_types import PRE_TYPES
+from mlxr.tokenizers.library import PRE_TYPES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

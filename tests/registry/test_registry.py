@@ -12,8 +12,8 @@ import pytest
 from paper_models import inspect_paper, make_model, paper_registry
 
 from mlxr.core.errors import FormatError, InvalidRequest, NameTaken, NotFound, RegistryError
-from mlxr.registry import Changes, ModelFacts, Registry, bundles
-from mlxr.registry.bundles import hash_files
+from mlxr.registry import Changes, ModelFacts, Registry, blobs
+from mlxr.registry.blobs import hash_files
 from mlxr.registry.catalogue import MIGRATIONS, Transaction
 from mlxr.registry.record import ModelFile, ModelRecord
 
@@ -79,7 +79,7 @@ def test_files_of_another_time_are_read_once(
         read.extend(paths)
         return hash_files(paths)
 
-    monkeypatch.setattr(bundles, "hash_files", note)
+    monkeypatch.setattr(blobs, "hash_files", note)
     os.utime(model_file, ns=(0, 10**18))
     found = registry.get("mine")
     assert found.files[0].changed_ns == 10**18

@@ -11,7 +11,7 @@ import pytest
 
 from mlxr.core.errors import TemplateError
 from mlxr.templates import budget
-from mlxr.templates.program import ProgramError, Programs
+from mlxr.templates.worker import ProgramError, Programs
 from mlxr.tokenizers import ChatTemplate
 
 MEMORY_BYTES = 400 << 20

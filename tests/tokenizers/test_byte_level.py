@@ -10,7 +10,7 @@ import pytest
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers import Tokenizer, TokenType, from_gguf
-from mlxr.tokenizers.pre_types import PRE_TYPES, find_pre_type, list_names, recognise_pre_type
+from mlxr.tokenizers.library import PRE_TYPES, find_pre_type, list_names, recognise_pre_type
 from mlxr.tokenizers.vocabulary import list_byte_characters
 
 ALPHABET = list_byte_characters()

@@ -10,7 +10,7 @@ import pytest
 
 from mlxr.core.errors import NotFound, TokenizerError
 from mlxr.tokenizers import from_folder, from_gguf, to_gguf_metadata
-from mlxr.tokenizers.pre_types import GPT2_PATTERN, PRE_TYPES, find_pre_type
+from mlxr.tokenizers.library import GPT2_PATTERN, PRE_TYPES, find_pre_type
 
 MakeFolder = Callable[[dict[str, Any]], Path]
 LoadJson = Callable[[str], dict[str, Any]]

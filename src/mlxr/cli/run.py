@@ -33,7 +33,7 @@ from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.loading import find_model, read_sampling
 from mlxr.registry import ModelRecord
-from mlxr.registry.names import ModelName
+from mlxr.registry.record import ModelName
 from mlxr.service.catalogue import open_registry, recommend
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import find_record, note_use, split_adapter

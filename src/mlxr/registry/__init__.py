@@ -1,16 +1,24 @@
 """Models on disk: their names, what is known of them, and the files that belong to us.
 
 `Registry` is the front door. Imports nothing but `core`: what a model file holds is told by an `Inspect` function that
-the caller hands in. Names (`names`) come from strangers and are checked; records (`record`) are plain values; the
-catalogue (`catalogue`) is SQLite, the files (`blobs`, `bundles`) are named by their SHA-256; `pull` fetches from a hub.
+the caller hands in. Names come from strangers and are checked, records are plain values (`record`); the
+catalogue (`catalogue`) is SQLite, the files (`blobs`) are named by their SHA-256; `pull` fetches from a hub.
 Low-rank adapters (`adapters`) stand beside the models.
 """
 
 from __future__ import annotations
 
 from mlxr.registry.blobs import Blobs
-from mlxr.registry.names import ModelName
-from mlxr.registry.record import AdapterRecord, AdapterRef, Changes, Inspect, ModelFacts, ModelFile, ModelRecord
+from mlxr.registry.record import (
+    AdapterRecord,
+    AdapterRef,
+    Changes,
+    Inspect,
+    ModelFacts,
+    ModelFile,
+    ModelName,
+    ModelRecord,
+)
 from mlxr.registry.registry import Registry
 
 __all__ = [

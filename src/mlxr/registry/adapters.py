@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.core.errors import InvalidRequest, NameTaken, NotFound, RegistryError
-from mlxr.registry.blobs import parse_digest
-from mlxr.registry.bundles import FileCheck, hash_files
+from mlxr.registry.blobs import FileCheck, hash_files, parse_digest
 from mlxr.registry.record import AdapterFacts, AdapterRecord, AdapterRef, InspectAdapter, ModelFile, ModelRecord
 
 if TYPE_CHECKING:
-    from mlxr.registry.blobs import Blobs
-    from mlxr.registry.bundles import Bundles
+    from mlxr.registry.blobs import Blobs, Bundles
     from mlxr.registry.catalogue import Catalogue
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)

@@ -2,6 +2,10 @@
 
 A blob is written beside its place, checked, synced and renamed: under its name there is either nothing or all of it.
 Digests come from strangers: only 64 hexadecimal digits make a file name, and a blob that is a link is refused.
+
+A model that is one GGUF file is its blob. Split files and folders need names: they are a bundle, a folder of links to
+blobs, named by what it holds. A link is followed only when it is ours: relative, to the very blob that the catalogue
+names.
 """
 
 from __future__ import annotations
@@ -9,17 +13,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-from mlxr.core.errors import InvalidRequest, NoSpace, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, MlxrError, NoSpace, NotFound, RegistryError
+from mlxr.registry.record import AdapterRecord, ModelFile, ModelRecord, Progress
 
 REMEDY = "free space, let the folder be written, or name another one with the setting models_folder"
 _TAKES_NOTHING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
@@ -186,3 +195,163 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+MAX_FILES = 4096
+LEFTOVER_AGE_S = 3600.0
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
+_FIRST_PART = re.compile(r".*-00001-of-\d{5}\.gguf", re.ASCII)
+
+
+class Bundles:
+    """The folders of links in `folder`, over `blobs`."""
+
+    def __init__(self, folder: Path, blobs: Blobs) -> None:
+        self.folder, self._blobs = folder, blobs
+
+    def make(self, files: Mapping[str, str]) -> Path:
+        """What to load for `files` (name to SHA-256), made if need be. Raises InvalidRequest and NotFound."""
+        _check_names(files)
+        blobs = {name: self._blobs.find(digest) for name, digest in files.items()}
+        if len(files) == 1 and next(iter(files)).endswith(".gguf"):
+            return next(iter(blobs.values()))
+        target = self.folder / _name_bundle(files)
+        if not target.is_dir():
+            with writing(self.folder):
+                self._write(target, blobs)
+        return _find_entry(target, files)
+
+    def find_problem(self, path: Path, files: Sequence[ModelFile]) -> str | None:
+        """Why `path` is not what `make` gave for these files, None if it is; raises NotFound for a lost blob."""
+        digests = {file.name: file.sha256 for file in files}
+        for file in files:
+            blob, size_bytes = self._blobs.path(file.sha256), self._blobs.status(file.sha256).st_size
+            if size_bytes != file.size_bytes:
+                return f"{blob} has {size_bytes} bytes, it had {file.size_bytes}; pull or create the model again"
+        if path.parent == self._blobs.folder:
+            return None if [path] == [self._blobs.path(file.sha256) for file in files] else f"{path} is not its file"
+        folder = self.folder / _name_bundle(digests)
+        if path != _find_entry(folder, digests) or folder.is_symlink():
+            return f"{path} is not in the store"
+        for name, digest in digests.items():
+            if os.readlink(folder / name) != _link_to(self._blobs.path(digest)):
+                return f"{folder / name} leads out of the store, so it is not used"
+        return None
+
+    def sweep(self, used: Collection[Path], gone: Collection[Path] = ()) -> None:
+        """Remove the folders of the models that loaded `gone`, and old ones of nobody, unless one of `used` needs them.
+
+        A young one may be that of a model whose row is yet to be written.
+        """
+        keep = {self._find_folder(path) for path in used}
+        drop = {self._find_folder(path) for path in gone}
+        for folder, age_s in list_ages(self.folder):
+            if folder not in keep and (folder in drop or age_s >= LEFTOVER_AGE_S) and not folder.is_symlink():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _find_folder(self, path: Path) -> Path:
+        return path if path.parent == self.folder else path.parent
+
+    def _write(self, target: Path, blobs: Mapping[str, Path]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        beside = self.folder / f"incoming-{secrets.token_hex(8)}"
+        beside.mkdir()
+        try:
+            for name, blob in blobs.items():
+                os.symlink(_link_to(blob), beside / name)
+            sync_folder(beside)
+        except OSError:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        try:
+            os.rename(beside, target)
+        except OSError:
+            shutil.rmtree(beside)
+            if not target.is_dir():  # else another writer made the same one
+                raise RegistryError(f"{target}: cannot be made") from None
+        sync_folder(self.folder)
+
+
+def _check_names(files: Mapping[str, str]) -> None:
+    if not 1 <= len(files) <= MAX_FILES:
+        raise InvalidRequest("files", f"a model has from 1 to {MAX_FILES} files, got {len(files)}")
+    for name in files:
+        if _FILE_NAME.fullmatch(name) is None:
+            raise InvalidRequest("files", f"{name[:80]!r} cannot be the name of a file of a model")
+
+
+def _link_to(blob: Path) -> str:
+    return os.path.join("..", "..", blob.parent.name, blob.name)
+
+
+def _name_bundle(files: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def _find_entry(folder: Path, files: Mapping[str, str]) -> Path:
+    """The first part of a split GGUF file, the folder itself for everything else."""
+    first = [name for name in files if _FIRST_PART.fullmatch(name)]
+    return folder / first[0] if len(first) == 1 else folder
+
+
+Record = TypeVar("Record", ModelRecord, AdapterRecord)
+
+
+def hash_files(paths: Sequence[Path], progress: Progress | None = None) -> tuple[ModelFile, ...]:
+    """Read the files for their digests. One that changes meanwhile is found changed when it is used."""
+    total_bytes = sum(path.stat().st_size for path in paths)
+    done_bytes = 0
+    files = []
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                done_bytes += len(chunk)
+                if progress is not None:
+                    progress(done_bytes, total_bytes)
+        files.append(ModelFile(path.name, digest.hexdigest(), status.st_size, status.st_mtime_ns))
+    return tuple(files)
+
+
+class FileCheck:
+    """Compares the files of models and adapters with their records, and remembers the digests that it had to make."""
+
+    def __init__(self, bundles: Bundles) -> None:
+        self._bundles = bundles
+        self._read: dict[Path, ModelFile] = {}
+
+    def check(self, record: Record) -> Record:
+        """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
+        if record.problem is not None:  # its row is damaged
+            return record
+        try:
+            if record.is_owned:
+                return replace(record, problem=self._bundles.find_problem(record.path, record.files))
+            folder = record.path if record.path.is_dir() else record.path.parent
+            return replace(record, files=self.refresh(folder, record.files), problem=None)
+        except OSError as error:
+            return replace(record, problem=f"{error.filename}: {error.strerror or error}")
+        except (MlxrError, ValueError) as error:  # the latter of a path that none can be
+            return replace(record, problem=str(error))
+
+    def refresh(self, folder: Path, files: Sequence[ModelFile]) -> tuple[ModelFile, ...]:
+        """The records of files that hold what they did, with the times of now.
+
+        Raises RegistryError for a file that holds something else, OSError for one that is gone.
+        """
+        return tuple(self._refresh_file(folder / file.name, file) for file in files)
+
+    def _refresh_file(self, path: Path, file: ModelFile) -> ModelFile:
+        status = path.stat()
+        if status.st_size == file.size_bytes:
+            if status.st_mtime_ns == file.changed_ns:
+                return file
+            read = self._read.get(path)
+            if read is None or (read.size_bytes, read.changed_ns) != (status.st_size, status.st_mtime_ns):
+                (read,) = hash_files([path])
+                self._read[path] = read
+            if read.sha256 == file.sha256:
+                return replace(file, changed_ns=read.changed_ns)
+        raise RegistryError(f"{path} changed since it was imported; import it again")

@@ -21,7 +21,7 @@ import httpx
 
 from mlxr.core.errors import HubError, InvalidRequest, NotFound
 from mlxr.core.work_threads import Stop
-from mlxr.registry.names import ModelName
+from mlxr.registry.record import ModelName
 
 READ_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 15.0

@@ -23,10 +23,8 @@ from types import MappingProxyType
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NameTaken, NoSpace, NotFound, RegistryError, Unavailable
 from mlxr.registry.adapters import RegisteredAdapters
-from mlxr.registry.blobs import Blobs, list_ages, parse_digest, writing
-from mlxr.registry.bundles import Bundles, FileCheck, hash_files
+from mlxr.registry.blobs import Blobs, Bundles, FileCheck, hash_files, list_ages, parse_digest, writing
 from mlxr.registry.catalogue import BUSY_TIMEOUT_S, Catalogue
-from mlxr.registry.names import ModelName
 from mlxr.registry.record import (
     AdapterRecord,
     Changes,
@@ -34,6 +32,7 @@ from mlxr.registry.record import (
     InspectAdapter,
     ModelFacts,
     ModelFile,
+    ModelName,
     ModelRecord,
     Progress,
     name_for,

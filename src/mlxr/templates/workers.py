@@ -25,8 +25,7 @@ from typing import Any
 
 import mlxr
 from mlxr.core.errors import ConversationRefused, NoTemplateWorker, TemplateError
-from mlxr.templates import messages
-from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S
+from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S, READY, Closed, pack, receive
 
 MAX_WORKERS = 4
 MAX_WORKERS_PER_TEMPLATE = 2  # so that other templates always find one
@@ -67,12 +66,12 @@ class _Worker:
         Raises TemplateError; _Overrun or _Lost, after which the process is spent; or NoTemplateWorker where the machine
         gave it no time.
         """
-        message = messages.pack((processor_s, *given))
+        message = pack((processor_s, *given))
         try:
             if not self._is_ready:
-                self._is_ready = self._receive(START_S)[0] == messages.READY
+                self._is_ready = self._receive(START_S)[0] == READY
             kind, answer = self._exchange(message)
-        except (messages.Closed, ConnectionError) as error:
+        except (Closed, ConnectionError) as error:
             self.is_spent = True
             raise self._explain_end(processor_s) from error
         except TimeoutError as error:
@@ -133,7 +132,7 @@ class _Worker:
         """Wait so long for a message."""
         self._wait(partial(self._connection.recv, 1, socket.MSG_PEEK), time.monotonic() + patience_s)
         self._connection.settimeout(patience_s)
-        return messages.receive(self._connection)
+        return receive(self._connection)
 
     def _wait(self, work: Callable[[], Any], end_s: float) -> Any:
         """Do `work` on the connection; raises _Lost as soon as the process is seen to be stopped."""

@@ -6,7 +6,7 @@ mapping, a folder as a path.
 
 from __future__ import annotations
 
-from mlxr.tokenizers.base import Tokenizer, TokenType
+from mlxr.tokenizers.base import Detokenizer, Tokenizer, TokenType
 from mlxr.tokenizers.chat_template import (
     ChatTemplate,
     chat_template_from_folder,
@@ -15,7 +15,6 @@ from mlxr.tokenizers.chat_template import (
     refuse_chat,
 )
 from mlxr.tokenizers.conversion import to_gguf_metadata
-from mlxr.tokenizers.detokenizer import Detokenizer
 from mlxr.tokenizers.folder import from_folder
 from mlxr.tokenizers.gguf import from_gguf
 

@@ -16,7 +16,6 @@ from tokenizers import models
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
-from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
 from mlxr.tokenizers.folder import (
     DEFAULT_TEMPLATE,
     JSON_FILE,
@@ -27,11 +26,10 @@ from mlxr.tokenizers.folder import (
     read_tokenizer_json,
     refuse_folder,
 )
-from mlxr.tokenizers.library import explain_failures
-from mlxr.tokenizers.pre_types import GPT2_PATTERN, PRE_TYPES, PreType, recognise_pre_type
+from mlxr.tokenizers.library import GPT2_PATTERN, PRE_TYPES, PreType, explain_failures, recognise_pre_type
 from mlxr.tokenizers.spm import ModelKind, make_model_vocabulary, parse_sentencepiece_model
 from mlxr.tokenizers.tokenizer_json import TokenizerJson, adds_prefix, list_split_patterns, read_replacement
-from mlxr.tokenizers.vocabulary import SPACE_MARK, Spelling, Vocabulary, find_end_ids
+from mlxr.tokenizers.vocabulary import SPACE_MARK, SpecialRules, Spelling, Vocabulary, VocabularyTokenizer, find_end_ids
 
 _PREFIX = "tokenizer.ggml."
 _LOWEST_SCORE = -1e6  # of tokens that no merge makes; below every real score, and exact as a 32-bit number

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer as Library
 from mlxr.core.errors import NotFound, TokenizerError
 from mlxr.core.sampling import name_file_defaults
 from mlxr.tokenizers.base import Tokenizer, TokenType
-from mlxr.tokenizers.codec import SpecialRules, surround_ids
 from mlxr.tokenizers.library import LibraryTokenizer, explain_failures
 from mlxr.tokenizers.spm import (
     SentencePieceTokenizer,
@@ -29,10 +28,12 @@ from mlxr.tokenizers.tokenizer_json import TokenizerJson
 from mlxr.tokenizers.vocabulary import (
     MAX_VOCABULARY_TOKENS,
     AddedSpelling,
+    SpecialRules,
     Vocabulary,
     add_spellings,
     find_end_ids,
     mark_control_tokens,
+    surround_ids,
 )
 
 DEFAULT_TEMPLATE = "default"

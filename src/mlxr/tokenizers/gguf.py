@@ -10,11 +10,17 @@ from collections.abc import Iterable, Mapping
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import Tokenizer, TokenType
-from mlxr.tokenizers.codec import SpecialRules, surround_ids
-from mlxr.tokenizers.library import LibraryTokenizer, build_byte_level_library, build_space_mark_library
-from mlxr.tokenizers.pre_types import find_pre_type
+from mlxr.tokenizers.library import LibraryTokenizer, build_byte_level_library, build_space_mark_library, find_pre_type
 from mlxr.tokenizers.spm import SpmTokenizer
-from mlxr.tokenizers.vocabulary import Spelling, Vocabulary, find_end_ids, mark_control_tokens, parse_byte_token
+from mlxr.tokenizers.vocabulary import (
+    SpecialRules,
+    Spelling,
+    Vocabulary,
+    find_end_ids,
+    mark_control_tokens,
+    parse_byte_token,
+    surround_ids,
+)
 
 _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.

@@ -1,7 +1,11 @@
-"""A tokenizer that the `tokenizers` library encodes for: byte-level BPE built from lists, or a whole tokenizer.json.
+"""Tokenizers that the `tokenizers` library encodes for: byte-level BPE built from lists, or a whole tokenizer.json.
 
-Knows the library's pieces; not the files the lists came from. Encoding is the library's, BOS and EOS and the way back
-are `codec.VocabularyTokenizer`'s.
+A row of `PRE_TYPES` is one way of cutting a text into words before merging: `tokenizer.ggml.pre` of a GGUF file names
+a row, a `tokenizer.json` is recognised by its patterns. Patterns are in Oniguruma's syntax, as `tokenizer.json` files
+carry them; a row's patterns apply one after the other, each cutting what the one before left, and the text between two
+matches is a word too. Sources: the models' own `tokenizer.json` files, and the names that llama.cpp gives them. Where
+llama.cpp approximates a pattern that its own regular expressions cannot say (`tekken`, `gpt-4o`: upper and lower case
+outside ASCII), the row holds the model's own.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import copy
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
@@ -17,9 +22,159 @@ from tokenizers import Tokenizer as Library
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
-from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
-from mlxr.tokenizers.pre_types import PreType
-from mlxr.tokenizers.vocabulary import SPACE_MARK, Vocabulary
+from mlxr.tokenizers.vocabulary import SPACE_MARK, SpecialRules, Vocabulary, VocabularyTokenizer
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL
+_QWEN2 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL
+_QWEN35 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _TAIL
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _TAIL
+)
+_TEKKEN = _CASED % ("", "", "")
+_GPT4O = _CASED % (_SUFFIXES + "?", _SUFFIXES + "?", "{1,3}")
+_CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK3 = (
+    "[!\"#$%&'"
+    r"()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _TAIL
+)
+# Letters with case, as code points: some of them would not survive Unicode normalisation of this file.
+_DEEPSEEK_LETTERS = (
+    r"\s?[A-Za-z"
+    "\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
+    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f"
+    "-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    "\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d"
+    "\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee"
+    "\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"
+    "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb"
+    "\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+"
+)
+_DEEPSEEK_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_MARKS = r"\s?[!-/:-~" "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
+_NOT_PUNCTUATION = r" ?[^(\s|.,!?" "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+
+
+@dataclass(frozen=True, slots=True)
+class PreType:
+    """One family: its names (the first is the one written into files), its patterns and what else goes with them.
+
+    `ignore_merges`: a word that is a token as a whole becomes it, whatever the merges say. `add_bos`: BOS goes
+    before a text when the file does not say.
+    """
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+# Of rows that cut in the same way, the first is the one that recognition picks.
+PRE_TYPES: tuple[PreType, ...] = (
+    PreType(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+        (_LLAMA3,),
+        ignore_merges=True,
+        add_bos=True,
+    ),
+    PreType(("dbrx", "smaug-bpe", "chatglm-bpe"), (_LLAMA3,)),
+    PreType(("glm4", "glm5"), (_LLAMA3,), ignore_merges=True),
+    PreType(
+        ("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2"),
+        (_QWEN2,),
+    ),
+    PreType(("qwen35",), (_QWEN35,)),
+    PreType(
+        (
+            *("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling", "gigachat", "a.x-4.0"),
+            *("mellum", "modern-bert", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de"),
+        ),
+        (GPT2_PATTERN,),
+    ),
+    PreType(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        (r"\p{N}", GPT2_PATTERN),
+    ),
+    PreType(("tekken",), (_TEKKEN,), ignore_merges=True, add_bos=True),
+    PreType(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (_GPT4O,)),
+    PreType(
+        ("deepseek-llm",),
+        (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _DEEPSEEK_HAN, r"\p{N}+"),
+    ),
+    PreType(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}")),
+    PreType(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), (r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
+    PreType(("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]")),
+    PreType(("poro-chat", "bloom", "gpt3-finnish"), (_NOT_PUNCTUATION,)),
+    PreType(("viking",), (_NOT_PUNCTUATION, r"\p{N}")),
+    PreType(
+        ("bailingmoe", "bailingmoe2", "llada-moe"),
+        (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",),
+    ),
+    PreType(
+        ("seed-coder",),
+        (_SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _TAIL,),
+    ),
+    PreType(("ufakzeka",), (r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL,)),
+    PreType(
+        ("exaone-moe",),
+        (
+            _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+            r"|\s*[\r\n]|\s+(?!\S)|\s+",
+        ),
+    ),
+    PreType(("laguna",), (r"[^\n]+|[\n]+", _QWEN2)),
+    PreType(
+        ("minicpm5",),
+        (
+            r"\p{N}{1,3}",
+            _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL,
+        ),
+        ignore_merges=True,
+    ),
+    PreType(("default", ""), (_PUNCTUATION, GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
+)
+
+
+def list_names() -> list[str]:
+    """Every name that `find_pre_type` knows, sorted."""
+    return sorted(name for row in PRE_TYPES for name in row.names if name)
+
+
+def find_pre_type(name: str) -> PreType:
+    """The row called `name`; raises TokenizerError with all known names."""
+    for row in PRE_TYPES:
+        if name in row.names:
+            return row
+    raise TokenizerError(
+        f"tokenizer.ggml.pre {name!r} is a way of cutting words that is not known; known are {', '.join(list_names())}"
+    )
+
+
+def recognise_pre_type(patterns: tuple[str, ...], ignore_merges: bool) -> PreType:
+    """The row with these patterns; raises TokenizerError naming the patterns if there is none.
+
+    Line ends may be written as such or as `\\r` and `\\n`: files do both.
+    """
+    patterns = tuple(pattern.replace("\r", r"\r").replace("\n", r"\n") for pattern in patterns)
+    for row in PRE_TYPES:
+        if row.patterns == patterns and row.ignore_merges == ignore_merges:
+            return row
+    also = (
+        " (known only with the other value of ignore_merges)" if any(r.patterns == patterns for r in PRE_TYPES) else ""
+    )
+    raise TokenizerError(
+        f"the pre-tokenizer with patterns {list(patterns)} and ignore_merges={str(ignore_merges).lower()} is not one "
+        f"that a GGUF file can name{also}; known are {', '.join(list_names())}"
+    )
+
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text is one piece; threads would only lie in wait
 

@@ -19,8 +19,16 @@ from typing import TYPE_CHECKING
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
-from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
-from mlxr.tokenizers.vocabulary import SPACE_MARK, AddedSpelling, Spelling, Vocabulary, add_spellings, parse_byte_token
+from mlxr.tokenizers.vocabulary import (
+    SPACE_MARK,
+    AddedSpelling,
+    SpecialRules,
+    Spelling,
+    Vocabulary,
+    VocabularyTokenizer,
+    add_spellings,
+    parse_byte_token,
+)
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
