@@ -27,9 +27,8 @@ from mlxr.formats import TensorToWrite, by_name, encode_tensor, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.models import Model, model_from_gguf
 from mlxr.models.components import Experts
-from mlxr.models.folders.metadata import read_folder
-from mlxr.models.names import gguf_name
-from mlxr.models.weights import expected_tensors
+from mlxr.models.families import read_folder
+from mlxr.models.weights import expected_tensors, gguf_name
 
 POOL_VALUES = 1 << 20
 CHUNK_BYTES = 1 << 24

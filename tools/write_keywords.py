@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from mlxr.core.model_settings import ModelSettings
-from mlxr.core.setting import Setting, list_rows
+from mlxr.core.model_settings import ModelSettings, Setting, list_rows
 
 TARGET = Path(__file__).resolve().parents[1] / "src" / "mlxr" / "core" / "model_keywords.py"
 TYPES = {

@@ -14,9 +14,8 @@ from mlxr.core.errors import ModelError
 from mlxr.formats import AdapterFile, find_adapter_files, read_adapter
 from mlxr.formats import measure_adapter as measure_adapter
 from mlxr.loading import Model, SourceModel, open_source
-from mlxr.models.names import from_gguf_name
-from mlxr.models.updates import OUTPUT, TABLE, list_experts, list_updates
-from mlxr.models.weights import split_joined
+from mlxr.models.adapter import OUTPUT, TABLE, list_experts, list_updates
+from mlxr.models.weights import from_gguf_name, split_joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.tensor import TensorSource
 from mlxr.kernels.updated import Updated, UpdatedStack
 from mlxr.loading import Progress, SourceModel
+from mlxr.models.adapter import merge_pairs
 from mlxr.models.fields import OWN, list_needed
-from mlxr.models.names import from_gguf_name, gguf_name
-from mlxr.models.updates import merge_pairs
+from mlxr.models.weights import from_gguf_name, gguf_name
 
 logger = logging.getLogger(__name__)
 _CHUNK_VALUES = 1 << 22  # of a changed weight that are decoded at a time

@@ -46,9 +46,8 @@ from mlxr.model_files.files import (
 from mlxr.models import Decoder, Model
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
 from mlxr.models.decoder import Routing
-from mlxr.models.draft_head import DraftHead
+from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
-from mlxr.models.eagle import EagleHead
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
 

@@ -10,9 +10,9 @@ import pytest
 from cache_world import PAGE_SIZE, World, page_files
 
 from mlxr.cache import group as group_module
+from mlxr.cache.page_map import CacheWatch
 from mlxr.cache.page_table import Pager
-from mlxr.cache.watch import CacheWatch
-from mlxr.core.live import Holder, StorePlace, make_code
+from mlxr.core.stats import Holder, StorePlace, make_code
 
 FREE, PRIVATE, SHARED, CACHED = (make_code(holder, StorePlace.NONE) for holder in Holder)
 ON_DISK = make_code(Holder.CACHED, StorePlace.ON_DISK)

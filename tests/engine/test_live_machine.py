@@ -20,8 +20,7 @@ from live_view import LiveView
 from test_engine_machine import EngineMachine, MixedEngineMachine, StateEngineMachine
 
 from mlxr.cache.shapes import form_groups
-from mlxr.core.counters import Counters
-from mlxr.core.live import LiveReading
+from mlxr.core.stats import Counters, LiveReading
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import FORGET_S, _describe
 from mlxr.models.footprint import AttentionWork, StepWork

@@ -11,7 +11,7 @@ import pytest
 from fake_model import FakeModel, make_engine, run_all
 from live_look import Look
 
-from mlxr.core.live import MAX_LOG, TablePart
+from mlxr.core.stats import MAX_LOG, TablePart
 from mlxr.core.types import SamplingParams
 from mlxr.engine.live import MAX_STEP_SUMS, _StepSums
 from mlxr.engine.request import EngineRequest

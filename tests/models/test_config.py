@@ -20,12 +20,10 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies, llama3_factors, yarn_attention_factor
 from mlxr.models import Model, model_from_folder, model_from_gguf
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope
-from mlxr.models.families import FAMILIES, FOLDERS
+from mlxr.models.families import FAMILIES, FOLDERS, read_folder
 from mlxr.models.fields import OWN, OWN_KEYS
-from mlxr.models.folders.metadata import read_folder
-from mlxr.models.names import gguf_name
-from mlxr.models.rope_factors import ROPE_FACTORS
-from mlxr.models.weights import expected_tensors
+from mlxr.models.rotations import ROPE_FACTORS
+from mlxr.models.weights import expected_tensors, gguf_name
 
 TINYLLAMA_HF: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

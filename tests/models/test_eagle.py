@@ -28,7 +28,7 @@ from mlxr.engine.request import EngineRequest
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, model_from_folder
-from mlxr.models.eagle import EagleHead, find_taps
+from mlxr.models.draft_head import EagleHead, find_taps
 from mlxr.service.opening import find_draft_config, open_model
 
 TOLERANCE = 1e-4

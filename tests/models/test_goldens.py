@@ -33,7 +33,7 @@ from mlxr.kernels.rope import QueryTemperature
 from mlxr.model_files.files import read_contents
 from mlxr.models import Decoder, model_from_folder, model_from_gguf
 from mlxr.models.components import GatedDelta
-from mlxr.models.rope_factors import LONG_FACTORS, SHORT_FACTORS
+from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS
 from mlxr.models.weights import arrange_tensors
 
 TOLERANCE = 1e-4

@@ -27,8 +27,7 @@ from mlxr.formats import GGML_TYPES, TensorSource, by_name, open_gguf
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.kernels.sample import SampleRow, sample
 from mlxr.models import Decoder, model_from_gguf
-from mlxr.models.names import gguf_name
-from mlxr.models.weights import expected_tensors
+from mlxr.models.weights import expected_tensors, gguf_name
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 from gguf_bytes import (

@@ -9,8 +9,7 @@ from tiny_models import read_golden
 
 from mlxr.core.errors import ModelError
 from mlxr.models import model_from_folder, model_from_gguf
-from mlxr.models.folders.names import canonical_name, rename_hf_tensors
-from mlxr.models.folders.tensors import order_rows
+from mlxr.models.folders.tensors import canonical_name, order_rows, rename_hf_tensors
 
 
 @pytest.mark.parametrize(

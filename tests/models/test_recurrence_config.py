@@ -15,7 +15,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
 from mlxr.models.components import Mamba2
-from mlxr.models.folders.metadata import read_folder
+from mlxr.models.families import read_folder
 
 GRANITE = read_golden("granite4h")[0]
 METADATA = read_folder(GRANITE).values

@@ -28,14 +28,11 @@ from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
 from mlxr.models.adapter import Adapter
 from mlxr.models.components import Layer
-from mlxr.models.draft_head import DraftHead
+from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
-from mlxr.models.eagle import EagleHead
-from mlxr.models.folders.metadata import read_folder
-from mlxr.models.folders.names import rename_hf_tensors
-from mlxr.models.folders.tensors import arrange_folder, state_drafting
-from mlxr.models.names import gguf_name
-from mlxr.models.weights import arrange_tensors
+from mlxr.models.families import read_folder
+from mlxr.models.folders.tensors import arrange_folder, rename_hf_tensors, state_drafting
+from mlxr.models.weights import arrange_tensors, gguf_name
 
 GOLDENS = Path(__file__).parent / "goldens"
 CASES = sorted(path.name for path in GOLDENS.iterdir())

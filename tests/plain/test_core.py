@@ -10,8 +10,7 @@ import pytest
 
 from mlxr.core import errors
 from mlxr.core.errors import InvalidRequest, MlxrError, OutOfPages, SettingError
-from mlxr.core.model_settings import ModelSettings
-from mlxr.core.setting import Setting, list_rows
+from mlxr.core.model_settings import ModelSettings, Setting, list_rows
 from mlxr.core.settings import SETTINGS, Explained, Settings, explain, resolve
 from mlxr.core.types import SamplingParams
 

@@ -10,15 +10,15 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from mlxr.core import counters, live
+from mlxr.core import stats
 from mlxr.server import live_events
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "page-live.md").read_text()
 SOURCE = (ROOT / "web" / "src" / "api" / "live.ts").read_text()
 SENT = [
-    *(live_events.GroupState, live_events.GroupChange, live.TablePart, live.SequenceRow, live.Queue, live.StepSum),
-    *(counters.Counters, counters.Dispatch, live.StoreState, live.MachineLimits, live.LogEntry, live.WatchedModel),
+    *(live_events.GroupState, live_events.GroupChange, stats.TablePart, stats.SequenceRow, stats.Queue, stats.StepSum),
+    *(stats.Counters, stats.Dispatch, stats.StoreState, stats.MachineLimits, stats.LogEntry, stats.WatchedModel),
     *(live_events.Snapshot, live_events.Change, live_events.PageDetails),
 ]
 IS_NUMBER = {"int": "number", "float": "number", "str": "string"}
@@ -45,13 +45,13 @@ def test_the_page_knows_the_same_fields(kind: Any) -> None:
 
 @pytest.mark.parametrize(
     ("literal", "kind", "name"),
-    [(live.Phase, "SequenceRow", "phase"), (live.Kind, "LogEntry", "kind")],
+    [(stats.Phase, "SequenceRow", "phase"), (stats.Kind, "LogEntry", "kind")],
 )
 def test_the_page_knows_the_same_words(literal: Any, kind: str, name: str) -> None:
     assert re.findall(r'"(\w+)"', find_interface(kind)[name]) == list(get_args(literal))
 
 
-@pytest.mark.parametrize("name", [*get_args(live.Kind), *(row.name for row in dataclasses.fields(counters.Counters))])
+@pytest.mark.parametrize("name", [*get_args(stats.Kind), *(row.name for row in dataclasses.fields(stats.Counters))])
 def test_the_document_names_it(name: str) -> None:
     assert f"`{name}`" in TEXT
 
@@ -70,7 +70,7 @@ def check_example(value: dict[str, Any], kind: Any) -> None:
     assert value.keys() <= hints.keys()
     if kind is not live_events.Change:
         missing = hints.keys() - value.keys()
-        assert not missing or (kind is counters.Counters and "..." in str(value)), missing
+        assert not missing or (kind is stats.Counters and "..." in str(value)), missing
     for name, inner in value.items():
         for item in inner if isinstance(inner, list) else [inner]:
             nested = [arg for arg in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(arg)]
@@ -79,4 +79,4 @@ def check_example(value: dict[str, Any], kind: Any) -> None:
 
 
 def test_bounds() -> None:
-    assert f"At most {live.MAX_LOG} entries" in TEXT
+    assert f"At most {stats.MAX_LOG} entries" in TEXT

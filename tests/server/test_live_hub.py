@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from live_view import LiveView
 
-from mlxr.core.counters import Counters, Dispatch
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import LiveReading, MachineLimits, WatchedModel
+from mlxr.core.stats import Counters, Dispatch, LiveReading, MachineLimits, WatchedModel
 from mlxr.server import live
 from mlxr.server.errors import ServerError
 from mlxr.server.live import MAX_FRAMES, Hub, Watcher

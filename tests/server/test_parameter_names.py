@@ -10,8 +10,7 @@ from test_dialect_messages import chat, message, respond
 
 from mlxr.cli.remote import describe_params
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.parameter import Dialect, Parameter
-from mlxr.core.sampling import BY_SPELLING, read_params
+from mlxr.core.sampling import BY_SPELLING, Dialect, Parameter, read_params
 from mlxr.core.types import PARAMETERS, SamplingParams
 from mlxr.registry.options import check_options, read_parameter
 from mlxr.server.openai.completions import CompletionRequest

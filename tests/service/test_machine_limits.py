@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.core.live import MachineLimits
 from mlxr.core.settings import resolve
+from mlxr.core.stats import MachineLimits
 from mlxr.service import machine_limits
 from mlxr.service.machine_limits import MAX_KEPT, KeptLimits, explain_missing, measure_limits
 

@@ -21,15 +21,14 @@ from dataclasses import asdict, fields, replace
 from mlxr.cache.exchange import Exchange
 from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
 from mlxr.cache.inbox import Inbox
+from mlxr.cache.page_map import CacheWatch, describe_page
 from mlxr.cache.page_table import PageCopy, SequenceTable
 from mlxr.cache.prefix import Boundary, NameChanges, PageKeys, PrefixEntry, find_boundary, hash_fields
 from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter
-from mlxr.cache.watch import CacheWatch, describe_page
-from mlxr.core.counters import PrefixCounters
 from mlxr.core.errors import OutOfPages
-from mlxr.core.live import PageRecord
+from mlxr.core.stats import PageRecord, PrefixCounters
 
 CLOSE_TIMEOUT_S = 10.0
 

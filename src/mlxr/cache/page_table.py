@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from mlxr.cache.prefix import PageKeys, PrefixEntry
 from mlxr.core.errors import OutOfPages
-from mlxr.core.live import Holder
+from mlxr.core.stats import Holder
 
 
 class Pager:

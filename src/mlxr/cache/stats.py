@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mlxr.core.counters import PrefixCounters
+from mlxr.core.stats import PrefixCounters
 
 
 class EvictionCause(StrEnum):

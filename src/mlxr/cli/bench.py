@@ -10,8 +10,8 @@ import typer
 from mlxr.cli.experts import describe_experts, describe_routing, format_reading, list_experts
 from mlxr.cli.flags import Json, Model
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
-from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
+from mlxr.core.stats import MachineLimits
 from mlxr.service.machine_limits import KeptLimits, measure_limits
 from mlxr.service.opening import open_model
 from mlxr.service.speed import (

@@ -22,8 +22,7 @@ from mlxr.cli.remote import AnswerStream, Url
 from mlxr.cli.terminal import print_fields, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
-from mlxr.core.parameter import Parameter
-from mlxr.core.sampling import BY_SPELLING
+from mlxr.core.sampling import BY_SPELLING, Parameter
 from mlxr.core.settings import Settings
 from mlxr.core.types import PARAMETERS, FinishReason, Grammar
 from mlxr.service.reasoning import EFFORTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from mlxr.cli.terminal import format_bytes, format_count
-from mlxr.core.live import MachineLimits
+from mlxr.core.stats import MachineLimits
 from mlxr.loading import ExpertsSummary, LoadedModel
 
 

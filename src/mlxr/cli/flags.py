@@ -17,10 +17,9 @@ import typer
 
 from mlxr.cli.terminal import format_bytes
 from mlxr.core.errors import MlxrError
-from mlxr.core.parameter import Kind as ParameterKind
-from mlxr.core.parameter import Parameter
-from mlxr.core.sampling import ALL_TOKENS, EVERYDAY, read_params
-from mlxr.core.setting import Kind, Scope, Setting
+from mlxr.core.model_settings import Kind, Scope, Setting
+from mlxr.core.sampling import ALL_TOKENS, EVERYDAY, Parameter, read_params
+from mlxr.core.sampling import Kind as ParameterKind
 from mlxr.core.settings import SETTINGS, Settings, resolve
 from mlxr.core.types import PARAMETERS, SamplingParams
 

@@ -13,9 +13,8 @@ import typer
 from mlxr.cli.flags import Model
 from mlxr.cli.terminal import format_bytes, print_note, print_table, show_progress
 from mlxr.core.errors import DeviceError, InvalidRequest
-from mlxr.core.live import MachineLimits
-from mlxr.core.profile import KernelTime
 from mlxr.core.settings import Settings
+from mlxr.core.stats import KernelTime, MachineLimits
 from mlxr.loading import LoadedModel
 from mlxr.service.machine_limits import KeptLimits, measure_limits
 from mlxr.service.opening import open_model

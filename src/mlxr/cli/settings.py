@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.cli.flags import Json
 from mlxr.cli.terminal import print_json, print_table
-from mlxr.core.setting import Setting, Value
+from mlxr.core.model_settings import Setting, Value
 from mlxr.core.settings import SETTINGS, Explained, explain, find_settings_file
 
 

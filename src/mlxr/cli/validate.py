@@ -11,8 +11,8 @@ from mlxr.cli.flags import Json, OptionalModel
 from mlxr.cli.states import describe_states, list_states
 from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
 from mlxr.core.errors import SettingError
-from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
+from mlxr.core.stats import MachineLimits
 from mlxr.core.types import SamplingParams
 from mlxr.loading import LoadedModel
 from mlxr.service.chat import Chat

@@ -28,9 +28,16 @@ MlxrError
 
 Messages are one line, say what is wrong with which thing, and where possible what helps. The command line prints
 them as they are and ends with exit code 2; the server turns them into the dialect's own error.
+
+Says what to install for the optional parts of mlxr, in words that work wherever mlxr itself came from.
+
+mlxr is on no package index, so the remedy names the packages that an extra of `pyproject.toml` stands for.
 """
 
 from __future__ import annotations
+
+import shlex
+from importlib.metadata import PackageNotFoundError, requires
 
 
 class MlxrError(Exception):
@@ -207,3 +214,13 @@ class QueueFull(InvalidRequest):
             f"{waiting} requests are waiting and {limit} may; try again in {retry_after_s:.0f} s or raise the "
             "setting max_waiting",
         )
+
+
+def name_install(extra: str) -> str:
+    """The command that installs the packages of an extra, such as `pip install 'mlx[cuda13]>=0.32.1'`."""
+    try:
+        found = [line.split(";", 1) for line in requires("mlxr") or ()]
+    except PackageNotFoundError:  # the sources, without an installation
+        found = []
+    packages = [name.strip() for name, *condition in found if f'extra == "{extra}"' in "".join(condition)]
+    return shlex.join(["pip", "install", *packages]) if packages else f"pip install '.[{extra}]' in the sources of mlxr"

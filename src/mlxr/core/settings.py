@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlxr.core.errors import SettingError
-from mlxr.core.model_settings import ModelSettings
-from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value, list_rows, setting
+from mlxr.core.model_settings import ENVIRONMENT_PREFIX, ModelSettings, Scope, Setting, Value, list_rows, setting
 
 logger = logging.getLogger(__name__)
 NOT_SETTINGS = frozenset({"MLXR_REAL_MODELS"})  # where the project's own tests find models to try

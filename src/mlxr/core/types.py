@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from mlxr.core.sampling_params import MAX_ANSWERS as MAX_ANSWERS
-from mlxr.core.sampling_params import MAX_INT as MAX_INT
-from mlxr.core.sampling_params import MAX_SEED as MAX_SEED
-from mlxr.core.sampling_params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
-from mlxr.core.sampling_params import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
-from mlxr.core.sampling_params import PARAMETERS as PARAMETERS
-from mlxr.core.sampling_params import SamplingParams as SamplingParams
+from mlxr.core.sampling import MAX_ANSWERS as MAX_ANSWERS
+from mlxr.core.sampling import MAX_INT as MAX_INT
+from mlxr.core.sampling import MAX_SEED as MAX_SEED
+from mlxr.core.sampling import MAX_STOP_STRINGS as MAX_STOP_STRINGS
+from mlxr.core.sampling import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
+from mlxr.core.sampling import PARAMETERS as PARAMETERS
+from mlxr.core.sampling import SamplingParams as SamplingParams
 
 
 class FinishReason(StrEnum):

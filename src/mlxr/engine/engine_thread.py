@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from mlxr.cache.exchange import Exchange
 from mlxr.core.errors import EngineStopped, QueueFull, RequestFailed
-from mlxr.core.live import LiveReading, PageRecord
+from mlxr.core.stats import LiveReading, PageRecord
 from mlxr.core.types import FinishReason, Usage
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest

@@ -15,12 +15,12 @@ from operator import add
 
 from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.page_map import CacheWatch
 from mlxr.cache.shapes import CacheShape
 from mlxr.cache.stats import CacheTotals
-from mlxr.cache.watch import CacheWatch
-from mlxr.core.counters import Counters
-from mlxr.core.live import (
+from mlxr.core.stats import (
     MAX_LOG,
+    Counters,
     Kind,
     LiveReading,
     LogEntry,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.cache.prefix import NameChanges
 from mlxr.cache.stats import CacheStats, CacheTotals
-from mlxr.core.counters import Counters, PrefixCounters
-from mlxr.core.live import Queue
+from mlxr.core.stats import Counters, PrefixCounters, Queue
 from mlxr.engine.scheduler import Chunk
 from mlxr.kernels.ledger import Ledger
 

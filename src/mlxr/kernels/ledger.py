@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mlxr.core.counters import Dispatch, ExpertRows
+from mlxr.core.stats import Dispatch, ExpertRows
 
 Part = tuple[str, str, str]  # operator, implementation, variant
 Counts = dict[Part, int]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mlxr.core.errors import DeviceError
-from mlxr.core.profile import KernelTime, Moment, Profile
+from mlxr.core.stats import KernelTime, Moment, Profile
 
 if TYPE_CHECKING:
     from mlxr.kernels.context import Context

@@ -38,6 +38,7 @@ from mlxr.formats.recipes import RECIPES
 from mlxr.formats.safetensors import read_json_list, read_json_object
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import Model, list_unknown_keys, model_from_gguf
+from mlxr.models.draft_head import is_eagle, read_eagle_config
 from mlxr.models.draft_layer import (
     DraftLayer,
     describe_draft_layer,
@@ -45,12 +46,10 @@ from mlxr.models.draft_layer import (
     name_draft_layer,
     take_draft_layer,
 )
-from mlxr.models.eagle import is_eagle, read_eagle_config
-from mlxr.models.folders.metadata import read_folder, read_model
+from mlxr.models.families import read_folder, read_model
 from mlxr.models.folders.tensors import convert_tensors, state_drafting
 from mlxr.models.footprint import Footprint, measure_footprint
-from mlxr.models.names import gguf_name
-from mlxr.models.weights import arrange_tensors, check_tensors
+from mlxr.models.weights import arrange_tensors, check_tensors, gguf_name
 from mlxr.tokenizers import (
     ChatTemplate,
     Tokenizer,

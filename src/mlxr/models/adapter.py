@@ -1,23 +1,298 @@
 """Low-rank adapters of a model: which of its weights they update, ready to run, and the rows of a batch that have one.
 
 `make_adapter` finds the weights that an adapter names among those of a model. Knows no files.
+
+The updates of an adapter by the weights of a model: what the model keeps apart is cut, and rows are ordered as its
+files order them.
+
+An adapter names weights as its file does. Knows no files, and not where the weights are.
+
+Updates of experts by the matrix of the expert that each is for, however a file names and joins these.
+
+A file has a pair of matrices for each expert or stacks of all, and gate and up by themselves or as one.
+
+A model's tensors with an adapter's updates added, as its file would keep them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from mlxr.core.errors import DeviceError
+from mlxr.core.errors import DeviceError, ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sources import Decoded
+from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
+from mlxr.kernels.updated import Update, Updated, UpdatedStack, number_rows, read_numbers
+from mlxr.models.components import Experts
+from mlxr.models.components.weights import name_expert
+from mlxr.models.families import find_layout
+from mlxr.models.folders.tensors import canonical_name, order_columns, order_rows
 from mlxr.models.model import Model
-from mlxr.models.updates import OUTPUT as OUTPUT
-from mlxr.models.updates import TABLE, Pair, is_expert, list_updates
+from mlxr.models.weights import from_gguf_name, split_rows
+
+_STACK = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)_exps\.weight")
+_ONE = re.compile(r"(?P<prefix>blk\.(?P<layer>\d{1,5})\.)(?P<product>ffn_\w+)\.(?P<expert>\d{1,5})\.weight")
+_BOTH, _HALVES = "ffn_gate_up", ("ffn_gate", "ffn_up")
+Parts = list[tuple[str, FloatArray, FloatArray]]  # name, a and b of each weight
+
+
+class ExpertPair(Protocol):
+    """An update as its file has it: scale * b a, with `a` (rank, in) and `b` (out, rank)."""
+
+    @property
+    def name(self) -> str:
+        """The weight's name in the file."""
+        ...
+
+    @property
+    def a(self) -> FloatArray:
+        """The matrix that inputs go through first."""
+        ...
+
+    @property
+    def b(self) -> FloatArray:
+        """The matrix that makes outputs."""
+        ...
+
+    @property
+    def expert(self) -> tuple[int, int] | None:
+        """The number of the matrix and how many there are, where the weight is a stack of them; else None."""
+        ...
+
+    @property
+    def may_be_turned(self) -> bool:
+        """Whether the file may count the outputs of a stack's matrices as their inputs, as PEFT before 0.19 did."""
+        ...
+
+
+def is_expert(name: str) -> bool:
+    """Return true if the model calls a matrix of an expert so."""
+    return _ONE.fullmatch(name) is not None
+
+
+def list_experts(model: Model) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the matrices of all experts, by the names that the model gives them."""
+    return {
+        name_expert(f"blk.{index}.{product}", expert): shape
+        for index, layer in enumerate(model.layers)
+        if layer.experts is not None
+        for product, shape in layer.experts.shapes(model.hidden).items()
+        for expert in range(layer.experts.count)
+    }
+
+
+def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, TensorSource]:
+    """Return the rows of an expert's matrix in a stack `name`, by the weights that these are; none of other tensors."""
+    found = _STACK.fullmatch(name)
+    if found is None:
+        return {}
+    if found["product"] != _BOTH:
+        return {name_expert(found["prefix"] + found["product"], expert): matrix}
+    half = matrix.shape[0] // 2
+    return {
+        name_expert(found["prefix"] + part, expert): matrix.take_rows(at, at + half)
+        for part, at in zip(_HALVES, (0, half), strict=True)
+    }
+
+
+def part_experts(name: str, pair: ExpertPair, model: Model, is_gguf: bool) -> Parts | None:
+    """The updates of an expert's matrices by a pair for the weight `name`; None for a weight that all tokens have.
+
+    Raises ModelError for a stack of another number of experts, and where the model has none.
+    """
+    found = _STACK.fullmatch(name) or _ONE.fullmatch(name)
+    if found is None:
+        if pair.expert is not None:
+            raise ModelError(f"{pair.name} has {pair.expert[1]} pairs of matrices, and is no stack of experts")
+        return None
+    index, prefix, product = int(found["layer"]), found["prefix"], found["product"]
+    mixture = model.layers[index].experts if index < len(model.layers) else None
+    if mixture is None:
+        raise ModelError(f"{pair.name} is a weight of experts, and the model has none there")
+    expert = int(found["expert"]) if found.re is _ONE else _check_stack(pair, mixture)
+    if expert >= mixture.count:
+        raise ModelError(f"{pair.name} is for expert {expert}, and the model has {mixture.count} there")
+    a, b = _turn(pair, product, mixture, model)
+    target = prefix + product
+    if product != _BOTH:
+        return [(name_expert(target, expert), a, b)]
+    if b.shape[0] != 2 * mixture.features:
+        raise ModelError(f"{pair.name} has {b.shape[0]} rows for gate and up, expected {2 * mixture.features}")
+    halves = (b[: mixture.features], b[mixture.features :])
+    if _alternates(model) and not is_gguf:
+        halves = (b[0::2].copy(), b[1::2].copy())
+    return [(name_expert(prefix + half, expert), a, rows) for half, rows in zip(_HALVES, halves, strict=True)]
+
+
+def _check_stack(pair: ExpertPair, mixture: Experts) -> int:
+    number, count = pair.expert or (0, 1)
+    if count != mixture.count:
+        raise ModelError(f"{pair.name} is for {count} experts, and the model has {mixture.count} there")
+    return number
+
+
+def _alternates(model: Model) -> bool:
+    """Return true if folders keep stacks with their columns first, and the rows of gate and up in turns."""
+    return find_layout(model).alternates
+
+
+def _turn(pair: ExpertPair, product: str, mixture: Experts, model: Model) -> tuple[FloatArray, FloatArray]:
+    """Both matrices, which PEFT once took for each other where a stack does not have its columns first."""
+    shape = mixture.shapes(model.hidden).get(product, (2 * mixture.features, model.hidden))
+    if not pair.may_be_turned or _alternates(model) or (pair.a.shape[1], pair.b.shape[0]) != shape:
+        return pair.a, pair.b
+    return pair.b.T.copy(), pair.a.T.copy()
+
+
+TABLE, OUTPUT = "token_embd.weight", "output.weight"
+
+
+class Pair(ExpertPair, Protocol):
+    """An update of one weight, or of one matrix of a stack, as its file has it, in GGUF with .weight in its name."""
+
+    @property
+    def scale(self) -> float:
+        """The factor on b a."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightUpdate:
+    """scale * b a of the weight `name`, as the model calls it; `adapter` and `pair` are what errors name."""
+
+    adapter: str
+    pair: str
+    name: str
+    a: FloatArray
+    b: FloatArray
+    scale: float
+
+    def refuse(self, why: str) -> ModelError:
+        """Return the error that says so."""
+        return ModelError(f"adapter {self.adapter}: {why}")
+
+    def check_shape(self, rows: int, columns: int) -> None:
+        """Raise ModelError unless it is of a weight (rows, columns)."""
+        has = self.b.shape[0], self.a.shape[1]
+        if has != (rows, columns):
+            raise self.refuse(
+                f"{self.pair} is for a weight of shape {has}, and {self.name} has {(rows, columns)}; is it made for "
+                "another model?"
+            )
+
+
+def list_updates(adapter: str, pairs: Iterable[Pair], model: Model, *, is_gguf: bool) -> Iterator[WeightUpdate]:
+    """The updates of all pairs, each of one weight; `is_gguf`: the adapter's file names and orders as GGUF files do.
+
+    Raises ModelError for what is no weight or not supported.
+    """
+    found = set()
+    for pair in pairs:
+        own = from_gguf_name(pair.name, model) if is_gguf else _name_peft(adapter, pair.name, model)
+        try:
+            parts = _part(own, pair, model, is_gguf)
+        except ModelError as error:
+            raise ModelError(f"adapter {adapter}: {error}") from error
+        for name, a, b in parts:
+            if name in found:
+                raise ModelError(f"adapter {adapter}: {name} is updated twice")
+            found.add(name)
+            yield WeightUpdate(adapter, pair.name, name, a, b, pair.scale)
+
+
+def _part(name: str, pair: Pair, model: Model, is_gguf: bool) -> Parts:
+    """The updates of the weights that layers multiply by, of which the file's weight `name` is one or several."""
+    if name == TABLE:
+        return [(name, pair.a, pair.b)]
+    if not is_gguf and any(layer.attention and layer.recurrence for layer in model.layers):
+        raise ModelError(f"folders of {model.architecture} multiply what adapters add")
+    experts = part_experts(name, pair, model, is_gguf)
+    if experts is not None:
+        return experts
+    parts = [(part, pair.a, rows.to_float32()) for part, rows in split_rows(model, name, Decoded(name, pair.b)).items()]
+    return parts if is_gguf else [(part, *_order(part, a, b, model)) for part, a, b in parts]
+
+
+def _name_peft(adapter: str, module: str, model: Model) -> str:
+    name = canonical_name(f"{module}.weight", find_layout(model).names)
+    if name is None:
+        raise ModelError(f"adapter {adapter}: module {module[:120]} is not of a text model")
+    return from_gguf_name(name, model)
+
+
+def _order(name: str, a: FloatArray, b: FloatArray, model: Model) -> tuple[FloatArray, FloatArray]:
+    """The columns and rows of an update in the order that GGUF files have them in, where folders have another one."""
+    rows, columns = order_rows(name, model), order_columns(name, model)
+    if rows is not None and len(rows) == len(b):
+        b = b[rows]
+    if columns is not None and len(columns) == a.shape[1]:
+        a = a[:, columns].copy()
+    return a, b
+
+
+def merge_pairs(
+    adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], model: Model, *, is_gguf: bool
+) -> dict[str, TensorSource]:
+    """Return the `tensors`, by canonical name, with updates of an adapter added to those that it has some for.
+
+    A model whose output is its table of embeddings gets an output of its own when either is updated. Raises ModelError
+    for an update that is of none of the tensors, or of another shape.
+    """
+    merged = dict(tensors)
+    updates = list(list_updates(adapter, pairs, model, is_gguf=is_gguf))
+    if OUTPUT not in merged and not {TABLE, OUTPUT}.isdisjoint(update.name for update in updates):
+        merged[OUTPUT] = merged[TABLE]
+    places = _find_places(model, merged)
+    own: dict[tuple[str, int | None], list[Update]] = {}
+    for update in updates:
+        if update.name not in places:
+            raise update.refuse(f"{update.pair} is no weight of this model that adapters can update")
+        place = places[update.name]
+        update.check_shape(len(place.rows), merged[place.stored].shape[-1])
+        own.setdefault((place.stored, place.expert), []).append(Update(place.rows, update.a, update.b, update.scale))
+    matrices = {name: Updated(merged[name], parts) for (name, expert), parts in own.items() if expert is None}
+    stacks = {name: _update_stack(name, merged[name], own) for name, expert in own if expert is not None}
+    return merged | matrices | stacks
+
+
+def _update_stack(name: str, stack: TensorSource, own: Mapping[tuple[str, int | None], list[Update]]) -> UpdatedStack:
+    """Return a stack with the updates of some of its matrices; the others stay as they are."""
+    parts = []
+    for expert in range(stack.shape[0]):
+        matrix, updates = stack.take_matrix(expert), own.get((name, expert))
+        parts.append(matrix if updates is None else Updated(matrix, updates))
+    return UpdatedStack(name, parts, stack)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a weight that layers multiply by is: in the tensor `stored`, a stack's matrix, some rows."""
+
+    stored: str
+    rows: IntArray
+    expert: int | None = None
+
+
+def _find_places(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, _Place]:
+    """Return the place of each weight by the name that the model gives it."""
+    places = {}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2 and name.endswith(".weight"):
+            for part, rows in split_rows(model, name, number_rows(name, tensor.shape[0])).items():
+                places[part] = _Place(name, read_numbers(rows))
+        elif len(tensor.shape) == 3:
+            for expert in range(tensor.shape[0]):
+                for part, rows in part_stack(name, expert, number_rows(name, tensor.shape[1])).items():
+                    places[part] = _Place(name, read_numbers(rows), expert)
+    return places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +350,7 @@ def make_adapter(
     Raises ModelError for a pair that updates none of the weights, or has other shapes than it, DeviceError for updates
     of experts on a GPU.
     """
-    places = _find_places(weights)
+    places = _place_weights(weights)
     parts: dict[LinearWeight, list[LoraPart]] = {}
     table = None
     found: dict[str, LoraPart | TablePart] = {}
@@ -128,7 +403,7 @@ def group_rows(adapters: Sequence[object], starts: Sequence[int]) -> tuple[Adapt
     return tuple(AdapterRows(list_rows(own), updates, factor) for (_, updates, factor), own in ordered)
 
 
-def _find_places(weights: Iterable[LinearWeight]) -> dict[str, tuple[LinearWeight, int, int]]:
+def _place_weights(weights: Iterable[LinearWeight]) -> dict[str, tuple[LinearWeight, int, int]]:
     """Return the weight that holds each tensor, the first of its outputs there, and their number."""
     places = {}
     for weight in weights:

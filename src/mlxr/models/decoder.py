@@ -41,8 +41,7 @@ from mlxr.models.components import Weights
 from mlxr.models.components.weights import plan_experts
 from mlxr.models.footprint import AttentionWork, ExpertsWork, StepWork, list_expert_bytes
 from mlxr.models.model import Model
-from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
-from mlxr.models.rotations import Rotations
+from mlxr.models.rotations import ROPE_FACTORS, Rotations, read_rope_factors
 from mlxr.models.shares import take_share
 from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, split_joined
 

@@ -1,10 +1,14 @@
-"""A family of models: the function that builds a model of GGUF's metadata."""
+"""A family of models: the function that builds a model of GGUF's metadata.
+
+A class of Hugging Face folders: its names, and how its `config.json` and its tensors become those of GGUF.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -16,3 +20,16 @@ class Family:
     name: str  # `general.architecture`
     build: Callable[[Metadata], Model]
     bare_names: tuple[str, ...] = ()  # weights of layers whose names do not end in `.weight` in GGUF files
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFamily:
+    """One class of folders."""
+
+    model_type: str  # of `config.json`
+    hf_class: str  # in its `architectures`
+    architecture: str  # of GGUF
+    state: Callable[[FolderConfig], None]  # states the metadata
+    tensors: TensorLayout = field(default_factory=TensorLayout)
+    older_class: str | None = None  # of folders that brought their own code
+    experts_architecture: str | None = None  # GGUF's for a model with experts, where it is another one

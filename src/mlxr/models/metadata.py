@@ -22,7 +22,7 @@ from mlxr.models import limits
 from mlxr.models.components import Attention, FeedForward, Layer, Mamba2, Rope
 from mlxr.models.fields import NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
 from mlxr.models.model import Model
-from mlxr.models.rope_factors import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
+from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
 
 Flags = tuple[bool, ...]  # of each layer
 

@@ -1,7 +1,11 @@
-"""Which tensors a model has, and in which shapes: checked completely before any of them is read."""
+"""Which tensors a model has, and in which shapes: checked completely before any of them is read.
+
+The names of tensors: GGUF's, but that all weights of layers end in `.weight`, as some files leave it out.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 
 from mlxr.core.errors import ModelError
@@ -12,9 +16,26 @@ from mlxr.models.components.attention import GATE
 from mlxr.models.components.experts import ROUTER
 from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
 from mlxr.models.components.weights import Shape
+from mlxr.models.families import find_family
 from mlxr.models.model import Model
-from mlxr.models.names import from_gguf_name
-from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from mlxr.models.rotations import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+
+_LAYER = re.compile(r"blk\.[0-9]+\.(.+)")
+
+
+def gguf_name(name: str, model: Model) -> str:
+    """Return what GGUF files of the model's architecture call the tensor of that canonical name."""
+    layer = _LAYER.fullmatch(name)
+    bare = None if layer is None else layer[1].removesuffix(".weight")
+    return name.removesuffix(".weight") if bare in find_family(model.architecture).bare_names else name
+
+
+def from_gguf_name(name: str, model: Model) -> str:
+    """Return the canonical name of a tensor that GGUF files call so."""
+    layer = _LAYER.fullmatch(name)
+    is_bare = layer is not None and layer[1] in find_family(model.architecture).bare_names
+    return f"{name}.weight" if is_bare else name
+
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.parameter import Kind as ParameterKind
+from mlxr.core.sampling import Kind as ParameterKind
 from mlxr.core.sampling import read_params
 from mlxr.core.types import PARAMETERS
 

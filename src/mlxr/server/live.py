@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from mlxr.core.counters import Dispatch
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import (
+from mlxr.core.stats import (
     MAX_LOG,
+    Dispatch,
     LiveReading,
     LogEntry,
     MachineLimits,

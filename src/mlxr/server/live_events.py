@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from mlxr.core.counters import Counters, Dispatch
-from mlxr.core.live import (
+from mlxr.core.stats import (
     MAX_LOG,
+    Counters,
+    Dispatch,
     Kind,
     LiveReading,
     LogEntry,

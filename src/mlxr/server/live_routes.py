@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import DeviceError
-from mlxr.core.live import MachineLimits
+from mlxr.core.stats import MachineLimits
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.live import Watcher

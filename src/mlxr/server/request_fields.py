@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.parameter import Dialect, Parameter
-from mlxr.core.sampling import BY_SPELLING
+from mlxr.core.sampling import BY_SPELLING, Dialect, Parameter
 from mlxr.core.types import MAX_INT, PARAMETERS, Grammar
 from mlxr.server.json_models import JsonObject, RequestModel, Text, dump_json
 from mlxr.service.prompt import Prompt

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from mlxr.core.errors import SettingError
+from mlxr.core.errors import SettingError, name_install
 from mlxr.core.events import Finish
-from mlxr.core.extras import name_install
 from mlxr.server.activity import InFlight
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 
 from mlxr.core.errors import DeviceError
-from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
+from mlxr.core.stats import MachineLimits
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import LoadedModel
 from mlxr.service.catalogue import find_models_folder

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlxr.core.model_settings import size_steps
-from mlxr.core.profile import Profile
 from mlxr.core.settings import Settings
+from mlxr.core.stats import Profile
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine
 from mlxr.service.speed import Load, LoadRunner, bound_lead, list_plain_tokens, without_drafts

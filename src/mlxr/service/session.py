@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from mlxr.core.counters import Dispatch
-from mlxr.core.live import LiveReading, MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
+from mlxr.core.stats import Dispatch, LiveReading, MachineLimits, PageRecord, WatchedModel
 from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES

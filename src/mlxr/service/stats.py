@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxr.core.counters import Dispatch, ExpertRows
+from mlxr.core.stats import Dispatch, ExpertRows
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel, Routing
 from mlxr.service.adapters import AdaptersUse

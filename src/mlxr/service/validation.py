@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.counters import Dispatch, ExpertRows
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
+from mlxr.core.stats import Dispatch, ExpertRows
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.counters import Dispatch
 from mlxr.core.errors import DeviceError
+from mlxr.core.stats import Dispatch
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw

@@ -8,8 +8,7 @@ import re
 from importlib.metadata import version
 from typing import Any
 
-from mlxr.core.errors import DeviceError
-from mlxr.core.extras import name_install
+from mlxr.core.errors import DeviceError, name_install
 
 # MLX makes CUDA graphs of the operations it is given, which the shapes of prompts make anew: that took longer than the
 # kernels of a prompt (docs/gpu.md). Our own steps are graphs without it.

@@ -2,6 +2,8 @@
 
 A family's file says what its folders' `config.json` states in GGUF's words (`state`), and which model such metadata are
 (`build`).
+
+From a `config.json` to what its folder amounts to as a GGUF file, by the functions of its family.
 """
 
 from __future__ import annotations
@@ -34,60 +36,18 @@ from mlxr.models.families import (
     stablelm,
     starcoder2,
 )
-from mlxr.models.family import Family
-from mlxr.models.fields import NO_ORIGINS, Origin
-from mlxr.models.folders.statement import TensorLayout
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.fields import NO_ORIGINS, Fields, Origin
+from mlxr.models.folders.config import FolderConfig, Statement, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
-FAMILIES = (
-    *cohere.FAMILIES,
-    *exaone4.FAMILIES,
-    *falcon_h1.FAMILIES,
-    *gemma.FAMILIES,
-    *gemma4.FAMILIES,
-    *glm4_moe.FAMILIES,
-    *gpt_oss.FAMILIES,
-    *granite.FAMILIES,
-    *hunyuan.FAMILIES,
-    *lfm2.FAMILIES,
-    *llama.FAMILIES,
-    *ministral3.FAMILIES,
-    *nemotron_h.FAMILIES,
-    *olmo.FAMILIES,
-    *phi3.FAMILIES,
-    *phimoe.FAMILIES,
-    *qwen.FAMILIES,
-    *qwen35.FAMILIES,
-    *seed_oss.FAMILIES,
-    *smollm3.FAMILIES,
-    *stablelm.FAMILIES,
-    *starcoder2.FAMILIES,
+_FILES = (
+    *(cohere, exaone4, falcon_h1, gemma, gemma4, glm4_moe, gpt_oss, granite, hunyuan, lfm2, llama, ministral3),
+    *(nemotron_h, olmo, phi3, phimoe, qwen, qwen35, seed_oss, smollm3, stablelm, starcoder2),
 )
-FOLDERS = (
-    *cohere.FOLDERS,
-    *exaone4.FOLDERS,
-    *falcon_h1.FOLDERS,
-    *gemma.FOLDERS,
-    *gemma4.FOLDERS,
-    *glm4_moe.FOLDERS,
-    *gpt_oss.FOLDERS,
-    *granite.FOLDERS,
-    *hunyuan.FOLDERS,
-    *lfm2.FOLDERS,
-    *llama.FOLDERS,
-    *ministral3.FOLDERS,
-    *nemotron_h.FOLDERS,
-    *olmo.FOLDERS,
-    *phi3.FOLDERS,
-    *phimoe.FOLDERS,
-    *qwen.FOLDERS,
-    *qwen35.FOLDERS,
-    *seed_oss.FOLDERS,
-    *smollm3.FOLDERS,
-    *stablelm.FOLDERS,
-    *starcoder2.FOLDERS,
-)
+FAMILIES: tuple[Family, ...] = tuple(family for file in _FILES for family in file.FAMILIES)
+FOLDERS: tuple[FolderFamily, ...] = tuple(folder for file in _FILES for folder in file.FOLDERS)
 _BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -129,3 +89,51 @@ def _build(metadata: Metadata) -> Model:
     model = find_family(metadata.architecture).build(metadata)
     metadata.refuse_unread()
     return model
+
+
+def model_from_folder(config: Mapping[str, object]) -> Model:
+    """Return the model of a folder: that of its metadata. Raises as `read_folder` does."""
+    return read_model(read_folder(config))
+
+
+def read_model(stated: Statement) -> Model:
+    """Return the model that a folder's metadata state; errors name keys of `config.json`."""
+    return model_from_gguf(stated.values, stated.list_vectors(), stated.origins)
+
+
+def read_folder(config: Mapping[str, object]) -> Statement:
+    """Return what a folder amounts to. Raises ModelError naming a key that is missing, absurd or not supported."""
+    whole = Fields(config)
+    fields = whole.mapping("text_config") or whole
+    family = _find_family(fields)
+    stated = Statement(family.tensors, family.architecture)
+    read = FolderConfig(whole, fields, stated)
+    family.state(read)
+    read.refuse_others()
+    stated.finish()
+    return stated
+
+
+def _find_family(fields: Fields) -> FolderFamily:
+    """Return the family by class where `architectures` names one, else by `model_type`; they must agree."""
+    classes = fields.get("architectures")
+    model_type = fields.text("model_type", default="")
+    if classes is None:
+        return _find_by_type(model_type)
+    if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
+        fields.refuse("architectures", "a list of one class")
+    for family in FOLDERS:
+        if classes[0] in (family.hf_class, family.older_class):
+            if model_type not in ("", family.model_type):
+                fields.refuse("model_type", f"{family.model_type}, as architectures is {classes}")
+            return family
+    known = ", ".join(sorted(family.hf_class for family in FOLDERS))
+    raise ModelError(f"architectures is [{classes[0]!r}], which is not supported; supported are {known}")
+
+
+def _find_by_type(model_type: str) -> FolderFamily:
+    for family in FOLDERS:
+        if family.model_type == model_type:
+            return family
+    known = ", ".join(sorted(family.model_type for family in FOLDERS))
+    raise ModelError(f"architecture {model_type!r} is not supported; supported are {known}")

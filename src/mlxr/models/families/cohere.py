@@ -8,11 +8,9 @@ from __future__ import annotations
 from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
-from mlxr.models.family import Family
-from mlxr.models.folders.config import LAYER_EPS, FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_windows
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import WINDOW_THETA, Metadata
 from mlxr.models.model import Model
 

@@ -6,11 +6,9 @@ The model of 32B has windows in three of four layers, and these alone rotate; th
 from __future__ import annotations
 
 from mlxr.models.components import NO_ROPE, Layer, Norms
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_turning_layers, state_windows
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

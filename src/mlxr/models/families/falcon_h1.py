@@ -8,12 +8,10 @@ from __future__ import annotations
 from math import prod
 
 from mlxr.models.components import Layer, Norms, ParallelMixers
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout, WeightFactors
 from mlxr.models.folders.mixers import Mamba2Keys, state_mamba2
 from mlxr.models.folders.rotations import state_rotation
-from mlxr.models.folders.statement import TensorLayout, WeightFactors
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from math import sqrt
 
 from mlxr.models.components import Layer, Norms, Rope
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_window_theta, state_windows
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

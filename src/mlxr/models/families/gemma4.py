@@ -15,15 +15,13 @@ from mlxr.kernels.split_heads import Projected
 from mlxr.models import limits
 from mlxr.models.components import Attention, DenseAndExperts, Experts, Layer, LayerInputs, Norms, Rope
 from mlxr.models.families.gemma import NORM_NAMES
-from mlxr.models.family import Family
-from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_window_theta, state_windows
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
-from mlxr.models.rope_factors import ROPE_FACTORS
+from mlxr.models.rotations import ROPE_FACTORS
 
 _ROTATION = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
 _INPUTS, _DEFAULT_INPUTS = "hidden_size_per_layer_input", 256

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxr.models.components import NO_ROPE, Attention, Experts, Layer, Mamba2, Norms, Rope
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import (
     Mamba2Keys,
     read_recurrent_layers,
@@ -20,7 +19,6 @@ from mlxr.models.folders.mixers import (
     state_mamba2,
 )
 from mlxr.models.folders.rotations import state_rotation
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

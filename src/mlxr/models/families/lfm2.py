@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms, ShortConv
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_recurrent_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family
+from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model

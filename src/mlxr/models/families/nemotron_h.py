@@ -7,12 +7,10 @@ from typing import Literal
 
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Experts, Layer, Norms
-from mlxr.models.family import Family
-from mlxr.models.folders.config import LAYER_EPS, RMS_EPS, FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import LAYER_EPS, RMS_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import ATTENDS, Mamba2Keys, state_experts, state_mamba2
 from mlxr.models.folders.rotations import state_rotation
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 

@@ -7,12 +7,10 @@ rotation is not stretched. OLMoE has experts.
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
-from mlxr.models.family import Family
-from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
-from mlxr.models.folders.statement import TensorLayout
 from mlxr.models.metadata import WINDOW_THETA, Metadata
 from mlxr.models.model import Model
 

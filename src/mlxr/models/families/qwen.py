@@ -7,9 +7,8 @@ block that all tokens go through beside the experts, and a gate says for each to
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family
+from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import Metadata

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family
+from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig
-from mlxr.models.folders.family import FolderFamily
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model

@@ -18,10 +18,9 @@ from mlxr.kernels.rope import (
 )
 from mlxr.models import limits
 from mlxr.models.fields import Fields
-from mlxr.models.folders.config import Flags, FolderConfig
-from mlxr.models.folders.statement import Statement
+from mlxr.models.folders.config import Flags, FolderConfig, Statement
 from mlxr.models.metadata import WINDOW_PATTERN, WINDOW_THETA
-from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, STANDS_STILL
+from mlxr.models.rotations import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, STANDS_STILL
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 FULL, WINDOWED = "full_attention", "sliding_attention"  # what `config.json` calls kinds of layers

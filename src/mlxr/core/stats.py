@@ -1,18 +1,85 @@
-"""What an engine tells a watcher of itself at one moment, and what happened since the moment before.
+"""What an engine counts, what it holds at one moment, and what its kernels took: plain values for any thread.
 
-docs/page-live.md explains the fields; the server sends them as JSON under these names, whole or as differences
-(`server/live_events`). Values are never changed once they are made, so any thread may read them.
+`Counters` only ever grow from the moment an engine is made, and whoever reads makes the differences: `/metrics`, the
+live view, the replies of the admin routes and `LLM.stats` tell these very numbers. A `LiveReading` is what a watcher is
+told; docs/page-live.md explains its fields, and the server sends them as JSON under these names, whole or as
+differences (`server/live_events`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
 
-from mlxr.core.counters import Counters
+
+@dataclass(slots=True, kw_only=True)
+class PrefixCounters:
+    """Tokens of prompts by where they were found when their pages were looked for."""
+
+    memory_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    peer_hit_tokens: int = 0  # computed by another process and brought here
+    missed_tokens: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that did not need to be computed."""
+        return self.memory_hit_tokens + self.disk_hit_tokens + self.peer_hit_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters(PrefixCounters):
+    """Says what an engine has done since it was made."""
+
+    steps: int = 0
+    failed_steps: int = 0
+    prefill_tokens: int = 0  # of prompts, or computed before and again after a preemption
+    decode_tokens: int = 0  # of answers, that were written to the cache
+    drafted_tokens: int = 0  # computed on a guess
+    accepted_tokens: int = 0  # of those, the ones that were right
+    recomputed_tokens: int = 0  # computed once more because of a preemption
+    preemptions: int = 0  # times that a running answer had to give its pages back
+    late_answers: int = 0  # ended by their deadline
+    refused_requests: int = 0  # found the queue full
+    evicted_pages: int = 0  # cached pages that were given up
+    dropped_pages: int = 0  # pages that did not get, or stay, in the store
+    copied_bytes: int = 0  # of keys and values, copied by the cache path instead of being read in place
+
+    def since(self, before: Counters) -> dict[str, int]:
+        """Return what was added since `before`, without what was not."""
+        added = ((row.name, getattr(self, row.name) - getattr(before, row.name)) for row in fields(self))
+        return {name: count for name, count in added if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Says how often an operator ran in one implementation.
+
+    Implementations are "cpu" (native), "gpu" (our kernels, and the library that recorded steps multiply with), "mlx"
+    (MLX's own operations, on any device) and "reference" (NumPy).
+    """
+
+    operator: str
+    implementation: str
+    variant: str  # names the kernel and the form of the numbers
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """Says how many rows one kernel multiplied by weights of experts, in one form of the weights.
+
+    Each pair of a token and an expert is a row of two products, gate with up and down; on a CPU weights of several
+    types are multiplied each by itself.
+    """
+
+    implementation: str
+    kernel: str
+    rows: int
+
 
 MAX_LOG = 256  # entries in a change
 Phase = Literal["prefill", "decode"]
@@ -192,3 +259,45 @@ class LiveReading:
     log: list[LogEntry] = field(default_factory=list)
     log_left_out: int = 0  # entries beyond MAX_LOG
     processor_s: float = 0.0  # of the engine's thread that the reading took
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Calls of one kernel: seconds, bytes read and written, and multiply-adds of all together.
+
+    No seconds: it was computed on the way into a product, and is part of that one's time. `grid` and `threads` are the
+    threadgroups of a launch on a GPU, and the threads of each; rows of launches that differ in them are apart.
+    """
+
+    operator: str
+    implementation: str
+    variant: str
+    calls: int
+    seconds: float
+    nbytes: int
+    macs: int
+    grid: tuple[int, int, int] | None = None
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One call, from `start_ns` to `end_ns` of `time.perf_counter_ns`."""
+
+    operator: str
+    variant: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What ran while it was profiled; `moments` are single calls by their ends, as many as were kept."""
+
+    kernels: list[KernelTime]
+    moments: list[Moment]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that were spent in kernels."""
+        return sum(row.seconds for row in self.kernels)

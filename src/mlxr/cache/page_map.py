@@ -13,7 +13,7 @@ from mlxr.cache.page_table import PageCopy
 from mlxr.cache.shapes import CacheShape
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
-from mlxr.core.live import PageMap, PageRecord, StorePlace, make_code
+from mlxr.core.stats import PageMap, PageRecord, StorePlace, make_code
 
 MAX_LISTED = 1024  # copies in a group between two readings
 
