@@ -185,6 +185,11 @@ class LoadedModel:
         self.close()
 
 
+def make_context(device: str = "auto", threads: int | None = None, isa: str | None = None) -> Context:
+    """Where models run: the device of that name, or for "auto" the best that is here. Raises DeviceError."""
+    return Context(choose_device(device), threads, isa)
+
+
 def load(
     path_or_name: str | Path,
     *,
@@ -209,7 +214,7 @@ def load(
     """
     start_s = time.perf_counter()
     path = find_model(path_or_name)
-    ctx = ctx or Context(choose_device(device), threads, isa)
+    ctx = ctx or make_context(device, threads, isa)
     parts = open_model_files(path)
     try:
         parts = replace(parts, config=parts.config.limit_context(context_tokens))

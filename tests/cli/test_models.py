@@ -226,7 +226,7 @@ def test_what_is_refused(refused: Run, mlxr: Run, tmp_path: Path, own_file: Path
     assert "no such Modelfile" in refused("create", "mine", "-f", tmp_path / "none")
     assert "is not the name of a model" in refused("cp", "demo", "../../x")
     assert "comes with mlxr" in refused("rm", "demo")
-    assert "cannot be pulled" in refused("pull", "llama3.2")
+    assert "did you mean llama3.2" in refused("pull", "lama3.2")
     assert "check the network" in refused("pull", "hf.co/a/b", "--hub-url", "http://127.0.0.1:9")
     assert "is not the name of a model" in refused("import", own_file, "a/../b")
     assert "no server of ours answers" in refused("ps", "--url", "http://127.0.0.1:9")

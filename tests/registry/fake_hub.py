@@ -95,7 +95,7 @@ class FakeHub:
         self.requests.append((path, handler.headers.get("Range")))
         self.headers.append(dict(handler.headers.items()))
         try:
-            if path.startswith("/api/models/"):
+            if path.startswith("/api/models"):
                 self._list(handler, path.removeprefix("/api/models/"))
             else:
                 repo_id, _, rest = path[1:].partition("/resolve/")

@@ -113,7 +113,7 @@ def test_no_choice(paths: tuple[str, ...], selector: str, message: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "llama3.2",
+        "lama3.2",
         "a/b",
         "hf.co/a",
         "hf.co/../b",

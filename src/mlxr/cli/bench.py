@@ -59,7 +59,7 @@ def bench(
         kept = KeptLimits(settings)
         probed = measure_limits(loaded) if probe else None
         if probed is not None:
-            kept.keep(loaded, probed)
+            kept.keep(loaded.ctx.isa, loaded.ctx.threads, probed)
         limits = probed or kept.find(loaded)
     prefill, decode = summarise(speed.prefill_tokens_per_s), summarise(speed.decode_tokens_per_s)
     step_bytes = loaded.model.work.count_weight_bytes(batch)

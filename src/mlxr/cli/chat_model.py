@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mlxr.cli.remote import Answerer, AnswerStream, ask_parameters, ask_server, name_default, open_model
+from mlxr.cli.remote import Answerer, AnswerStream, ask_parameters, ask_server, find_here, name_default, open_model
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, OutOfPages
 from mlxr.core.events import Finish
@@ -19,7 +19,7 @@ from mlxr.loading import NAMED_MODELS
 from mlxr.registry import Changes, ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.service.catalogue import open_registry, recommend
-from mlxr.service.opening import find_own_adapter, find_record, note_use, split_adapter
+from mlxr.service.opening import find_own_adapter, find_record, note_use
 
 ANSWER_SHARE = 4  # a question leaves at least this part of the context to its answer, as long as turns can be dropped
 BYTES_PER_TOKEN = 3  # an estimate for text that nobody has tokenised yet
@@ -262,7 +262,7 @@ class ChatModel:
         return self._stack.enter_context(model)
 
     def _find_record(self, name: str) -> ModelRecord:
-        name = str(split_adapter(name, self._settings)[0])
+        name = str(find_here(name, self._settings)[0])
         record = find_record(name, self._settings)
         if record is not None:
             return record

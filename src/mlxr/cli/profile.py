@@ -74,7 +74,7 @@ def find_limits(loaded: LoadedModel, settings: Settings) -> MachineLimits | None
         limits = kept.find(loaded)
         if limits is None:
             limits = measure_limits(loaded)
-            kept.keep(loaded, limits)
+            kept.keep(loaded.ctx.isa, loaded.ctx.threads, limits)
     except DeviceError as error:
         print_note(f"without shares of the machine: {error}")
         return None

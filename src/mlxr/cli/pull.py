@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 from typing import Annotated
 
@@ -9,13 +10,20 @@ import typer
 
 from mlxr.cli.flags import Force, PullSettings
 from mlxr.cli.terminal import Progress, format_bytes, print_fields, print_note, show_progress
+from mlxr.core.errors import NotFound
+from mlxr.core.settings import Settings
+from mlxr.registry import ModelRecord, library
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
-from mlxr.service.catalogue import open_registry
+from mlxr.service.catalogue import find_models_folder, open_registry
 
 LINE_S = 10.0  # between two lines about one file, where there is no bar
 Reference = Annotated[
-    str, typer.Argument(metavar="MODEL", help="hf.co/OWNER/REPO, with :FILE or :QUANT if it has several models.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name that `mlxr search` lists, or hf.co/OWNER/REPO, with :FILE or :QUANT if it has several models.",
+    ),
 ]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it here; default: MODEL.")]
 
@@ -25,11 +33,35 @@ def pull(model: Reference, settings: PullSettings, name: Name = None, force: For
 
     A newer state takes the place of an older one; a --name that another model has needs --force.
     """
-    registry = open_registry(settings)
+    record = fetch(model, settings, name, force=force)
+    print_fields([("pulled", record.short_name), ("size", format_bytes(record.size_bytes)), ("id", record.digest[:12])])
+
+
+def fetch(model: str, settings: Settings, name: str | None = None, *, force: bool = False) -> ModelRecord:
+    """Pull a model and show how far it is."""
     with show_progress(f"pulling {model}", counts_bytes=True) as bar:
         report = _Report(bar)
-        record = pull_model(registry, model, endpoint=settings.hub_url, name=name, report=report, replaces=force)
-    print_fields([("pulled", record.short_name), ("size", format_bytes(record.size_bytes)), ("id", record.digest[:12])])
+        registry = open_registry(settings)
+        return pull_model(registry, model, endpoint=settings.hub_url, name=name, report=report, replaces=force)
+
+
+def offer(model: str, settings: Settings, missing: NotFound) -> None:
+    """Fetch a well-known model that is not here, if whoever sits at the terminal wants it; else raise NotFound.
+
+    `missing` is the error that says that it is not here.
+    """
+    folder = find_models_folder(settings)
+    known = library.find(model, folder)
+    if known is None:
+        near = library.suggest(model, folder)
+        hint = f"; `mlxr pull {near[0]}` would fetch a model of that name" if near else ""
+        raise NotFound(f"{missing}; `mlxr list` shows what is here, `mlxr search` what can be fetched{hint}")
+    what = f"{model} is not here; it is {known.reference}, about {format_bytes(known.size_bytes)}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise NotFound(f"{what}; `mlxr pull {model}` fetches it")
+    if not typer.confirm(f"{what}. Fetch it now?", default=True, err=True):
+        raise NotFound(f"{model} was not fetched")
+    fetch(model, settings)
 
 
 class _Report:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import typer
 
 from mlxr.cli.terminal import show_progress
-from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, SettingError
+from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, NotFound, SettingError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import EVERYDAY
 from mlxr.core.settings import Settings, resolve
@@ -195,6 +195,19 @@ def open_model(
             progress=progress,
             adapter=adapter,
         )
+
+
+def find_here(model: str, settings: Settings) -> tuple[str | Path, str | None]:
+    """A model on this machine and the adapter that its name means; one that is well known may be fetched first."""
+    from mlxr.service.opening import split_adapter
+
+    try:
+        return split_adapter(model, settings)
+    except NotFound as error:
+        from mlxr.cli.pull import offer
+
+        offer(model, settings, error)
+        return split_adapter(model, settings)
 
 
 def name_default(settings: Settings) -> str:

@@ -22,6 +22,7 @@ from mlxr.cli.remote import (
     RemoteModel,
     Url,
     ask_parameters,
+    find_here,
     find_own_key,
     name_default,
     open_model,
@@ -32,11 +33,11 @@ from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.loading import find_model, read_sampling
-from mlxr.registry import ModelRecord
+from mlxr.registry import ModelRecord, library
 from mlxr.registry.record import ModelName
 from mlxr.service.catalogue import open_registry, recommend
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.opening import find_record, note_use, split_adapter
+from mlxr.service.opening import find_record, note_use
 
 SILENT_S = 2.0  # after which it is told that stdin is waited for
 
@@ -82,7 +83,7 @@ def run(
     record, named = None, None
     if url is None:
         model = model or name_default(settings)
-        base, named = split_adapter(model, settings)
+        base, named = find_here(model, settings)
         model, record = str(base), find_record(base, settings)
         if record is not None:
             note_use(record, settings)
@@ -141,7 +142,7 @@ def names_model(word: str, settings: Settings, url: str | None) -> bool:
     if url is not None:
         with RemoteModel(url, None, find_own_key(settings)) as server:
             return str(name).lower() in {str(ModelName.parse(known)).lower() for known in server.list_names()}
-    return ":" in word or names_path(word) or is_installed(word, settings)
+    return ":" in word or names_path(word) or is_installed(word, settings) or library.find(word) is not None
 
 
 def is_installed(name: str, settings: Settings) -> bool:

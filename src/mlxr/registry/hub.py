@@ -11,16 +11,19 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from time import monotonic
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
 from mlxr.core.errors import HubError, InvalidRequest, NotFound
 from mlxr.core.work_threads import Stop
+from mlxr.registry.library import find as find_short
+from mlxr.registry.library import suggest as suggest_short
 from mlxr.registry.record import ModelName
 
 READ_TIMEOUT_S = 20.0
@@ -129,6 +132,7 @@ class Reference:
     owner: str
     repository: str
     selector: str
+    short: str = ""  # the name that was asked for, where it is one of the library's
 
     @property
     def repo_id(self) -> str:
@@ -138,6 +142,8 @@ class Reference:
     @property
     def name(self) -> ModelName:
         """The name that the model gets here."""
+        if self.short:
+            return ModelName.parse(self.short)
         tag = PurePosixPath(self.selector).name.removesuffix(".gguf")
         return ModelName.parse(f"hf.co/{self.repo_id}" + (f":{tag}" if tag else ""))
 
@@ -168,13 +174,23 @@ class RemoteFile:
         return identity
 
 
-def parse_reference(text: str) -> Reference:
-    """Read `hf.co/owner/repo[:file or quant]`; raises InvalidRequest for anything else."""
+def parse_reference(text: str, library: Path | None = None) -> Reference:
+    """Read `hf.co/owner/repo[:file or quant]`, or a short name of the library (a models folder may have a newer one).
+
+    Raises InvalidRequest for anything else, with the short names that are near.
+    """
     match = _REFERENCE.fullmatch(text)
     if match is None:
+        known = find_short(text, library)
+        if known is not None:
+            owner, _, repository = known.repository.partition("/")
+            return Reference(owner, repository, known.quant, text)
+        near = suggest_short(text, library)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "`mlxr search WORDS` finds models"
         raise InvalidRequest(
             "model",
-            f"{text[:120]!r} cannot be pulled; models come from Hugging Face, as hf.co/owner/repo[:file or quant]",
+            f"{text[:120]!r} cannot be pulled: it is neither a name that `mlxr search` lists nor "
+            f"hf.co/owner/repo[:file or quant]; {remedy}",
         )
     reference = Reference(match[1], match[2], match[3] or "")
     _ = reference.name  # refuses parts that make no name
@@ -183,10 +199,9 @@ def parse_reference(text: str) -> Reference:
 
 def list_files(reference: Reference, endpoint: str, client: HubClient) -> list[RemoteFile]:
     """All files of the repository's main branch, as of now. Raises NotFound or HubError."""
-    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub import hf_hub_url
 
-    if constants.HF_HUB_OFFLINE:
-        raise HubError(f"{reference.repo_id}: the variable HF_HUB_OFFLINE forbids it to ask {endpoint}")
+    _refuse_offline(reference.repo_id, endpoint)
     listing = _read_listing(reference, endpoint, client)
     siblings, revision = listing.get("siblings") or [], listing.get("sha")
     if not isinstance(revision, str) or not revision or not isinstance(siblings, list) or len(siblings) > MAX_FILES:
@@ -211,14 +226,28 @@ def list_files(reference: Reference, endpoint: str, client: HubClient) -> list[R
 
 
 def _read_listing(reference: Reference, endpoint: str, client: HubClient) -> dict[str, object]:
-    """What the hub says of a repository, bounded in time and size as it comes from a stranger."""
-    import httpx
+    """What the hub says of a repository."""
+    listing = _read_json(
+        reference.repo_id,
+        endpoint,
+        f"/api/models/{reference.repo_id}?blobs=true",
+        client,
+        lambda response: _check_listed(reference, endpoint, response),
+    )
+    if not isinstance(listing, dict):
+        raise HubError(f"{reference.repo_id}: the hub's listing is no object")
+    return listing
 
+
+def _read_json(
+    what: str, endpoint: str, path: str, client: HubClient, check: Callable[[httpx.Response], None]
+) -> object:
+    """The hub's answer at a path, bounded in time and size as it comes from a stranger. Raises HubError."""
     end_s = monotonic() + LISTING_TIMEOUT_S
     data = bytearray()
     try:
-        with client.get(f"{endpoint.rstrip('/')}/api/models/{reference.repo_id}?blobs=true") as response:
-            _check_listed(reference, endpoint, response)
+        with client.get(f"{endpoint.rstrip('/')}{path}") as response:
+            check(response)
             for chunk in response.iter_bytes():
                 data += chunk
                 if len(data) > MAX_LISTING_BYTES:
@@ -227,15 +256,50 @@ def _read_listing(reference: Reference, endpoint: str, client: HubClient) -> dic
                     raise TimeoutError(f"its listing did not come within {LISTING_TIMEOUT_S:g} s")
         if sum(map(data.count, (b"[", b"{", b","))) > MAX_LISTING_PARTS:
             raise ValueError(f"its listing has more than {MAX_LISTING_PARTS} values")
-        listing = json.loads(data)
-        if not isinstance(listing, dict):
-            raise ValueError("its listing is no object")
+        return json.loads(data)
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
         raise HubError(
-            f"{reference.repo_id}: {endpoint} cannot be asked: {_one_line(error)}; check the network (the variable "
+            f"{what}: {endpoint} cannot be asked: {_one_line(error)}; check the network (the variable "
             "HTTPS_PROXY names a proxy) and the setting hub_url"
         ) from error
-    return listing
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A repository with GGUF files that a search of the hub found."""
+
+    repo_id: str
+    downloads: int  # of the last month
+
+    @property
+    def reference(self) -> str:
+        """What `mlxr pull` takes."""
+        return f"hf.co/{self.repo_id}"
+
+
+def search_hub(words: str, endpoint: str, client: HubClient, limit: int = 10) -> list[Found]:
+    """The repositories with GGUF files that have all the words in their names, the most downloaded first."""
+    _refuse_offline(words, endpoint)
+    query = urlencode({"search": words, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": limit})
+    rows = _read_json(words, endpoint, f"/api/models?{query}", client, _check_found)
+    found = []
+    for row in rows if isinstance(rows, list) else []:
+        name, downloads = (row.get("id"), row.get("downloads")) if isinstance(row, dict) else (None, None)
+        with contextlib.suppress(InvalidRequest):  # of a name that could not be pulled
+            parse_reference(f"hf.co/{name}")
+            found.append(Found(str(name), downloads if isinstance(downloads, int) else 0))
+    return found[:limit]
+
+
+def _check_found(response: httpx.Response) -> None:
+    response.raise_for_status()
+
+
+def _refuse_offline(what: str, endpoint: str) -> None:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"{what}: the variable HF_HUB_OFFLINE forbids it to ask {endpoint}")
 
 
 def _check_listed(reference: Reference, endpoint: str, response: httpx.Response) -> None:

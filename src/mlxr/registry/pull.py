@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import httpx
 
-from mlxr.core.errors import HubError, MlxrError, RegistryError
+from mlxr.core.errors import HubError, MlxrError, NotFound, RegistryError
 from mlxr.core.work_threads import Stop
 from mlxr.registry.blobs import Blobs, writing
 from mlxr.registry.hub import HubClient, PullStopped, Reference, RemoteFile, choose_files, list_files, parse_reference
@@ -259,18 +259,23 @@ def pull(
 ) -> ModelRecord:
     """Fetch `hf.co/owner/repo[:file or quant]` from the hub at `endpoint` and give it a name, by default that one.
 
-    Under its own name a newer state of the repository takes the place of an older one; another `name` that is taken
-    is refused unless it `replaces` that model. `report` is called from this thread, for every piece. Raises
+    A short name of the library means its repository. Under its own name a newer state of the repository takes the
+    place of an older one; another `name`, or a short one, that is taken by other files is refused unless it `replaces`
+    that model. `report` is called from this thread, for every piece. Raises
     InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot run; then nothing is kept.
     """
     from mlxr.registry.hub import HubClient
 
-    wanted = parse_reference(reference)
-    replaces = replaces or name is None
-    registry.check_free(name or str(wanted.name), replaces=replaces)
+    wanted = parse_reference(reference, registry.folder)
+    replaces = replaces or (name is None and not wanted.short)
+    if not wanted.short:
+        registry.check_free(name or str(wanted.name), replaces=replaces)
     report(PullProgress("listing"))
     with HubClient(stop or Stop()) as client:
         files = choose_files(wanted, list_files(wanted, endpoint, client))
+        if wanted.short:
+            replaces = replaces or _was_pulled(registry, name or wanted.short, files)
+            registry.check_free(name or wanted.short, replaces=replaces)
         names = _check_names(wanted, files)
         digests = _fetch_all(registry, files, report, client, retry_delay_s)
     report(PullProgress("adding"))
@@ -282,6 +287,15 @@ def pull(
     except MlxrError:
         registry.discard(digests)
         raise
+
+
+def _was_pulled(registry: Registry, name: str, files: Sequence[RemoteFile]) -> bool:
+    """Whether the model of that name came with files of these names, so that it may be brought up to date."""
+    try:
+        record = registry.get(name)
+    except NotFound:
+        return False
+    return record.is_owned and {file.name for file in record.files} == {file.name for file in files}
 
 
 def _check_names(wanted: Reference, files: Sequence[RemoteFile]) -> list[str]:

@@ -22,7 +22,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.settings import Settings
 from mlxr.core.stats import MachineLimits
 from mlxr.engine.memory_plan import read_room_bytes
-from mlxr.loading import LoadedModel
+from mlxr.loading import LoadedModel, make_context
 from mlxr.service.catalogue import find_models_folder
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,37 @@ def measure_limits(loaded: LoadedModel) -> MachineLimits:
     return MachineLimits(limits.read_bytes_per_s, limits.int8_macs_per_s, time.time())
 
 
+def measure_machine(settings: Settings) -> MachineLimits:
+    """The same with the threads of the settings, and no model; kept for models that will run with as many."""
+    ctx = make_context("cpu", settings.threads)
+    limits = ctx.start_probe().measure()
+    measured = MachineLimits(limits.read_bytes_per_s, limits.int8_macs_per_s, time.time())
+    KeptLimits(settings).keep(ctx.isa, ctx.threads, measured)
+    return measured
+
+
+def find_read_rate(settings: Settings) -> float | None:
+    """Bytes of memory that this processor was last measured to read in a second; None if it never was."""
+    rates = [
+        float(row["read_bytes_per_s"])
+        for name, row in KeptLimits(settings).read().items()
+        if name.startswith(f"{_name_processor()} / ") and isinstance(row, dict) and "read_bytes_per_s" in row
+    ]
+    return rates[-1] if rates else None
+
+
+def judge_fit(size_bytes: int, device: str = "auto") -> str:
+    """Whether a model whose files have that size fits the memory that is free now: yes, tight or no.
+
+    A short conversation needs about a tenth of the weights more, and 512 MiB are left for what else runs.
+    """
+    room_bytes = read_room_bytes(device)
+    if room_bytes is None:
+        return "unknown"
+    need_bytes = size_bytes * 11 // 10
+    return "yes" if need_bytes + (512 << 20) <= room_bytes else "tight" if size_bytes <= room_bytes else "no"
+
+
 def explain_missing(loaded: LoadedModel) -> str:
     """Why there are no limits for a model, and what helps."""
     if loaded.ctx.device == "cpu":
@@ -66,18 +97,18 @@ class KeptLimits:
 
     def find(self, loaded: LoadedModel) -> MachineLimits | None:
         """The last measurement that holds for a loaded model; None if there is none, or none that can be read."""
-        row = self._read().get(_name_machine(loaded))
+        row = self.read().get(_name_machine(loaded.ctx.isa, loaded.ctx.threads))
         if not isinstance(row, dict) or row.keys() != {field.name for field in fields(MachineLimits)}:
             return None
         if not all(isinstance(value, float) and 0 < value < math.inf for value in row.values()):
             return None
         return MachineLimits(**row)
 
-    def keep(self, loaded: LoadedModel, limits: MachineLimits) -> None:
+    def keep(self, isa: str, threads: int, limits: MachineLimits) -> None:
         """Write a measurement beside the others; a folder that cannot be written is only warned of."""
-        rows = self._read()
-        rows.pop(_name_machine(loaded), None)
-        kept = dict(list(rows.items())[-MAX_KEPT + 1 :]) | {_name_machine(loaded): asdict(limits)}
+        rows = self.read()
+        rows.pop(_name_machine(isa, threads), None)
+        kept = dict(list(rows.items())[-MAX_KEPT + 1 :]) | {_name_machine(isa, threads): asdict(limits)}
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +119,7 @@ class KeptLimits:
                 temporary.unlink(missing_ok=True)
             logger.warning("what the probe measured cannot be kept in %s: %s", self.path, error.strerror or error)
 
-    def _read(self) -> dict[str, object]:
+    def read(self) -> dict[str, object]:
         """All measurements; none from a file that is not ours."""
         try:
             with self.path.open("rb") as file:
@@ -98,9 +129,9 @@ class KeptLimits:
         return rows if isinstance(rows, dict) else {}
 
 
-def _name_machine(loaded: LoadedModel) -> str:
+def _name_machine(isa: str, threads: int) -> str:
     """What the rates depend on."""
-    return f"{_name_processor()} / {loaded.ctx.isa} / {loaded.ctx.threads} threads"
+    return f"{_name_processor()} / {isa} / {threads} threads"
 
 
 @cache

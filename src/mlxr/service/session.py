@@ -380,7 +380,7 @@ class Session:
 
     async def _measure_limits(self) -> MachineLimits:
         limits = await self._engine.run_between_steps(lambda _: measure_limits(self.loaded))
-        await asyncio.to_thread(self._kept_limits.keep, self.loaded, limits)
+        await asyncio.to_thread(self._kept_limits.keep, self.loaded.ctx.isa, self.loaded.ctx.threads, limits)
         return limits
 
     def explain_missing_limits(self) -> str:

@@ -1,0 +1,123 @@
+"""Short names of well-known models, such as `llama3.2:1b`, and where their files are.
+
+The table ships as `assets/library.json`; `refresh` writes a newer one, with the sizes that the hub lists, into the
+models folder. A name without a tag is the first size of its family.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mlxr.core.errors import MlxrError
+
+FILE_NAME = "library.json"
+SHIPPED = Path(__file__).parents[1] / "assets" / FILE_NAME
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryModel:
+    """A well-known model in one size."""
+
+    family: str  # llama3.2
+    tag: str  # 1b
+    about: str
+    repository: str  # owner/name on the hub
+    quant: str
+    size_bytes: int  # of its files, about
+    active: float  # the share of the weights that a token reads; 1 for dense models
+
+    @property
+    def name(self) -> str:
+        """The name that people type."""
+        return f"{self.family}:{self.tag}"
+
+    @property
+    def reference(self) -> str:
+        """The same model as `hf.co/owner/repo:quant`."""
+        return f"hf.co/{self.repository}:{self.quant}"
+
+
+def read_library(folder: Path | None = None) -> list[LibraryModel]:
+    """All models of the table, the usual size of each family first; that of a models `folder` where it has one."""
+    own = None if folder is None else folder / FILE_NAME
+    if own is not None and own.is_file():
+        try:
+            return _read(own, own.stat().st_mtime_ns)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MlxrError(f"{own}: is no table of models ({error}); remove it, and the one of mlxr is used") from None
+    return _read(SHIPPED, 0)
+
+
+def find(text: str, folder: Path | None = None) -> LibraryModel | None:
+    """The model that a short name means: `llama3.2`, `llama3.2:1b`; None for any other text."""
+    family, _, tag = text.lower().partition(":")
+    models = [model for model in read_library(folder) if model.family == family]
+    if tag in ("", "latest"):
+        return models[0] if models else None
+    return next((model for model in models if tag in (model.tag, f"{model.tag}-{model.quant}".lower())), None)
+
+
+def search(words: str, folder: Path | None = None) -> list[LibraryModel]:
+    """The models whose name, description or repository has all the words; all models where there are none."""
+    wanted = words.lower().split()
+    models = read_library(folder)
+    return [m for m in models if all(word in f"{m.name} {m.about} {m.repository}".lower() for word in wanted)]
+
+
+def suggest(text: str, folder: Path | None = None) -> list[str]:
+    """Short names that are spelled like `text`, the nearest first, three at most."""
+    models = read_library(folder)
+    family, _, tag = text.lower().partition(":")
+    if any(model.family == family for model in models):
+        return [model.name for model in models if model.family == family][:3] if tag else []
+    names = list(dict.fromkeys([model.family for model in models]))
+    return difflib.get_close_matches(family, names, n=3, cutoff=0.7)
+
+
+def refresh(folder: Path, ask_size: Callable[[LibraryModel], int]) -> tuple[int, list[str]]:
+    """Write the shipped table anew into a models folder, with the bytes that `ask_size` returns of each model.
+
+    Returns how many sizes changed, and the names that `ask_size` raised an MlxrError for, which keep their size.
+    """
+    table: dict[str, Any] = json.loads(SHIPPED.read_text())
+    changed, failed = 0, []
+    for model in read_library():
+        row = table["models"][model.family]["sizes"][model.tag]
+        try:
+            size_bytes = ask_size(model)
+        except MlxrError:
+            failed.append(model.name)
+            continue
+        changed += size_bytes != row["bytes"]
+        row["bytes"] = size_bytes
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{FILE_NAME}.tmp"
+    temporary.write_text(json.dumps(table, indent=1))
+    temporary.replace(folder / FILE_NAME)
+    return changed, failed
+
+
+@lru_cache(4)
+def _read(path: Path, _changed_ns: int) -> list[LibraryModel]:
+    with path.open("rb") as file:
+        families: Mapping[str, Any] = json.loads(file.read(MAX_FILE_BYTES))["models"]
+    return [
+        LibraryModel(
+            str(family),
+            str(tag),
+            str(row["about"]),
+            str(size["repository"]),
+            str(size["quant"]),
+            int(size["bytes"]),
+            float(size.get("active", 1.0)),
+        )
+        for family, row in families.items()
+        for tag, size in row["sizes"].items()
+    ]

@@ -1,0 +1,179 @@
+"""Looks at the machine and the installation: is each part well, and if not, what helps?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr import __version__
+from mlxr.core.errors import MlxrError
+from mlxr.core.settings import Settings
+from mlxr.engine.memory_plan import read_room_bytes
+from mlxr.loading import make_context
+from mlxr.registry.elsewhere import PLACES
+from mlxr.service.catalogue import choose_default, find_models_folder, open_registry
+from mlxr.service.machine_limits import measure_machine
+
+Verdict = Literal["ok", "note", "problem"]
+HUB_TIMEOUT_S = 5.0
+FEW_BYTES = 4 << 30  # of memory or disk, which hold one small model
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found of one part; `remedy` is "" where nothing needs to be done."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def examine(settings: Settings, *, asks_hub: bool = True) -> list[Check]:
+    """All that is found; measuring how fast memory is takes a second, and an unreachable hub five."""
+    looks = [_look_at_versions, _look_at_processor, _look_at_memory, _look_at_gpu, _look_at_models, _look_at_port]
+    looks += [_look_at_others, _look_at_hub] if asks_hub else [_look_at_others]
+    return [check for look in looks for check in _collect(look, settings)]
+
+
+def _in_gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def _collect(look: Callable[[Settings], Iterator[Check]], settings: Settings) -> list[Check]:
+    """All that one look finds; an error of ours is a finding, too."""
+    found: list[Check] = []
+    try:
+        found.extend(look(settings))
+    except MlxrError as error:
+        found.append(Check(look.__name__.removeprefix("_look_at_"), "problem", str(error)))
+    return found
+
+
+def _look_at_versions(_: Settings) -> Iterator[Check]:
+    python = platform.python_version()
+    yield Check("versions", "ok", f"mlxr {__version__}, Python {python}, {platform.platform(terse=True)}")
+    if sys.platform not in ("linux", "darwin"):
+        yield Check("system", "note", f"mlxr was never run on {sys.platform}")
+
+
+def _look_at_processor(settings: Settings) -> Iterator[Check]:
+    ctx = make_context("cpu", settings.threads)
+    slow = ctx.isa == "portable" and platform.machine() in ("x86_64", "AMD64")
+    remedy = "this processor lacks AVX2, so models run several times slower than on newer ones" if slow else ""
+    found = f"{platform.processor() or platform.machine()}: {ctx.isa} kernels, {ctx.threads} threads"
+    yield Check("processor", "note" if slow else "ok", found, remedy)
+    limits = measure_machine(settings)
+    rate = limits.read_bytes_per_s
+    words = f"{rate / 1e9:.1f} GB/s, so an 8B model in 4 bits makes at most {rate / 4.9e9:.0f} tokens/s"
+    if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
+        remedy = "other programs compute now, so this is too low: ask again when they rest"
+        yield Check("memory speed", "note", words, remedy)
+    else:
+        yield Check("memory speed", "ok", words)
+
+
+def _look_at_memory(settings: Settings) -> Iterator[Check]:
+    room_bytes = read_room_bytes("cpu")
+    if room_bytes is None:
+        yield Check("memory", "note", "the system does not say how much is free")
+        return
+    few = room_bytes < FEW_BYTES
+    remedy = "close other programs, or take a model of 1B or less" if few else ""
+    yield Check("memory", "note" if few else "ok", f"{_in_gib(room_bytes)} free", remedy)
+    if settings.models_memory_bytes and settings.models_memory_bytes > room_bytes:
+        text = f"models may take {_in_gib(settings.models_memory_bytes)}, more than is free"
+        yield Check("models_memory_bytes", "problem", text, "lower the setting, or leave it out")
+
+
+def _look_at_gpu(settings: Settings) -> Iterator[Check]:
+    device = make_context(settings.device).device
+    if device not in ("cpu", "reference"):
+        free_bytes = read_room_bytes(device)
+        free = "" if free_bytes is None else f", {_in_gib(free_bytes)} free"
+        yield Check("gpu", "ok", f"models run on {device}{free}")
+    elif shutil.which("nvidia-smi") is not None:
+        remedy = "install mlx for it: pip install 'mlx[cuda13]>=0.32.1'"
+        yield Check("gpu", "note", "there is an NVIDIA driver, but models run on the processor", remedy)
+    else:
+        yield Check("gpu", "ok", "none that mlxr uses; models run on the processor")
+
+
+def _look_at_models(settings: Settings) -> Iterator[Check]:
+    folder = find_models_folder(settings)
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free_bytes = shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK):
+        yield Check("models folder", "problem", f"{folder} cannot be written", "set models_folder to one that can")
+    else:
+        few = free_bytes < FEW_BYTES
+        remedy = "remove models (`mlxr rm`), or set models_folder to another disk" if few else ""
+        yield Check("models folder", "note" if few else "ok", f"{folder}, {_in_gib(free_bytes)} free", remedy)
+    registry = open_registry(settings)
+    records = [record for record in registry.list() if record.files]
+    yield Check(
+        "models", "ok", f"{len(records)} here; without a name answers {choose_default(registry, settings).name}"
+    )
+    for record in records:
+        if record.problem is not None:
+            yield Check(
+                record.short_name,
+                "problem",
+                record.problem,
+                f"pull or import it again, or `mlxr rm {record.short_name}`",
+            )
+
+
+def _look_at_port(settings: Settings) -> Iterator[Check]:
+    address = f"{settings.host}:{settings.port}"
+    if settings.unix_socket is not None:
+        return
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        taken = probe.connect_ex(("127.0.0.1" if settings.host == "0.0.0.0" else settings.host, settings.port)) == 0
+    if not taken:
+        yield Check("port", "ok", f"{address} is free for `mlxr serve`")
+        return
+    if _is_ours(f"http://{address}"):
+        yield Check("port", "ok", f"an mlxr server answers at http://{address}")
+    else:
+        yield Check("port", "note", f"another program has {address}", "stop it, or `mlxr serve --port 11435`")
+
+
+def _is_ours(url: str) -> bool:
+    """Whether the server there describes itself as mlxr's does."""
+    import httpx
+
+    try:
+        return "mlxr" in httpx.get(f"{url}/openapi.json", timeout=HUB_TIMEOUT_S).text
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+
+
+def _look_at_others(_: Settings) -> Iterator[Check]:
+    for source, find in PLACES.items():
+        models = find()
+        if models:
+            size = _in_gib(sum(model.size_bytes for model in models))
+            remedy = f"`mlxr import --from {source}` names them here; nothing is copied"
+            yield Check(source, "ok", f"{len(models)} models on this disk, {size}", remedy)
+
+
+def _look_at_hub(settings: Settings) -> Iterator[Check]:
+    import httpx
+    from huggingface_hub import get_token
+
+    token = "with your token" if get_token() else "without a token; gated models need `hf auth login` or HF_TOKEN"
+    try:
+        status = httpx.get(settings.hub_url, timeout=HUB_TIMEOUT_S, follow_redirects=True).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        remedy = "pulls need it: check the network (HTTPS_PROXY names a proxy) and the setting hub_url"
+        yield Check("hub", "note", f"{settings.hub_url} cannot be reached: {error}", remedy)
+        return
+    yield Check("hub", "ok" if status < 500 else "note", f"{settings.hub_url} answers {status}, {token}")

@@ -1,0 +1,138 @@
+"""Commands that help a newcomer: search, doctor, the offer to fetch what is missing, and models of other programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlxr.core.live import MachineLimits
+
+from mlxr.cli.main import main
+from mlxr.loading import ASSETS
+from mlxr.registry import library
+from mlxr.service import doctor, machine_limits
+
+sys.path.append(str(Path(__file__).parents[1] / "registry"))
+from fake_hub import FakeHub
+
+Run = Callable[..., str]
+LIMITS = MachineLimits(read_bytes_per_s=2e10, int8_macs_per_s=1e11, measured_at=1.0)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path / "models"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("OLLAMA_MODELS", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_search_tells_what_fits(mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = library.find("qwen3:30b")
+    assert model is not None
+    monkeypatch.setattr(machine_limits, "read_room_bytes", lambda _: model.size_bytes + (1 << 20))
+    lines = mlxr("search", "qwen3", "30b", "--offline").splitlines()
+    assert lines[0].split() == ["NAME", "SIZE", "FITS", "SPEED", "ABOUT"]
+    assert lines[1].split()[:4] == ["qwen3:30b", "17.4", "GiB", "tight"]
+    monkeypatch.setattr("mlxr.cli.search.find_read_rate", lambda _: 2e10)
+    (row,) = json.loads(mlxr("search", "qwen3:30b", "--offline", "--json"))["known"]
+    assert row["tokens_per_s"] == round(2e10 / (model.size_bytes * model.active), 1)
+    assert main(["search", "xyzzy", "--offline"]) == 1
+
+
+def test_search_asks_the_hub_and_goes_on_without(mlxr: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeHub() as hub:
+        hub.listing = json.dumps([{"id": "a/Xyzzy-GGUF", "downloads": 1234}]).encode()
+        assert "hf.co/a/Xyzzy-GGUF      1,234" in mlxr("search", "xyzzy", "--hub-url", hub.url)
+    assert main(["search", "llama3.2", "--hub-url", "http://127.0.0.1:9"]) == 0
+    output = capsys.readouterr()
+    assert "llama3.2:1b" in output.out
+    assert "only the table of mlxr was searched" in output.err
+
+
+def test_a_missing_model_is_offered(refused: Run, mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "about 1.8 GiB; `mlxr pull llama3.2` fetches it" in refused("run", "llama3.2", "hi")
+    assert "`mlxr pull llama3.2` would fetch" in refused("run", "lama3.2", "hi")
+    assert "`mlxr search` what can be fetched" in refused("chat", "xyzzy")
+    model = library.find("llama3.2:1b")
+    assert model is not None
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    assert main(["run", "llama3.2:1b", "hi"]) == 2
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
+    with FakeHub() as hub:
+        hub.add(model.repository, {"Llama-3.2-1B.Q4_K_M.gguf": (ASSETS / "demo-draft.gguf").read_bytes()})
+        monkeypatch.setenv("MLXR_HUB_URL", hub.url)
+        assert mlxr("run", "llama3.2:1b", "import os", "--temperature", 0, "--max-tokens", 4)
+    assert "llama3.2:1b" in mlxr("list")
+
+
+def test_models_of_ollama_are_imported(home: Path, mlxr: Run, refused: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no models of it are on this disk" in refused("import", "--from", "ollama")
+    assert "known are ollama, lmstudio, hub" in refused("import", "--from", "jan")
+    store = home / ".ollama" / "models"
+    (store / "blobs").mkdir(parents=True)
+    blob = store / "blobs" / "sha256-0a"
+    shutil.copy(ASSETS / "demo-draft.gguf", blob)
+    (store / "blobs" / "sha256-0b").write_bytes(b"no model")
+    names = {"registry.ollama.ai/library/tiny/1b": "0a", "registry.ollama.ai/me/bad/latest": "0b"}
+    for name, digest in {**names, "hf.co/a/gone/latest": "0c"}.items():
+        layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": 1}
+        (store / "manifests" / name).parent.mkdir(parents=True)
+        (store / "manifests" / name).write_text(json.dumps({"layers": [{"mediaType": "x", "digest": "y"}, layer]}))
+    (store / "manifests/registry.ollama.ai/library/tiny/damaged").write_text("{")
+    listed = mlxr("import", "--from", "ollama", "--dry-run")
+    assert [line.split()[0] for line in listed.splitlines()] == ["NAME", "me/bad:latest", "tiny:1b"]
+    assert main(["import", "--from", "ollama"]) == 1
+    output = capsys.readouterr()
+    assert "me/bad:latest is left out: " in output.err
+    assert json.loads(mlxr("list", "--json"))[0]["path"] == str(blob)
+    assert main(["import", "--from", "ollama"]) == 1  # the same again changes nothing
+    assert blob.read_bytes() == (ASSETS / "demo-draft.gguf").read_bytes()
+
+
+def test_models_of_lm_studio_and_of_the_hub_s_cache(home: Path, mlxr: Run) -> None:
+    folder = home / ".lmstudio" / "models" / "someone" / "Tiny-GGUF"
+    folder.mkdir(parents=True)
+    for name in ("Tiny Q8.gguf", "mmproj-Tiny.gguf", "Big-00001-of-00002.gguf", "Big-00002-of-00002.gguf"):
+        shutil.copy(ASSETS / "demo-draft.gguf", folder / name)
+    names = [line.split()[0] for line in mlxr("import", "--from", "lmstudio", "--dry-run").splitlines()[1:]]
+    assert names == ["Big", "Tiny-Q8"]
+    snapshot = home / ".cache/huggingface/hub/models--a--Small/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"12345678")
+    assert [line.split()[0] for line in mlxr("import", "--from", "hub", "--dry-run").splitlines()[1:]] == ["Small"]
+
+
+def test_doctor(mlxr: Run, monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "measure_machine", lambda _: LIMITS)
+    checks = {row["name"]: row for row in json.loads(mlxr("doctor", "--offline", "--json", "--port", free_port()))}
+    assert set(checks) == {"versions", "processor", "memory speed", "memory", "gpu", "models folder", "models", "port"}
+    assert "20.0 GB/s, so an 8B model in 4 bits makes at most 4 tokens/s" in checks["memory speed"]["found"]
+    assert checks["port"]["verdict"] == "ok"
+    own = home / "own.gguf"
+    shutil.copy(ASSETS / "demo-draft.gguf", own)
+    mlxr("import", own, "own")
+    own.unlink()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(doctor, "HUB_TIMEOUT_S", 0.05)
+        port = other.getsockname()[1]
+        assert main(["doctor", "--port", str(port), "--hub-url", "http://127.0.0.1:9"]) == 1
+    output = capsys.readouterr()
+    assert "PROBLEM  own" in output.out
+    assert f"another program has 127.0.0.1:{port}" in output.out
+    assert "pulls need it: check the network" in output.out
+    assert "1 problem keeps mlxr from working fully" in output.err
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
