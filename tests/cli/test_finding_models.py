@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlxr.core.live import MachineLimits
 
 from mlxr.cli.main import main
+from mlxr.core.stats import MachineLimits
 from mlxr.loading import ASSETS
 from mlxr.registry import library
 from mlxr.service import doctor, machine_limits
@@ -40,7 +40,7 @@ def test_search_tells_what_fits(mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> N
     lines = mlxr("search", "qwen3", "30b", "--offline").splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "FITS", "SPEED", "ABOUT"]
     assert lines[1].split()[:4] == ["qwen3:30b", "17.4", "GiB", "tight"]
-    monkeypatch.setattr("mlxr.cli.search.find_read_rate", lambda _: 2e10)
+    monkeypatch.setattr("mlxr.cli.pull.find_read_rate", lambda _: 2e10)
     (row,) = json.loads(mlxr("search", "qwen3:30b", "--offline", "--json"))["known"]
     assert row["tokens_per_s"] == round(2e10 / (model.size_bytes * model.active), 1)
     assert main(["search", "xyzzy", "--offline"]) == 1

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import mlxr as package
-from mlxr.cli.commands import COMMANDS
 from mlxr.cli.flags import Sampling, expand_flags, make_sampling
-from mlxr.cli.main import main
+from mlxr.cli.main import COMMANDS, main
 from mlxr.core.settings import SETTINGS, Settings
 from mlxr.core.types import PARAMETERS, SamplingParams
 
@@ -291,7 +290,7 @@ def test_warnings_are_one_line_without_traceback(
             logging.getLogger("mlxr.engine").exception("two\nlines \x1b[31m %d", 5)
         logging.getLogger("mlxr.engine").info("not shown")
 
-    monkeypatch.setattr("mlxr.cli.version.version", warn)
+    monkeypatch.setattr("mlxr.cli.main.version", warn)
     handlers = list(logging.getLogger().handlers)
     assert main(["version"]) == 0
     assert capsys.readouterr().err == "mlxr: two lines \\x1b[31m 5\n"
@@ -302,5 +301,5 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mlxr.cli.version.version", interrupt)
+    monkeypatch.setattr("mlxr.cli.main.version", interrupt)
     assert main(["version"]) == 130

@@ -18,8 +18,7 @@ ROW = '    new_tokens: int | None = setting("int", 7, "Something new.", minimum=
 LAST = "\n\nMODEL_DEFAULTS ="
 LOOK = """
 import json, inspect
-from mlxr.cli.flags import expand_flags
-from mlxr.cli.settings import describe
+from mlxr.cli.flags import describe_setting, expand_flags
 from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.settings import BY_NAME, Settings, explain, resolve
 from mlxr.llm import LLM
@@ -36,7 +35,7 @@ def refuse() -> str:
 found = {
     "default": Settings().new_tokens,
     "variable": resolve({}, {"MLXR_NEW_TOKENS": "8"}).new_tokens,
-    "shown": describe(BY_NAME["new_tokens"], explain({}, {})["new_tokens"])["value"],
+    "shown": describe_setting(BY_NAME["new_tokens"], explain({}, {})["new_tokens"])["value"],
     "keyword": str(inspect.signature(LLM).parameters["new_tokens"]),
     "typed": str(ModelKeywords.__annotations__["new_tokens"]),
     "refused": refuse(),

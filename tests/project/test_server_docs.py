@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.cli.commands import COMMANDS
+from mlxr.cli.main import COMMANDS
 from mlxr.core.settings import BY_NAME, FILE_VARIABLE, SETTINGS, Settings
 from mlxr.server.app import DIALECTS
 from mlxr.server.listen import LAST_EVENTS_S

@@ -382,13 +382,7 @@ Model = Annotated[
 HELP = "/? lists the commands, /bye ends; Ctrl-C stops an answer"
 
 
-def chat(
-    settings: Settings,
-    sampling: Sampling,
-    model: Model = None,
-    system: System = None,
-    url: Url = None,
-) -> None:
+def chat(settings: Settings, sampling: Sampling, model: Model = None, system: System = None, url: Url = None) -> None:
     """Talk with a model. Lines come from the terminal or a pipe; /? lists the commands."""
     with ChatModel(model, settings, url) as opened:
         is_interactive = sys.stdin.isatty()

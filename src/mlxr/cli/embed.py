@@ -17,12 +17,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import Settings
 
 Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A file, a folder or a name.",
-        autocompletion=complete_models,
-    ),
+    str, typer.Argument(metavar="MODEL", help="A file, a folder or a name.", autocompletion=complete_models)
 ]
 Texts = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT", help="The texts. If there are none, each line of stdin is a text.")

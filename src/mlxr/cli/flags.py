@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxr.cli.terminal import format_bytes
+from mlxr.cli.terminal import format_bytes, print_json, print_table
 from mlxr.core.errors import MlxrError
-from mlxr.core.model_settings import Kind, Scope, Setting
+from mlxr.core.model_settings import Kind, Scope, Setting, Value
 from mlxr.core.sampling import ALL_TOKENS, EVERYDAY, Parameter, read_params
 from mlxr.core.sampling import Kind as ParameterKind
-from mlxr.core.settings import SETTINGS, Settings, resolve
+from mlxr.core.settings import SETTINGS, Explained, Settings, explain, find_settings_file, resolve
 from mlxr.core.types import PARAMETERS, SamplingParams
 
 
@@ -198,3 +198,38 @@ def make_sampling(*layers: Mapping[str, object]) -> SamplingParams:
     Raises InvalidRequest naming the value that is wrong.
     """
     return SamplingParams(**read_params({"max_tokens": ALL_TOKENS}, *layers))
+
+
+def settings(json: Json = False) -> None:
+    """Show every setting and where its value came from: MLXR_* variables, the settings file, or the default.
+    Commands use these values unless flags say otherwise.
+    """
+    found = explain()
+    if json:
+        print_json({setting.name: describe_setting(setting, found[setting.name]) for setting in SETTINGS})
+        return
+    rows = []
+    for setting in SETTINGS:
+        row = found[setting.name]
+        rows.append((setting.name, show_setting(setting, row.value), f"{row.source} {row.place}".strip(), setting.help))
+    print_table(("setting", "value", "from", "meaning"), rows)
+    file = find_settings_file()
+    print(f"\nsettings file: {file or 'none'}")
+
+
+def describe_setting(setting: Setting, row: Explained) -> dict[str, object]:
+    """One setting as JSON fields; secrets are counted, not shown."""
+    value = row.value
+    shown = show_setting(setting, value) if setting.secret else list(value) if isinstance(value, tuple) else value
+    return {"value": shown, "source": row.source, "place": row.place or None, "scope": setting.scope}
+
+
+def show_setting(setting: Setting, value: Value) -> str:
+    """The value as text for people."""
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        return f"({len(value)} set)" if setting.secret and value else ",".join(value) or "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

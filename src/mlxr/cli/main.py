@@ -1,25 +1,28 @@
 """The `mlxr` command: finds the row, imports that command only, and turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 a check said no, 2 a request that cannot be met (one line on stderr), 130 interrupted, 141 the
-reader of our output went away. Warnings that the engine logs are a line of their own on stderr, without traceback: what
-went wrong is told by the error that ends the command.
+A command is a function and a row of `COMMANDS`. Exit codes: 0 done, 1 a check said no, 2 a request that cannot be met
+(one line on stderr), 130 interrupted, 141 the reader of our output went away. Warnings that the engine logs are a line
+of their own on stderr, without traceback: what went wrong is told by the error that ends the command.
 """
 
 from __future__ import annotations
 
+import builtins
 import gc
 import io
+import keyword
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from mlxr.cli.commands import COMMANDS, CommandRow
+import mlxr
 from mlxr.cli.terminal import make_printable
 from mlxr.core.errors import MlxrError
 from mlxr.core.interrupts import end_on_interrupt
@@ -29,6 +32,51 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 COMPLETION_VARIABLE = "_MLXR_COMPLETE"  # set by the scripts that `--install-completion` writes
 COLLECT_EVERY = 10_000  # new objects; 700, as Python has it, makes an import look through all there is, to no end
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """A command, and where its function is."""
+
+    name: str
+    module: str  # holds a function of that name, with `_` behind it where Python has that name already
+    help: str  # its line in `mlxr --help`
+
+    @property
+    def function(self) -> str:
+        """The name of the function that runs the command; one that Python has taken gets a `_`."""
+        return f"{self.name}_" if keyword.iskeyword(self.name) or hasattr(builtins, self.name) else self.name
+
+
+COMMANDS: tuple[CommandRow, ...] = (
+    CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
+    CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
+    CommandRow("embed", "mlxr.cli.embed", "Print a vector of length 1 for each text."),
+    CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
+    CommandRow("cluster", "mlxr.cli.cluster", "Serve a model from several engines behind one address."),
+    CommandRow("list", "mlxr.cli.models", "List the models here."),
+    CommandRow("search", "mlxr.cli.pull", "Find a model, and whether it fits this machine."),
+    CommandRow("pull", "mlxr.cli.pull", "Fetch a model from Hugging Face."),
+    CommandRow("import", "mlxr.cli.models", "Give a model on disk a name."),
+    CommandRow("create", "mlxr.cli.models", "Make a model from another one with a Modelfile."),
+    CommandRow("cp", "mlxr.cli.models", "Give a model a second name."),
+    CommandRow("rm", "mlxr.cli.models", "Remove models."),
+    CommandRow("adapters", "mlxr.cli.models", "List the adapters (LoRA) here, add or remove one."),
+    CommandRow("ps", "mlxr.cli.remote", "Show the models that a server has loaded."),
+    CommandRow("stop", "mlxr.cli.remote", "Unload a model from a server."),
+    CommandRow("show", "mlxr.cli.show", "Show what a model holds."),
+    CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
+    CommandRow("merge", "mlxr.cli.convert", "Write a model with an adapter added to its weights."),
+    CommandRow("perplexity", "mlxr.cli.validate", "Measure how well a model predicts a text."),
+    CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
+    CommandRow("profile", "mlxr.cli.bench", "Show where the time of a model's steps goes, kernel by kernel."),
+    CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
+    CommandRow("kernels", "mlxr.cli.bench", "Print the source of the GPU kernels."),
+    CommandRow("doctor", "mlxr.cli.doctor", "Look whether this machine and installation are well."),
+    CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
+    CommandRow("help", "mlxr.cli.main", "Explain a command."),
+    CommandRow("version", "mlxr.cli.main", "Print the version of mlxr."),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,8 +145,6 @@ def _load(row: CommandRow, named: str | None) -> Callable[..., None]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from mlxr.cli.version import version
-
         version()
         raise typer.Exit
 
@@ -109,6 +155,20 @@ def _root(
     ] = False,
 ) -> None:
     """Flags of `mlxr` itself."""
+
+
+def version() -> None:
+    """Print the version of mlxr."""
+    print(f"mlxr {mlxr.__version__}")
+
+
+Command = Annotated[str | None, typer.Argument(metavar="COMMAND", help="The command; without one, all are listed.")]
+
+
+def help_(command: Command = None) -> None:
+    """Explain a command. `mlxr help run` prints what `mlxr run --help` does."""
+    arguments = ["--help"] if command is None else [command, "--help"]
+    build_app(arguments)(args=arguments, prog_name="mlxr", standalone_mode=False)
 
 
 def _usage_message(error: Exception) -> str | None:

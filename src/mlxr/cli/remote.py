@@ -1,7 +1,8 @@
-"""A model behind a running server, with the face of `LLM`: the same events, come over HTTP.
+"""Models behind a running server: one with the face of `LLM`: the same events, come over HTTP.
 
 Speaks the server's OpenAI dialect, as any other client would. `open_model` chooses between the two for commands that
 take `--url`.
+`mlxr ps` and `mlxr stop` ask Ollama's routes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
@@ -17,7 +19,16 @@ from urllib.parse import quote
 
 import typer
 
-from mlxr.cli.terminal import show_progress
+from mlxr.cli.flags import Json, complete_models
+from mlxr.cli.terminal import (
+    format_bytes,
+    make_printable,
+    print_fields,
+    print_json,
+    print_note,
+    print_table,
+    show_progress,
+)
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, NotFound, SettingError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import EVERYDAY
@@ -423,3 +434,39 @@ class _Chunks:
         if self.error is not None or self._reason is None:
             return Finish(FinishReason.ERROR, self._usage, self.error or "the connection broke")
         return Finish(FinishReason(self._reason), self._usage, timings=self._timings)
+
+
+def ps(url: ServerUrl = None, json: Json = False) -> None:
+    """Show the models that a server has loaded."""
+    models: Sequence[Mapping[str, Any]] = ask_server(resolve(), url, "/api/ps").get("models", [])
+    if json:
+        print_json(models)
+    elif not models:
+        print_note("no model is loaded")
+    else:
+        print_table(("NAME", "ID", " SIZE", " CACHE", " CONTEXT", "UNTIL"), [_row(model) for model in models])
+
+
+def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
+    left_s = (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
+    until = "for ever" if left_s > 10 * 365 * 86400 else f"{left_s / 60:.0f} minutes from now"
+    size = format_bytes(int(model["size"]))
+    name, digest = make_printable(model["name"]), str(model["digest"])[:12]
+    return name, digest, size, _tell_cache(model), str(model["context_length"]), until
+
+
+def _tell_cache(model: Mapping[str, Any]) -> str:
+    """Return what the cache takes and may take, or that it is shared; blank where the server does not say."""
+    if "cache_max_bytes" not in model:
+        return "-"
+    cache = f"{format_bytes(model['cache_in_use_bytes'])} of {format_bytes(model['cache_max_bytes'])}"
+    return f"{cache}, shared" if model["shared_with"] else cache
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=complete_models)]
+
+
+def stop(model: Model, url: ServerUrl = None) -> None:
+    """Unload a model from a server. Answers in progress end first; the next request loads it again."""
+    ask_server(resolve(), url, "/api/generate", {"model": model, "keep_alive": 0, "stream": False}, timeout_s=None)
+    print_fields([("stopped", model)])

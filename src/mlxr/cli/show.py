@@ -1,29 +1,106 @@
-"""`mlxr show`: what a model holds and what was set on it, without loading it."""
+"""`mlxr show`: what a model holds and what was set on it, without loading it; how commands show experts and states."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from mlxr.cli.experts import describe_experts, format_experts
 from mlxr.cli.flags import Json, RegistrySettings, complete_models
-from mlxr.cli.list import describe as describe_entry
-from mlxr.cli.states import describe_states, list_states
+from mlxr.cli.models import describe_model
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
+from mlxr.core.stats import MachineLimits
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
-from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template, read_unknown_keys
+from mlxr.loading import (
+    ExpertsSummary,
+    Footprint,
+    LoadedModel,
+    find_model,
+    read_footprint,
+    read_sampling,
+    read_template,
+    read_unknown_keys,
+)
 from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.service.catalogue import describe_template, open_registry
 from mlxr.service.opening import find_record
 from mlxr.service.state_use import StateUse, read_state_use
+
+
+def describe_experts(experts: ExpertsSummary | None) -> dict[str, int] | None:
+    """Their numbers as JSON fields, None for a model without."""
+    return None if experts is None else asdict(experts)
+
+
+def format_experts(experts: ExpertsSummary) -> str:
+    """How many there are, how many a token uses, and what all tokens share."""
+    shared = f", and a block of {format_count(experts.shared_features)} features of all tokens"
+    return (
+        f"{experts.experts} of {format_count(experts.features)} features in {experts.layers} layers, {experts.used} "
+        f"of them for each token{shared if experts.shared_features else ''}"
+    )
+
+
+def list_experts(loaded: LoadedModel) -> list[tuple[str, str]]:
+    """The row of a table that names the experts of a model that has some, and how many bytes of them are in memory."""
+    if loaded.experts is None:
+        return []
+    held, total = loaded.model.expert_memory
+    resident = f"; {format_bytes(held)} of {format_bytes(total)} resident" if held < total else ""
+    return [("experts", format_experts(loaded.experts) + resident)]
+
+
+def describe_routing(loaded: LoadedModel) -> dict[str, object]:
+    """What of the experts is in memory, and what was sent to them, as JSON fields."""
+    held, total = loaded.model.expert_memory
+    routing = loaded.model.read_routing()
+    return {
+        "expert_bytes": total,
+        "resident_expert_bytes": held,
+        "routing": None if routing is None else asdict(routing),
+    }
+
+
+def format_reading(loaded: LoadedModel, bytes_per_s: float, tokens: int, limits: MachineLimits | None) -> str:
+    """The weights, what of them a step of `tokens` tokens reads, and how fast, of what the machine can."""
+    read_bytes = loaded.model.work.count_weight_bytes(tokens)
+    about, of_machine = "about " if loaded.experts is not None and tokens > 1 else "", ""
+    if limits is not None:
+        of_machine = f", {bytes_per_s / limits.read_bytes_per_s:.0%} of what the machine reads"
+    step = "token" if tokens == 1 else f"step of {tokens} tokens"
+    return (
+        f"{format_bytes(loaded.weight_bytes)}; {about}{format_bytes(read_bytes)} of them read for each {step}, at "
+        f"{format_bytes(bytes_per_s)}/s{of_machine}"
+    )
+
+
+def describe_states(use: StateUse | None) -> dict[str, int] | None:
+    """The numbers as JSON fields, None for a model without recurrent layers."""
+    return None if use is None else {**asdict(use), "cached_bytes": use.cached_bytes}
+
+
+def list_states(use: StateUse | None) -> list[tuple[str, str]]:
+    """The rows of a table that name the bytes of a slot, of a snapshot, and of a conversation."""
+    if use is None:
+        return []
+    snapshots = f"{use.snapshots} {'snapshot' if use.snapshots == 1 else 'snapshots'}"
+    return [
+        ("state", f"{format_bytes(use.slot_bytes)} each: {use.live_slots} slots of one that runs, and every snapshot"),
+        (
+            "conversation",
+            f"of {format_count(use.tokens)} tokens: {format_bytes(use.page_bytes)} of pages and room for {snapshots} "
+            f"of {format_bytes(use.slot_bytes)}, {format_bytes(use.cached_bytes)} in all",
+        ),
+    ]
+
 
 MAX_ITEMS = 8
 MAX_CHARACTERS = 100
@@ -159,7 +236,7 @@ def list_footprint(footprint: Footprint | None) -> list[tuple[str, str]]:
 
 def describe_record(record: ModelRecord) -> dict[str, object]:
     """What the catalogue knows, and what was set on the model, as JSON fields."""
-    return describe_entry(record) | {
+    return describe_model(record) | {
         "template": record.template,
         "system": record.system,
         "options": dict(record.parameters),
