@@ -40,7 +40,11 @@ def render() -> str:
     """Return the source of the module."""
     types = "".join(f'    WeightType("{row[0]}", {", ".join(row[1:4])}),\n' for row in read_rows("types"))
     names = ", ".join(f'"{row[0]}"' for row in read_rows("activations"))
-    return f"{HEAD}{types})\n\nActivation = Literal[{names}]\n"
+    counts = ", ".join(f'"{row[0]}": {row[1]}' for row in read_rows("activations") if row[1] != "0")
+    numbers = (
+        f"# How many numbers a layer states of an activation.\nPARAMETER_COUNTS: dict[Activation, int] = {{{counts}}}\n"
+    )
+    return f"{HEAD}{types})\n\nActivation = Literal[{names}]\n{numbers}"
 
 
 if __name__ == "__main__":

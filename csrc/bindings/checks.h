@@ -143,13 +143,22 @@ inline void check_sequence(const mlxr::AttendCall& call, int64_t sequence, int64
 }
 
 inline mlxr::Activation parse_activation(const char* what, const std::string& kind) {
-#define ACTIVATION(name) \
+#define ACTIVATION(name, parameters) \
     if (kind == #name) return mlxr::Activation::name;
 #include "tables/activations.def"
     std::string known;
-#define ACTIVATION(name) known += known.empty() ? #name : ", " #name;
+#define ACTIVATION(name, parameters) known += known.empty() ? #name : ", " #name;
 #include "tables/activations.def"
     refuse(what, kind, known);
+}
+
+// The numbers that belong to an activation.
+inline mlxr::ActivationParameters check_parameters(const char* what, mlxr::Activation kind,
+                                                   const std::vector<float>& numbers) {
+    check_size(what, static_cast<int64_t>(numbers.size()), mlxr::count_parameters(kind));
+    mlxr::ActivationParameters parameters;
+    std::copy(numbers.begin(), numbers.end(), parameters.numbers);
+    return parameters;
 }
 
 // A call of rope for `tokens` tokens, but for what is rotated.

@@ -134,7 +134,10 @@ void bind_experts(nb::module_& m) {
         .def(
             "__init__",
             [](PythonExperts* self, const std::string& activation) {
-                new (self) PythonExperts{mlxr::Experts(parse_activation("experts: activation", activation))};
+                const mlxr::Activation kind = parse_activation("experts: activation", activation);
+                if (mlxr::count_parameters(kind) > 0)
+                    refuse("experts: activation", activation, "one without parameters");
+                new (self) PythonExperts{mlxr::Experts(kind)};
             },
             nb::arg("activation"))
         .def("append", &append, nb::arg("up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())

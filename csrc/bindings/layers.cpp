@@ -4,9 +4,11 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/experts.h"
 #include "bindings/mixers.h"
@@ -90,10 +92,12 @@ void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVecto
 }
 
 // With `first` the inputs' columns from that one on multiply what is activated.
-void append_activate(PythonLayers& self, const char* kind, int64_t features, std::optional<int64_t> first) {
+void append_activate(PythonLayers& self, const char* kind, int64_t features, std::optional<int64_t> first,
+                     const std::vector<float>& parameters) {
     mlxr::Operator& op = self.append(mlxr::Kind::activate);
     const int64_t columns = self.width(op.source);
     op.activation = parse_activation("layers: activation", kind);
+    op.parameters = check_parameters("layers: parameters of the activation", op.activation, parameters);
     op.features = features;
     op.gated = columns != features;
     op.first = -1;
@@ -247,7 +251,8 @@ void bind_layers(nb::module_& m) {
         .def("append_split_heads", &append_split_heads, array("q_norm").none(), array("k_norm").none(), nb::arg("eps"),
              nb::arg("norms_values"), nb::arg("projected"), nb::arg("norms"))
         .def("append_attend", [](PythonLayers& self) { self.append(mlxr::Kind::attend); })
-        .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"), nb::arg("first").none())
+        .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"), nb::arg("first").none(),
+             nb::arg("parameters"))
         .def(
             "append_sum",
             [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },

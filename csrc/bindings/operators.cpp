@@ -4,11 +4,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "attend/attend.h"
 #include "bindings/checks.h"
@@ -92,12 +94,13 @@ void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matr
 
 // What multiplies is the second half of x where this is gated, else columns of `up` from `first` on, or nothing.
 void run_activate(Runtime& runtime, Matrix x, const char* kind, MatrixOut out, bool gated, std::optional<Matrix> up,
-                  int64_t first) {
+                  int64_t first, const std::vector<float>& parameters) {
     const int64_t rows = size_of(out, 0), columns = size_of(out, 1), x_columns = (gated ? 2 : 1) * columns;
     check_size("activate: rows of gate_up", size_of(x, 0), rows);
     check_size("activate: columns of gate_up", size_of(x, 1), x_columns);
     mlxr::ActivateCall call{x.data(),  nullptr, out.data(), columns,
                             x_columns, 0,       columns,    parse_activation("activate: kind", kind)};
+    call.parameters = check_parameters("activate: number of parameters", call.kind, parameters);
     if (gated) {
         if (up) refuse("activate: up", "given", "None, as x is gated");
         call.up = x.data() + columns;
@@ -195,7 +198,8 @@ void bind_operators(nb::module_& m) {
     m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
           nb::arg("interleaved"), array("factors").none() = nb::none());
     m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"),
-          nb::arg("gated") = true, array("up").none() = nb::none(), nb::arg("first") = 0);
+          nb::arg("gated") = true, array("up").none() = nb::none(), nb::arg("first") = 0,
+          nb::arg("parameters") = std::vector<float>());
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));

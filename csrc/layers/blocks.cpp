@@ -194,6 +194,7 @@ class LayersRun {
     bool can_gate(const std::vector<Operator>& ops, size_t at) const {
         return call_.adapters.empty() && at + 2 < ops.size() && ops[at].kind == Kind::product &&
                ops[at + 1].kind == Kind::activate && ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
+               count_parameters(ops[at + 1].activation) == 0 &&
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 
@@ -252,8 +253,9 @@ class LayersRun {
     void activate(const Operator& op) {
         const int64_t x_columns = (op.gated ? 2 : 1) * op.features;
         const float* const source = read(Register::x);
-        ActivateCall call{source,      nullptr,      write(Register::x, op.features), op.features, x_columns, 0,
-                          op.features, op.activation};
+        ActivateCall call{source,      nullptr,       write(Register::x, op.features),
+                          op.features, x_columns,     0,
+                          op.features, op.activation, op.parameters};
         if (op.gated) {
             call.up = source + op.features;
             call.up_stride = x_columns;

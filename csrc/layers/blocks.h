@@ -37,7 +37,7 @@ enum class Kind : uint8_t {
     product,      // weight
     split_heads,  // q_norm, k_norm (or null), norms_heads, norms_values, projected
     attend,
-    activate,  // activation, features, gated; or first, where the inputs multiply
+    activate,  // activation, parameters, features, gated; or first, where the inputs multiply
     scale,     // factor, columns
     join,      // factor, columns: the target becomes (target + other) * factor
     rows,      // table, columns
@@ -77,6 +77,7 @@ struct Operator {
     bool norms_values;
     int64_t projected;  // 3: queries, keys and values; 2: the values are the keys; 1: queries alone
     Activation activation;
+    ActivationParameters parameters;
     int64_t features;
     bool gated;
     int64_t first;  // of the inputs' columns, or -1

@@ -54,9 +54,21 @@ struct RopeCall {
 constexpr int64_t kMaxRotDim = 1024;
 
 enum class Activation : int {
-#define ACTIVATION(name) name,
+#define ACTIVATION(name, parameters) name,
 #include "tables/activations.def"
 };
+// How many numbers a layer states of each activation, and those of one.
+constexpr int kParameterCounts[] = {
+#define ACTIVATION(name, parameters) parameters,
+#include "tables/activations.def"
+};
+constexpr int kMostParameters = 4;
+struct ActivationParameters {
+    float numbers[kMostParameters] = {};
+};
+static inline int count_parameters(Activation kind) {
+    return kParameterCounts[static_cast<int>(kind)];
+}
 
 // Arrays are (rows, columns), each in rows of its own stride.
 struct ActivateCall {
@@ -65,6 +77,7 @@ struct ActivateCall {
     float* out;
     int64_t columns, x_stride, up_stride, out_stride;
     Activation kind;
+    ActivationParameters parameters{};
 };
 
 struct ScaleCall {

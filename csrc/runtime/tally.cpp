@@ -20,7 +20,7 @@ constexpr const char* kKernels[] = {
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
 constexpr const char* kActivations[] = {
-#define ACTIVATION(name) #name,
+#define ACTIVATION(name, parameters) #name,
 #include "tables/activations.def"
 };
 static_assert(std::size(kPages) == static_cast<size_t>(PageType::q8) + 1);

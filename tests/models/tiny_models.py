@@ -30,7 +30,7 @@ from mlxr.models.adapter import Adapter
 from mlxr.models.components import Layer
 from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
-from mlxr.models.families import read_folder
+from mlxr.models.families import read_folder, read_model
 from mlxr.models.folders.tensors import arrange_folder, rename_hf_tensors, state_drafting
 from mlxr.models.weights import arrange_tensors, gguf_name
 
@@ -67,14 +67,19 @@ def make_random_source(name: str, shape: tuple[int, ...], type_name: str, seed: 
 
 def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") -> dict[str, TensorSource]:
     """Tensors as they are read of a Hugging Face folder with this `config.json`: as those of a GGUF file."""
-    stated = read_folder(config)
+    stated = read_folder(config, list_numbers(weights))
     named = rename_hf_tensors(weights, stated.layout.names)
     alternates = stated.layout.alternates
     tensors = {
         name: _encode(name, values, "f32" if alternates and values.ndim == 3 else type_name)
         for name, values in named.items()
     }
-    return arrange_folder(tensors, stated, model_from_folder(config))  # type: ignore[return-value,arg-type]
+    return arrange_folder(tensors, stated, read_model(stated))  # type: ignore[return-value,arg-type]
+
+
+def list_numbers(weights: Weights) -> dict[str, TensorSource]:
+    """Those tensors of a folder that are one number, which may be metadata elsewhere."""
+    return {name: make_source(name, values) for name, values in weights.items() if values.size == 1}
 
 
 def map_tensors(tensors: Mapping[str, Any], path: Path) -> dict[str, TensorSource]:
@@ -97,16 +102,18 @@ def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
 
 def make_gguf(weights: Weights, config: Config) -> tuple[dict[str, object], dict[str, TensorSource]]:
     """Metadata and f32 tensors as a converter would write them of a folder."""
-    model, tensors = model_from_folder(config), make_hf_tensors(weights, config)
-    stated = state_drafting(read_folder(config), model, tensors)
+    tensors, read = make_hf_tensors(weights, config), read_folder(config, list_numbers(weights))
+    model = read_model(read)
+    stated = state_drafting(read, model, tensors)
     arranged = {gguf_name(name, model): source for name, source in arrange_tensors(model, tensors).items()}
     return stated, {name: make_source(name, source.to_float32()) for name, source in arranged.items()}
 
 
 def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> Decoder:
     """The model of a `config.json` with the weights of a seed."""
-    tensors = make_hf_tensors(make_weights(config, seed), config, type_name)
-    return Decoder(ctx, model_from_folder(config), tensors)
+    weights = make_weights(config, seed)
+    tensors = make_hf_tensors(weights, config, type_name)
+    return Decoder(ctx, model_from_folder(config, list_numbers(weights)), tensors)
 
 
 def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:

@@ -106,7 +106,7 @@ class NativeRouter(Protocol):
 class NativeLayers(Protocol):
     """Operators of layers and their weights, checked."""
 
-    def append_activate(self, kind: str, features: int, first: int | None) -> None:
+    def append_activate(self, kind: str, features: int, first: int | None, parameters: tuple[float, ...]) -> None:
         """Add the operator `activate`."""
 
     def append_attend(self) -> None:
@@ -279,6 +279,7 @@ class Native(Protocol):
         gated: bool = True,
         up: FloatArray | None = None,
         first: int = 0,
+        parameters: tuple[float, ...] = (),
     ) -> None:
         """Run the operator `activate`."""
 

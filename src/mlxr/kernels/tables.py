@@ -36,4 +36,6 @@ WEIGHT_TYPES = (
     WeightType("affine8_64", 864, 64, 72),
 )
 
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu", "xielu"]
+# How many numbers a layer states of an activation.
+PARAMETER_COUNTS: dict[Activation, int] = {"xielu": 4}

@@ -185,7 +185,7 @@ def read_contents(file: GGUFFile | SafetensorsFolder) -> Contents:
     """Return what the files of a model hold. Raises FormatError and ModelError, in the words of those files."""
     if isinstance(file, GGUFFile):
         return Contents(file.metadata, file.tensors, model_from_gguf(file.metadata, file.tensors))
-    stated = read_folder(file.config)
+    stated = read_folder(file.config, file.tensors)
     config = read_model(stated)
     tensors = convert_tensors(join_quantised(file.tensors, file.config), stated, config)
     return Contents(state_drafting(stated, config, tensors), tensors, config)

@@ -131,11 +131,13 @@ class Fields:
             self.refuse(name, wants)
         return float(value)
 
-    def numbers(self, name: str, low: float, high: float) -> tuple[float, ...]:
-        """Return a list of finite numbers in [low, high]."""
+    def numbers(self, name: str, low: float, high: float, count: int | None = None) -> tuple[float, ...]:
+        """Return a list of finite numbers in [low, high]; where a `count` is given, so many, or one for all."""
         value = self.get(name)
-        if not isinstance(value, list):
-            self.refuse(name, "a list of numbers")
+        if count is not None and isinstance(value, int | float):
+            return (self.number(name, low, high),) * count
+        if not isinstance(value, list) or len(value) != (len(value) if count is None else count):
+            self.refuse(name, "a list of numbers" if count is None else f"a number, or {count} of them")
         items = {f"{name}[{index}]": item for index, item in enumerate(value)}
         fields = Fields({self._prefix + item: number for item, number in items.items()}, self._prefix)
         return tuple(fields.number(item, low, high) for item in items)

@@ -113,6 +113,10 @@ class Metadata:
         """Return a number in [low, high]."""
         return self.fields.number(name, low, high, default)
 
+    def numbers(self, name: str, low: float, high: float) -> tuple[float, ...]:
+        """Return a number in [low, high] for each layer."""
+        return self.fields.numbers(name, low, high, self._blocks)[: self.layers]
+
     def scale(self, name: str) -> float | None:
         """Return a number that something is multiplied by or capped at; None where the file says 0 or nothing."""
         return self.fields.number(name, 0.0, limits.MAX_SCALE, default=0.0) or None
@@ -369,10 +373,18 @@ class Metadata:
         """Return true if queries and keys are normed, in families where this differs."""
         return self.own.flag("attention.head_norms", "blk.0.attn_q_norm.weight" in self.tensors)
 
-    def feed_forward(self, activation: Activation = "silu", *, gated: bool = True, features: int = 0) -> FeedForward:
-        """Return a feed-forward block, with biases if its tensors have some."""
+    def feed_forward(
+        self,
+        activation: Activation = "silu",
+        *,
+        gated: bool = True,
+        features: int = 0,
+        parameters: tuple[float, ...] = (),
+    ) -> FeedForward:
+        """Return a feed-forward block, with biases if its tensors have some; `parameters` are the activation's."""
         bias = self.own.flag("feed_forward_bias", self.has_tensor("ffn_down.bias"))
-        return FeedForward(features or self.ffn, self.activation(activation), bias=bias, gated=gated)
+        kind = self.activation(activation)
+        return FeedForward(features or self.ffn, kind, bias=bias, gated=gated, parameters=parameters)
 
     def is_parallel(self) -> bool:
         """Return true if the two blocks of a layer stand side by side, in families where this differs.

@@ -18,20 +18,27 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
 def activate(
-    ctx: Context, gate_up: FloatArray, kind: str, gated: bool, up: FloatArray | None, first: int
+    ctx: Context,
+    gate_up: FloatArray,
+    kind: str,
+    gated: bool,
+    up: FloatArray | None,
+    first: int,
+    parameters: tuple[float, ...],
 ) -> FloatArray:
     """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
-    act, gate = _KINDS[kind], gate_up
+    gate = gate_up
     if gated:
         half = gate_up.shape[1] // 2
         gate, up = gate_up[:, :half], gate_up[:, half:]
     elif up is not None:
         up = up[:, first : first + gate.shape[1]]
+    activated = _KINDS[kind](gate, *parameters)
     if up is None:
-        return act(gate)
+        return activated
     if kind == "clamped_swiglu":
         up = np.clip(up, -_CLAMPED_LIMIT, _CLAMPED_LIMIT) + np.float32(1)
-    return act(gate) * up
+    return activated * up
 
 
 def _silu(x: FloatArray) -> FloatArray:
@@ -65,10 +72,18 @@ def _clamped_silu(x: FloatArray) -> FloatArray:
     return bounded * _sigmoid(_CLAMPED_SLOPE * bounded)
 
 
-_KINDS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
+def _xielu(x: FloatArray, alpha_n: float, alpha_p: float, beta: float, eps: float) -> FloatArray:
+    below = np.minimum(x, np.float32(0)).astype(np.float64)  # whose e**x - 1 - x would lose its digits in 32 bits
+    curve = np.where(x > 0, np.square(x), np.expm1(np.minimum(below, np.float32(eps))) - below).astype(np.float32)
+    result: FloatArray = curve * np.where(x > 0, np.float32(alpha_p), np.float32(alpha_n)) + np.float32(beta) * x
+    return result
+
+
+_KINDS: Mapping[str, Callable[..., FloatArray]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "gelu_erf": _gelu_erf,
     "relu_squared": _relu_squared,
     "clamped_swiglu": _clamped_silu,
+    "xielu": _xielu,
 }

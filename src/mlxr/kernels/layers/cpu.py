@@ -97,8 +97,8 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_split_heads(q_norm, k_norm, eps, values, heads.projected, kind)
         case Attend():
             native.append_attend()
-        case Activate(kind, features, first=first):  # gated when `x` has more columns
-            native.append_activate(kind, features, first)
+        case Activate(kind, features, first=first, parameters=parameters):  # gated when `x` has more columns
+            native.append_activate(kind, features, first, parameters)
         case AddResidual(factor):
             native.append_sum(factor)
         case Scale(factor, target):

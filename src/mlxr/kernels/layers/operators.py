@@ -120,13 +120,15 @@ class Attend:
 class Activate:
     """Apply the activation to `x`: to the gate before `features` others, or to these themselves.
 
-    With `first` they are then multiplied by the columns of `inputs` from that one on.
+    With `first` they are then multiplied by the columns of `inputs` from that one on. `parameters` are the numbers that
+    some activations have in each layer.
     """
 
     kind: Activation
     features: int
     is_gated: bool
     first: int | None = None
+    parameters: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,8 +116,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     softcap=heads.softcap,
                     sinks=heads.sinks,
                 )
-            case Activate(kind, _, is_gated, None):
-                registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated)
+            case Activate(kind, _, is_gated, None, parameters):
+                registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated, parameters=parameters)
             case Activate(kind, first=int(first)):
                 inputs = take(registers, "inputs")
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=False, up=inputs, first=first)

@@ -1,5 +1,5 @@
 // Activations by code, in the order of csrc/tables/activations.def: 1 silu, 2 gelu with tanh, 3 gelu with erf, 4 relu
-// squared, 5 clamped swiglu. What is not a number stays so.
+// squared, 5 clamped swiglu, 6 xielu, which has numbers of its own. What is not a number stays so.
 
 // The share of the normal distribution above |x|: t / 2 * e**(-x**2 / 2 + p(t)), t = 2 / (2 + |x| / sqrt(2)), within
 // 2e-9 but for rounding.
@@ -17,7 +17,26 @@ FUNCTION float normal_tail(float x) {
   return 0.5f * t * exp_of(p - 0.5f * x * x);
 }
 
-template <int KIND> FUNCTION float activate_with(float x) {
+// alpha_p x**2 + beta x where x is above 0, else alpha_n (e**min(x, eps) - 1 - x) + beta x; near 0 by the series of e**x.
+FUNCTION float xielu(float x, float alpha_n, float alpha_p, float beta, float eps) {
+  if (x > 0.0f)
+    return x * x * alpha_p + beta * x;
+  const float bounded = x > eps ? eps : x;
+  float p = 1.0f / 40320.0f;
+  p = p * bounded + 1.0f / 5040.0f;
+  p = p * bounded + 1.0f / 720.0f;
+  p = p * bounded + 1.0f / 120.0f;
+  p = p * bounded + 1.0f / 24.0f;
+  p = p * bounded + 1.0f / 6.0f;
+  p = p * bounded + 0.5f;
+  const float curve = bounded < -0.5f ? exp_of(bounded) - 1.0f - bounded : p * bounded * bounded;
+  return (curve + (bounded - x)) * alpha_n + beta * x;
+}
+
+template <int KIND>
+FUNCTION float activate_with(float x, float a = 0.0f, float b = 0.0f, float c = 0.0f, float d = 0.0f) {
+  if (KIND == 6)
+    return xielu(x, a, b, c, d);
   if (KIND == 2)
     return 0.5f * x * (1.0f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
   if (KIND == 3) {
@@ -33,7 +52,8 @@ template <int KIND> FUNCTION float activate_with(float x) {
   return quotient_of(x, 1.0f + exp_of(-x));
 }
 
-template <int KIND> FUNCTION float gate_with(float x, float up) {
+template <int KIND>
+FUNCTION float gate_with(float x, float up, float a = 0.0f, float b = 0.0f, float c = 0.0f, float d = 0.0f) {
   const float factor = KIND == 5 ? (up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up) + 1.0f : up;
-  return activate_with<KIND>(x) * factor;
+  return activate_with<KIND>(x, a, b, c, d) * factor;
 }

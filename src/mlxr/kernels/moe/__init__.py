@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
+from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
@@ -178,8 +178,9 @@ def make_experts(
         check_size("make_experts", "columns of gate and up", up[0].out_features, 2 * down[0].in_features)
     elif activation == ALWAYS_GATED:
         refuse("make_experts", "activation", repr(activation), "a kind without a gate")
-    if activation not in ACTIVATIONS:
-        refuse("make_experts", "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
+    if activation not in ACTIVATIONS or activation in PARAMETER_COUNTS:
+        known = [kind for kind in ACTIVATIONS if kind not in PARAMETER_COUNTS]
+        refuse("make_experts", "activation", repr(activation), f"one of {', '.join(known)}")
     _, implementation = CHOICE.pick(ctx.device)
     payload = implementation.prepare_experts(ctx, tuple(up), tuple(down), activation)
     if slots is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
+from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, Activation
 from mlxr.kernels.layers.operators import Activate, MatMul, Operator
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
@@ -25,6 +25,7 @@ class FeedForward:
     bias: bool = False
     gated: bool = True
     suffix: str = ""  # of the tensors' names
+    parameters: tuple[float, ...] = ()  # of the activation
 
     def __post_init__(self) -> None:
         check_range("ffn", self.features, 1, limits.MAX_WIDTH)
@@ -32,6 +33,8 @@ class FeedForward:
             known = [name for name in ACTIVATIONS if self.gated or name != ALWAYS_GATED]
             kind = "with" if self.gated else "without"
             raise ModelError(f"model has activation {self.activation!r} {kind} a gate, expected {', '.join(known)}")
+        if len(self.parameters) != PARAMETER_COUNTS.get(self.activation, 0):
+            raise ModelError(f"model has activation {self.activation!r}, whose numbers only its own family states")
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -47,7 +50,7 @@ class FeedForward:
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
         yield MatMul(w.product(*(name + self.suffix for name in self.projections)), flow.source, "x")
-        yield Activate(self.activation, self.features, self.gated)
+        yield Activate(self.activation, self.features, self.gated, parameters=self.parameters)
         yield from flow.finish(w.product(f"ffn_down{self.suffix}"))
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:

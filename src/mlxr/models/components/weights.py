@@ -209,10 +209,17 @@ class LayerWeights:
 
     def scalar(self, name: str) -> float:
         """Return the only number of a tensor. Raises ModelError unless it is finite."""
-        value = float(self.vector(name)[0])
-        if not math.isfinite(value):
-            raise ModelError(f"tensor {self.prefix}{name} holds {value}, expected a finite number")
-        return value
+        return read_number(self.take(name))
+
+
+def read_number(tensor: TensorSource) -> float:
+    """Return the only number of a tensor. Raises ModelError unless there is one, and it is finite."""
+    if math.prod(tensor.shape) != 1:
+        raise ModelError(f"tensor {tensor.name} has shape {tensor.shape}, expected one number")
+    value = float(read_numbers(tensor).reshape(()))
+    if not math.isfinite(value):
+        raise ModelError(f"tensor {tensor.name} holds {value}, expected a finite number")
+    return value
 
 
 def check_range(what: str, value: float, low: float, high: float) -> None:

@@ -38,7 +38,7 @@ from mlxr.models.families import (
 )
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.fields import NO_ORIGINS, Fields, Origin
-from mlxr.models.folders.config import FolderConfig, Statement, TensorLayout
+from mlxr.models.folders.config import NO_TENSORS, FolderConfig, Statement, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -91,9 +91,9 @@ def _build(metadata: Metadata) -> Model:
     return model
 
 
-def model_from_folder(config: Mapping[str, object]) -> Model:
+def model_from_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource] = NO_TENSORS) -> Model:
     """Return the model of a folder: that of its metadata. Raises as `read_folder` does."""
-    return read_model(read_folder(config))
+    return read_model(read_folder(config, tensors))
 
 
 def read_model(stated: Statement) -> Model:
@@ -101,13 +101,16 @@ def read_model(stated: Statement) -> Model:
     return model_from_gguf(stated.values, stated.list_vectors(), stated.origins)
 
 
-def read_folder(config: Mapping[str, object]) -> Statement:
-    """Return what a folder amounts to. Raises ModelError naming a key that is missing, absurd or not supported."""
+def read_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource] = NO_TENSORS) -> Statement:
+    """Return what a folder amounts to. Raises ModelError naming a key that is missing, absurd or not supported.
+
+    Without its `tensors` numbers that they state are those of a new model.
+    """
     whole = Fields(config)
     fields = whole.mapping("text_config") or whole
     family = _find_family(fields)
     stated = Statement(family.tensors, family.architecture)
-    read = FolderConfig(whole, fields, stated)
+    read = FolderConfig(whole, fields, stated, tensors)
     family.state(read)
     read.refuse_others()
     stated.finish()

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.converted import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
+from mlxr.models.components.weights import read_number
 from mlxr.models.fields import OWN, Fields, Origin
 
 
@@ -106,6 +108,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu_squared",
+    "xielu": "xielu",
 }
 _ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
 _MULTIPLIERS = {  # by what GGUF calls them
@@ -138,17 +141,21 @@ _CHANGING: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("no_rope_layer_interval", "router_logit_softcapping", "embedding_dense", "altup_num_inputs"), ()),
     **dict.fromkeys(("hadamard", "online_hadamard", "quarot", "spinquant", "rotation_config", "rotated_weights"), ()),
 }
+NO_TENSORS: Mapping[str, TensorSource] = {}
 _CHANGES = "it changes answers, and mlxr does not know it in this family"
 
 
 class FolderConfig:
     """The `config.json` of one folder, and the statement that is made of it.
 
-    Of a model that also sees images `fields` are those of `text_config`, the part that reads and writes text.
+    Of a model that also sees images `fields` are those of `text_config`, the part that reads and writes text. `tensors`
+    are the folder's, by its own names, or nothing where only the sizes of a model matter.
     """
 
-    def __init__(self, whole: Fields, fields: Fields, out: Statement) -> None:
-        self.whole, self.fields, self.out = whole, fields, out
+    def __init__(
+        self, whole: Fields, fields: Fields, out: Statement, tensors: Mapping[str, TensorSource] = NO_TENSORS
+    ) -> None:
+        self.whole, self.fields, self.out, self._tensors = whole, fields, out, tensors
 
     # Sizes.
 
@@ -270,6 +277,17 @@ class FolderConfig:
         """State whether the output is the table of embeddings, `tied` where the folder does not say so."""
         stated = self.fields.flag("tie_word_embeddings", self.fields.flag("tie_embedding", tied))
         self.out.put_own("tied_embeddings", self.whole.flag("tie_word_embeddings", stated))
+
+    def state_numbers(self, name: str, part: str, beginning: float) -> None:
+        """State the number that each layer keeps in its tensor `part`, whose value in a new model is `beginning`."""
+        names = [f"model.layers.{index}.{part}" for index in range(self.layers)]
+        values = [beginning] * self.layers
+        if self._tensors:
+            missing = next((tensor for tensor in names if tensor not in self._tensors), None)
+            if missing is not None:
+                raise ModelError(f"tensor {missing} is missing, which states {name} of its layer")
+            values = [read_number(self._tensors[tensor]) for tensor in names]
+        self.out.put(name, values)
 
     def state_head_norms(self, key: str) -> None:
         """State whether queries and keys are normed, which `key` says."""

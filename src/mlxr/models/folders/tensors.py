@@ -125,7 +125,8 @@ _DRAFTING_NAMES = {
     "pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
     "norm.weight": "nextn.shared_head_norm.weight",
 }
-_DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
+# What GGUF has no tensor for: old files store what theta says, and numbers of activations are metadata.
+_NO_TENSOR = re.compile(r"model\.layers\.[0-9]+\.(self_attn\.rotary_emb\.inv_freq|mlp\.act_fn\.(alpha_[np]|beta|eps))")
 
 
 def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | None:
@@ -161,7 +162,7 @@ def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | N
         part = None if whole is None else _name_expert(whole[2], "weight")
     if whole is not None and part is not None:
         return f"blk.{whole[1]}.{part}"
-    if _DERIVED.fullmatch(hf_name):
+    if _NO_TENSOR.fullmatch(hf_name):
         return None
     raise ModelError(f"tensor {hf_name} is not one of a supported model")
 
