@@ -1,4 +1,4 @@
-"""The families of models that run, one file each, and a model out of the metadata of its files.
+"""The families of models that run, which are the files of this folder, and a model out of the metadata of its files.
 
 A family's file says what its folders' `config.json` states in GGUF's words (`state`), and which model such metadata are
 (`build`).
@@ -9,43 +9,18 @@ From a `config.json` to what its folder amounts to as a GGUF file, by the functi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.families import (
-    cohere,
-    exaone4,
-    falcon_h1,
-    gemma,
-    gemma4,
-    glm4_moe,
-    gpt_oss,
-    granite,
-    hunyuan,
-    lfm2,
-    llama,
-    ministral3,
-    nemotron_h,
-    olmo,
-    phi3,
-    phimoe,
-    qwen,
-    qwen35,
-    seed_oss,
-    smollm3,
-    stablelm,
-    starcoder2,
-)
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.fields import NO_ORIGINS, Fields, Origin
 from mlxr.models.folders.config import NO_TENSORS, FolderConfig, Statement, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
-_FILES = (
-    *(cohere, exaone4, falcon_h1, gemma, gemma4, glm4_moe, gpt_oss, granite, hunyuan, lfm2, llama, ministral3),
-    *(nemotron_h, olmo, phi3, phimoe, qwen, qwen35, seed_oss, smollm3, stablelm, starcoder2),
-)
+_FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
 FAMILIES: tuple[Family, ...] = tuple(family for file in _FILES for family in file.FAMILIES)
 FOLDERS: tuple[FolderFamily, ...] = tuple(folder for file in _FILES for folder in file.FOLDERS)
 _BY_NAME = {family.name: family for family in FAMILIES}
