@@ -10,7 +10,7 @@ import pytest
 from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floats, relative_error
 
 from mlxr.core.types import SamplingParams
-from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
+from mlxr.kernels.activate import ACTIVATIONS, PARAMETER_COUNTS, Activation, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.gpu.deferred import settle
@@ -131,13 +131,26 @@ def test_activation(gpu: Context, kind: Activation, gated: bool) -> None:
         with pytest.raises(ValueError, match="expected a kind without a gate"):
             activate(gpu, gpu.gpu.mx.array(gate_up), kind, gated=gated)
         return
-    result = activate(gpu, gpu.gpu.mx.array(gate_up), kind, gated=gated)
-    assert relative_error(result, activate(REFERENCE, gate_up, kind, gated=gated)) < EXACT
-    for other in set(ACTIVATIONS) - {kind, "" if gated else "clamped_swiglu"}:
-        assert relative_error(result, activate(REFERENCE, gate_up, other, gated=gated)) > 1e-5  # type: ignore[arg-type]
+    result = activate(gpu, gpu.gpu.mx.array(gate_up), kind, gated=gated, parameters=list_numbers(kind))
+    for other in set(ACTIVATIONS) - {"" if gated else "clamped_swiglu"}:
+        wanted = activate(REFERENCE, gate_up, other, gated=gated, parameters=list_numbers(other))  # type: ignore[arg-type]
+        assert relative_error(result, wanted) < EXACT if other == kind else relative_error(result, wanted) > 1e-5
+    if kind == "xielu":  # each of whose numbers counts
+        for at in range(4):
+            numbers = tuple(1.5 * number if index == at else number for index, number in enumerate(list_numbers(kind)))
+            changed = activate(gpu, gpu.gpu.mx.array(gate_up / 400), kind, gated=gated, parameters=numbers)
+            wanted = activate(REFERENCE, gate_up / 400, kind, gated=gated, parameters=numbers)
+            assert relative_error(changed, wanted) < EXACT
+            wanted = activate(REFERENCE, gate_up / 400, kind, gated=gated, parameters=list_numbers(kind))
+            assert relative_error(changed, wanted) > 1e-5
 
 
-@pytest.mark.parametrize("kind", ACTIVATIONS)
+def list_numbers(kind: str) -> tuple[float, ...]:
+    """Those of an activation: xIELU's bends at -0.01."""
+    return (1.1, 0.7, 0.5, -0.01) if kind == "xielu" else ()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ACTIVATIONS if kind not in PARAMETER_COUNTS])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_activation_goes_into_the_product_before_it(
     gpu: Context, kind: Activation, tokens: int, monkeypatch: pytest.MonkeyPatch

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from variants import Floats, any_floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
-from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
+from mlxr.kernels import activate as kernels
+from mlxr.kernels.activate import ACTIVATIONS, PARAMETER_COUNTS, Activation
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
+
+XIELU = (1.1, 0.7, 0.5, -0.003)  # alpha_n, alpha_p, beta, eps
+
+
+def activate(ctx: Context, x: Floats, kind: Activation = "silu", **options: Any) -> Floats:
+    """The operator, with numbers for those kinds that have some."""
+    return kernels.activate(ctx, x, kind, parameters=XIELU if kind == "xielu" else (), **options)
 
 
 def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
     wide = x.astype(np.float64)
     if kind == "relu_squared":
         return np.maximum(wide, 0) ** 2
+    if kind == "xielu":
+        alpha_n, alpha_p, beta, eps = np.array(XIELU, np.float32).astype(np.float64)
+        below = np.expm1(np.minimum(wide, eps)) - wide
+        bent: NDArray[np.float64] = np.where(wide > 0, alpha_p * wide**2, alpha_n * below) + beta * wide
+        return bent
     if kind == "gelu_erf":
         tail = np.array([0.5 * math.erfc(min(abs(one), 1e3) / math.sqrt(2)) for one in wide.reshape(-1)])
         return wide * np.where(wide < 0, tail.reshape(wide.shape), 1 - tail.reshape(wide.shape))
@@ -68,6 +82,9 @@ def test_activation_is_right_to_a_few_last_places(kind: Activation) -> None:
     # the exponent of gelu is itself rounded, and e**u turns each ulp of u into some |u| of them
     with np.errstate(divide="ignore", invalid="ignore"):
         logarithm = np.abs(np.log(np.where(exact == 0, 1, exact / x)))
+    if kind == "xielu":  # a sum, whose terms cancel where it crosses 0
+        np.testing.assert_allclose(result, exact, rtol=4e-7, atol=3e-7)
+        return
     factors = {"gelu_tanh": 4, "clamped_swiglu": 1, "gelu_erf": 16}
     allowed = 3 + factors.get(kind, 0) * logarithm + (5 if kind == "gelu_erf" else 0)
     assert (count_ulps(result, exact) <= allowed)[np.abs(exact) > 1e-36].all()
@@ -76,7 +93,7 @@ def test_activation_is_right_to_a_few_last_places(kind: Activation) -> None:
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_all_sizes_of_numbers(kind: Activation) -> None:
     x = any_floats(1, 3, 5000)
-    x[np.abs(x) > 1e18] = 3 if kind == "relu_squared" else x[np.abs(x) > 1e18]  # whose squares are infinite
+    x[np.abs(x) > 1e18] = 3 if kind in ("relu_squared", "xielu") else x[np.abs(x) > 1e18]  # whose squares are infinite
     result = run_everywhere(lambda ctx: activate(ctx, gate(x, kind), kind))
     assert np.isfinite(result).all()
     # where e**-x is beyond float32 the result is 0 instead of some -2.6e-37
@@ -161,6 +178,28 @@ def test_clamped_swiglu_clamps_both_sides(cpu: Context) -> None:
             activate(ctx, gate_up, "clamped_swiglu", gated=False)
     with pytest.raises(ValueError, match="kind is clamped_swiglu, expected a kind without a gate"):
         cpu.module.activate(cpu.native, gate_up, "clamped_swiglu", np.empty_like(gate_up), False)
+
+
+def test_numbers_of_an_activation_are_counted(cpu: Context) -> None:
+    x, out = random_floats(3, 2, 4), np.empty((2, 4), np.float32)
+    for kind, numbers in (("xielu", XIELU[:3]), ("silu", XIELU)):
+        with pytest.raises(
+            ValueError, match=rf"number of parameters is {len(numbers)}, expected {PARAMETER_COUNTS.get(kind, 0)}"
+        ):
+            kernels.activate(cpu, x, kind, gated=False, parameters=numbers)
+        with pytest.raises(ValueError, match="activate: number of parameters is"):
+            cpu.module.activate(cpu.native, x, kind, out, False, None, 0, numbers)
+
+
+def test_xielu_near_zero_keeps_its_digits(cpu: Context) -> None:
+    x = -np.geomspace(1e-7, 1, 500, dtype=np.float32)[None]
+    for eps in (-1e-6, 0.0, 1.0):
+        numbers = (1.3, 0.7, 0.0, eps)  # without the straight part, beside which the curve is small
+        wide, bound = x.astype(np.float64), min(float(np.float32(eps)), 0.0)
+        exact = np.float64(np.float32(1.3)) * (np.expm1(np.minimum(wide, bound)) - wide)
+        for ctx in (cpu, Context("reference")):
+            result = kernels.activate(ctx, x, "xielu", gated=False, parameters=numbers)
+            np.testing.assert_allclose(result, exact, rtol=2e-6, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)

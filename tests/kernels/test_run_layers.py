@@ -120,7 +120,8 @@ def make_zeros(layer: components.Layer, hidden: int) -> dict[str, TensorSource]:
 
 def describe_layers(kind: Kind) -> list[components.Layer]:
     rule = RoutingRule(2, "sigmoid", renormalises=True)
-    dense = FeedForward(kind.forward, kind.activation, bias=kind.bias, gated=kind.gated)
+    numbers = (1.1, 0.7, 0.5, -0.003) if kind.activation == "xielu" else ()
+    dense = FeedForward(kind.forward, kind.activation, bias=kind.bias, gated=kind.gated, parameters=numbers)
     second: components.FeedForward | Experts | DenseAndExperts = dense
     if kind.experts:
         experts = Experts(kind.experts, kind.forward, kind.activation, rule, choice_bias=True)
@@ -256,6 +257,8 @@ KINDS = {
     "starcoder2": Kind("q8_0", norm_kind="layer", activation="gelu_tanh", gated=False, bias=True),
     "ungated and squared": Kind("q4_k", "q6_k", hidden=256, forward=768, activation="relu_squared", gated=False),
     "squared": Kind("q8_0", activation="relu_squared"),
+    "xielu": Kind("q8_0", activation="xielu", gated=False),
+    "xielu with a gate": Kind("q8_0", activation="xielu"),
     "q4_k_m": Kind("q4_k", "q6_k", hidden=256, forward=768),
     "two groups of layers": Kind(groups=True, other_window=40),
     "gemma2": Kind("q8_0", norms="both", activation="gelu_tanh", softcap=5.0, groups=True, other_window=40),

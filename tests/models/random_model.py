@@ -1,117 +1,68 @@
 """Random models from a seed: the same weights for the tests and for the script that writes the golden logits.
 
-NumPy only. Takes a `config.json` as a dictionary, gives tensors under their Hugging Face names. RandomState's stream is
-frozen by NumPy's compatibility promise, so the weights need not be stored.
+Takes a `config.json` as a dictionary, gives tensors under their Hugging Face names. RandomState's stream is frozen by
+NumPy's compatibility promise, so the weights need not be stored.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxr.models.families import read_folder, read_model
+from mlxr.models.folders.tensors import LAYER_NAMES, MODEL_NAMES, WHOLE_NAMES
+from mlxr.models.weights import expected_tensors
+
 Weights = dict[str, NDArray[np.float32]]
 Config = Mapping[str, Any]
 
-LAYER_NORMS = ("phimoe", "stablelm", "starcoder2")  # whose norms have a bias
+# What folders call modules that others call otherwise, by `model_type`.
+_MODULES = {
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+}
+_IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  # whose names `list_mixture` knows
 
 
 def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor a model folder with this configuration has."""
-    hidden, ffn, vocabulary = config["hidden_size"], config.get("intermediate_size", 0), config["vocab_size"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
-    kind = config["model_type"]
-    bias = config.get("use_bias", False)
-    qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
-    output_bias = kind != "glm4_moe" and config.get("attention_out_bias", config.get("attention_bias", bias))
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    if kind.startswith(("qwen3_5", "qwen3_next")):
-        return shapes | _list_qwen35(config)
-    if kind.startswith("lfm2"):
-        return shapes | _list_lfm2(config)
-    if kind == "nemotron_h":
-        return _list_nemotron(config)
-    if kind == "falcon_h1":
-        return shapes | _list_falcon(config)
-    if kind == "granitemoehybrid":
-        return shapes | _list_granite_hybrid(config)
-    features = config.get("hidden_size_per_layer_input")
-    if features:
-        columns = config["num_hidden_layers"] * features
-        shapes["model.embed_tokens_per_layer.weight"] = (vocabulary, columns)
-        shapes["model.per_layer_model_projection.weight"] = (columns, hidden)
-        shapes["model.per_layer_projection_norm.weight"] = (features,)
-    for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}."
-        after = ("post_attention", "post_feedforward")
-        norms = {"olmo2": after, "olmo3": after, "exaone4": after, "cohere": ("input",), "cohere2": ("input",)}
-        if config.get("use_parallel_residual"):
-            norms["stablelm"] = ("input",)
-        for name in norms.get(kind, ("input", "post_attention")):
-            shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
-            if kind in LAYER_NORMS:
-                shapes[f"{layer}{name}_layernorm.bias"] = (hidden,)
-        products = [
-            ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
-            ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
-            ("self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias),
-            ("self_attn.o_proj", hidden, heads * head_dim, output_bias),
-            ("mlp.gate_proj", ffn, hidden, config.get("mlp_bias", False)),
-            ("mlp.up_proj", ffn, hidden, config.get("mlp_bias", False)),
-            ("mlp.down_proj", hidden, ffn, config.get("mlp_bias", False)),
-        ]
-        if kind == "starcoder2":
-            products[4:] = [("mlp.c_fc", ffn, hidden, bias), ("mlp.c_proj", hidden, ffn, bias)]
-        if kind == "phi3":
-            products[4:6] = [("mlp.gate_up_proj", 2 * ffn, hidden, False)]
-            products[0:3] = [("self_attn.qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden, False)]
-        if kind == "gemma4_text":
-            products = _list_gemma4_products(config, index)
-            shapes[f"{layer}layer_scalar"] = (1,)
-            if features:
-                shapes[f"{layer}post_per_layer_input_norm.weight"] = (hidden,)
-        if has_experts(config, index):
-            if kind == "gemma4_text":
-                for name in ("post_{}_1", "pre_{}_2", "post_{}_2"):
-                    shapes[f"{layer}{name.format('feedforward_layernorm')}.weight"] = (hidden,)
-            else:
-                del products[4:]
-            shapes |= {layer + name: shape for name, shape in list_mixture(config).items()}
-        if kind == "gpt_oss":
-            shapes[f"{layer}self_attn.sinks"] = (heads,)
-        for name, rows, columns, has_bias in products:
-            shapes[f"{layer}{name}.weight"] = (rows, columns)
-            if has_bias:
-                shapes[f"{layer}{name}.bias"] = (rows,)
-        if kind.startswith("gemma"):
-            shapes[f"{layer}pre_feedforward_layernorm.weight"] = (hidden,)
-            shapes[f"{layer}post_feedforward_layernorm.weight"] = (hidden,)
-        if kind.startswith("olmo"):
-            shapes[f"{layer}self_attn.q_norm.weight"] = (heads * head_dim,)
-            shapes[f"{layer}self_attn.k_norm.weight"] = (kv_heads * head_dim,)
-        if config.get("use_qk_norm") or kind in ("exaone4", "qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
-            rows_of = {name: rows for name, rows, _, _ in products}
-            for name in ("q", "k"):
-                if f"self_attn.{name}_proj" in rows_of:
-                    shapes[f"{layer}self_attn.{name}_norm.weight"] = (rows_of["self_attn.q_proj"] // heads,)
-        if kind == "hunyuan_v1_dense":
-            shapes |= {f"{layer}self_attn.{name}_layernorm.weight": (head_dim,) for name in ("query", "key")}
-        for name, count in (("q", heads), ("k", kv_heads)):
-            if config.get("use_qk_norm") and kind == "cohere":
-                shapes[f"{layer}self_attn.{name}_norm.weight"] = (count, head_dim)
-            for head in range(count if config.get("qk_layernorm") else 0):
-                shapes[f"{layer}self_attn.{name}_layernorm.norms.{head}.weight"] = (head_dim,)
-    shapes["model.norm.weight"] = (hidden,)
-    if kind in LAYER_NORMS:
-        shapes["model.norm.bias"] = (hidden,)
-    if not config.get("tie_word_embeddings", False):
-        shapes["lm_head.weight"] = (vocabulary, hidden)
-    if config.get("lm_head_bias"):
-        shapes["lm_head.bias"] = (vocabulary,)
+    """Every tensor a model folder with this configuration has.
+
+    Most are those of the model that the configuration states, by the names of folders; transformers refuses what it has
+    otherwise when it computes the golden logits.
+    """
+    kind, table = config["model_type"], (config["vocab_size"], config["hidden_size"])
+    for start, list_others in _OTHERS.items():
+        if kind.startswith(start):
+            embeddings = {} if kind == "nemotron_h" else {"model.embed_tokens.weight": table}
+            return embeddings | list_others(config)
+    stated = read_folder(config)
+    modules: dict[str, str] = dict(_MODULES.get(kind, {}))
+    for folder_name, name in (*stated.layout.names.items(), *LAYER_NAMES.items()):
+        modules.setdefault(name, folder_name)
+    outside = {name: folder_name for folder_name, name in reversed(MODEL_NAMES.items())}
+    wholes = {name: folder_name for folder_name, name in reversed(WHOLE_NAMES.items())}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for full_name, shape in expected_tensors(read_model(stated)).items():
+        if full_name in outside:
+            shapes[outside[full_name]] = shape
+            continue
+        _, index, part = full_name.split(".", 2)
+        layer, (name, _, end) = f"model.layers.{index}.", part.rpartition(".")
+        if _IN_MIXTURES.match(part):
+            shapes |= {layer + own: own_shape for own, own_shape in list_mixture(config).items()}
+        elif kind == "stablelm" and name.endswith(("q_norm", "k_norm")):
+            for head in range(shape[0]):
+                shapes[f"{layer}self_attn.{name[5]}_layernorm.norms.{head}.{end}"] = shape[1:]
+        else:
+            shapes[layer + (wholes[part] if part in wholes else f"{modules[name]}.{end}")] = shape
+        if config.get("hidden_act") == "xielu":
+            numbers: dict[str, tuple[int, ...]] = {"alpha_n": (1,), "alpha_p": (1,), "beta": (), "eps": ()}
+            shapes |= {f"{layer}mlp.act_fn.{own}": own_shape for own, own_shape in numbers.items()}
     return shapes
 
 
@@ -387,36 +338,14 @@ def _list_granite(config: Config, experts: int, ffn: int) -> dict[str, tuple[int
     return shapes
 
 
-def _list_gemma4_products(config: Config, index: int) -> list[tuple[str, int, int, bool]]:
-    """Name, rows, columns and bias of the products of a layer of Gemma 4."""
-    hidden, layers, shared = config["hidden_size"], config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
-    kinds = config.get("layer_types") or ["full_attention" if (i + 1) % 6 == 0 else "" for i in range(layers)]
-    is_full = kinds[index] == "full_attention" or index == layers - 1
-    head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
-    if is_full:
-        stated = (config.get("per_layer_config") or {}).get(str(index), {})
-        head_dim = stated.get("head_dim") or config.get("global_head_dim")
-        kv_heads = stated.get("num_key_value_heads") or config.get("num_global_key_value_heads") or kv_heads
-    is_shared = index >= layers - shared
-    ffn = config["intermediate_size"] * (2 if is_shared and config.get("use_double_wide_mlp") else 1)
-    queries, keys = config["num_attention_heads"] * head_dim, kv_heads * head_dim
-    products = [("self_attn.q_proj", queries, hidden, False), ("self_attn.o_proj", hidden, queries, False)]
-    if not is_shared:
-        products.append(("self_attn.k_proj", keys, hidden, False))
-        if not (is_full and config.get("attention_k_eq_v")):
-            products.append(("self_attn.v_proj", keys, hidden, False))
-    features = config.get("hidden_size_per_layer_input")
-    if features:
-        products += [
-            ("per_layer_input_gate", features, hidden, False),
-            ("per_layer_projection", hidden, features, False),
-        ]
-    return [
-        *products,
-        ("mlp.gate_proj", ffn, hidden, False),
-        ("mlp.up_proj", ffn, hidden, False),
-        ("mlp.down_proj", hidden, ffn, False),
-    ]
+_OTHERS: dict[str, Callable[[Config], dict[str, tuple[int, ...]]]] = {  # with layers of several kinds
+    "qwen3_5": _list_qwen35,
+    "qwen3_next": _list_qwen35,
+    "lfm2": _list_lfm2,
+    "nemotron_h": _list_nemotron,
+    "falcon_h1": _list_falcon,
+    "granitemoehybrid": _list_granite_hybrid,
+}
 
 
 def make_weights(config: Config, seed: int) -> Weights:
@@ -474,12 +403,14 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     values = random.standard_normal(shape)
     if name.endswith(("norm.weight", "norm_f.weight", "layer_scalar")) or ".norms." in name:
         values = 1.0 + 0.2 * values
-    elif name.endswith(("A_log", "dt_bias")):
+    elif name.endswith(("A_log", "dt_bias", "alpha_n", "alpha_p")):
         values = 0.7 * values
+    elif name.endswith(("act_fn.beta", "act_fn.eps")):
+        values = 0.5 + 0.1 * values if name.endswith("beta") else -0.01 * np.abs(values)
     elif name.endswith(("bias", "embed_tokens.weight", "embed_tokens_per_layer.weight", "embeddings.weight")):
         values = 0.3 * values
     elif len(shape) == 1:  # sinks
         values = values + 0.5
     else:
         values = values / np.sqrt(shape[-1] if shape[1] == 1 else shape[1])  # a channel has taps alone
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)

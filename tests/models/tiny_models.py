@@ -79,7 +79,7 @@ def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") ->
 
 def list_numbers(weights: Weights) -> dict[str, TensorSource]:
     """Those tensors of a folder that are one number, which may be metadata elsewhere."""
-    return {name: make_source(name, values) for name, values in weights.items() if values.size == 1}
+    return {name: make_source(name, values.reshape(-1)) for name, values in weights.items() if values.size == 1}
 
 
 def map_tensors(tensors: Mapping[str, Any], path: Path) -> dict[str, TensorSource]:

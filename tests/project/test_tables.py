@@ -9,7 +9,7 @@ import numpy as np
 
 from mlxr.formats.ggml_types import by_name
 from mlxr.kernels import tables
-from mlxr.kernels.activate import ACTIVATIONS, activate
+from mlxr.kernels.activate import ACTIVATIONS, PARAMETER_COUNTS, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.parts import LAYOUTS
 
@@ -43,5 +43,6 @@ def test_fields_on_a_gpu_lie_within_the_block() -> None:
 def test_the_ledger_names_activations_as_the_table_does() -> None:
     ctx = Context("cpu", threads=1)
     for kind in ACTIVATIONS:
-        activate(ctx, np.zeros((1, 4), np.float32), kind)  # type: ignore[arg-type]
+        numbers = (0.5,) * PARAMETER_COUNTS.get(kind, 0)  # type: ignore[call-overload]
+        activate(ctx, np.zeros((1, 4), np.float32), kind, parameters=numbers)  # type: ignore[arg-type]
     assert {count.variant for count in ctx.ledger.snapshot().dispatches} == set(ACTIVATIONS)

@@ -27,7 +27,7 @@ from mlxr.models.weights import gguf_name
 Tensor = TypeVar("Tensor")
 NO_NAMES: Mapping[str, str] = {}
 
-_MODEL_NAMES = {
+MODEL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
     "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
@@ -41,7 +41,7 @@ _MODEL_NAMES = {
     "lm_head.weight": "output.weight",
     "lm_head.bias": "output.bias",
 }
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -80,7 +80,7 @@ _LAYER_NAMES = {
     for part in ("gate", "up", "down")
 }
 _HEAD_NORM = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(0|[1-9][0-9]{0,3})")  # a tensor for each head
-_WHOLE_NAMES = {  # without .weight or .bias at their end
+WHOLE_NAMES = {  # without .weight or .bias at their end
     "layer_scalar": "layer_output_scale.weight",
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -144,18 +144,18 @@ def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | N
     drafting = _DRAFTING.fullmatch(hf_name)
     if drafting is not None:
         return _name_drafting(drafting[1], drafting[2], names)
-    if hf_name in _MODEL_NAMES:
-        return _MODEL_NAMES[hf_name]
+    if hf_name in MODEL_NAMES:
+        return MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
     whole = _LAYER_PREFIX.fullmatch(hf_name)
-    own = None if layer is None else names.get(layer[2], _LAYER_NAMES.get(layer[2]))
+    own = None if layer is None else names.get(layer[2], LAYER_NAMES.get(layer[2]))
     if layer is not None and own is not None:
         return f"blk.{layer[1]}.{own}.{layer[3]}"
     head_norm = None if layer is None else _HEAD_NORM.fullmatch(layer[2])
     if layer is not None and head_norm is not None:
         return f"blk.{layer[1]}.attn_{head_norm[1]}_norm.{head_norm[2]}.{layer[3]}"
-    if whole is not None and whole[2] in _WHOLE_NAMES:
-        return f"blk.{whole[1]}.{_WHOLE_NAMES[whole[2]]}"
+    if whole is not None and whole[2] in WHOLE_NAMES:
+        return f"blk.{whole[1]}.{WHOLE_NAMES[whole[2]]}"
     if layer is not None:
         part = _name_expert(layer[2], layer[3])
     else:
