@@ -17,6 +17,7 @@ from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402
 
 CASES = [
     "llama-gqa-80-tied",
+    "apertus",
     "cohere",
     "cohere-heads",
     "cohere2",

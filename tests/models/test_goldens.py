@@ -271,6 +271,7 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("qwen2moe", "mlp.shared_expert_gate.weight"),
         ("qwen2moe", "mlp.shared_expert.down_proj.weight"),
         ("granitemoe-shared", "shared_mlp.output_linear.weight"),
+        ("apertus", "self_attn.k_norm.weight"),
         ("exaone4", "self_attn.k_norm.weight"),
         ("exaone4", "post_feedforward_layernorm.weight"),
         ("seed-oss", "self_attn.k_proj.bias"),

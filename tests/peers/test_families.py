@@ -92,6 +92,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
     "granite": ("granite", {}),
+    "apertus": ("apertus", {}),
     "exaone4": ("exaone4", {"num_hidden_layers": 64}),  # it knows windows in models of that depth
     "exaone4-full": ("exaone4-full", {}),
     "hunyuan": ("hunyuan", {}),

@@ -37,6 +37,22 @@ CASES: dict[str, Config] = {
         logits_scaling=2.5,
         tie_word_embeddings=True,
     ),
+    "apertus": make_config(
+        "apertus",
+        4,
+        2,
+        48,
+        hidden_act="xielu",
+        rope_scaling={
+            "rope_type": "llama3",
+            "rope_theta": 50000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        rope_theta=50000.0,
+    ),
     "exaone4": make_config("exaone4", 4, 2, 48, num_hidden_layers=5, rope_theta=50000.0, sliding_window=7),
     "exaone4-full": make_config(
         "exaone4",

@@ -73,7 +73,7 @@ _CHANGING: dict[str, tuple[object, ...]] = {
 _CHANGES = "it changes answers, and mlxr does not know it in this family; take another file of the model"
 # Files whose weights stand in another basis say so, wherever they do, in a key with one of these words.
 _ROTATED = re.compile(r"(^|[._])(hadamard|rotations?|rotated|quarot|spinquant|flatquant|ostquant)([._]|$)")
-_OTHER_COMPUTATIONS = ("diffusion.shift_logits", "xielu.")
+_OTHER_COMPUTATIONS = ("diffusion.shift_logits",)
 _EXTENSIONS = ("prism.",)  # of which unknown keys are told
 
 
