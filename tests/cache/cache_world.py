@@ -50,7 +50,6 @@ class World:
         fingerprint: bytes = b"model",
         sharing: bool = True,
         layers: Sequence[LayerCache] = (FULL, FULL),
-        inbox_bytes: int = 2**20,
     ) -> None:
         groups, context = form_groups(layers), Context("reference")
         arenas: list[PoolSet] = [
@@ -63,9 +62,7 @@ class World:
         self.store = None if folder is None else PageStore(folder, max_bytes)
         self.groups = [CacheGroup(arena, number) for number, arena in enumerate(arenas)]
         self.arena, self.pager = arenas[0], self.groups[0].pager
-        self.cache = KVCache(
-            self.groups, fingerprint=fingerprint, store=self.store, sharing=sharing, inbox_bytes=inbox_bytes
-        )
+        self.cache = KVCache(self.groups, fingerprint=fingerprint, store=self.store, sharing=sharing)
 
     def write(self, table: SequenceTable, tokens: Sequence[int], count: int | None = None) -> None:
         """Compute the next `count` of `tokens` (all by default) after what `table` holds.

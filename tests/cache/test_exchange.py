@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from cache_world import FULL, PAGE_SIZE, STATE, World
 
-from mlxr.cache.exchange import Exchange, Lack, Loan
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.cache.store import allocate_payload
+from mlxr.cluster.page_exchange import Exchange, Lack, Loan
 
 WINDOW = CacheShape(1, 2, window=6)
 KINDS: dict[str, tuple[LayerCache, ...]] = {
@@ -26,9 +26,12 @@ KINDS: dict[str, tuple[LayerCache, ...]] = {
 TEXT = list(range(1, 10 * PAGE_SIZE + 2))  # ten full pages and a token
 
 
-def exchange_of(world: World) -> Exchange:
-    assert world.cache.exchange is not None
-    return world.cache.exchange
+def exchange_of(world: World, inbox_bytes: int = 2**20) -> Exchange:
+    """The exchange of a world's cache, made when it is first asked for."""
+    if world.cache.peers is None:
+        Exchange(world.cache, inbox_bytes)
+    assert isinstance(world.cache.peers, Exchange)
+    return world.cache.peers
 
 
 def name_pages(world: World, tokens: Sequence[int]) -> list[bytes]:
@@ -158,7 +161,8 @@ def test_parts_of_a_boundary_are_of_no_use_without_the_rest() -> None:
 
 
 def test_an_inbox_never_holds_more_than_was_reserved() -> None:
-    taker = World(inbox_bytes=100)
+    taker = World()
+    exchange_of(taker, inbox_bytes=100)
     inbox = exchange_of(taker).inbox
     first, second = inbox.open(80), inbox.open(80)
     assert (first.limit_bytes, second.limit_bytes) == (80, 20)
@@ -202,5 +206,6 @@ def test_random_texts_between_two_caches(kind: str, seed: int) -> None:
 
 
 def test_caches_that_share_nothing_exchange_nothing() -> None:
-    assert World(sharing=False).cache.exchange is None
-    assert World(fingerprint=b"").cache.exchange is None
+    assert World().cache.is_shared
+    assert not World(sharing=False).cache.is_shared
+    assert not World(fingerprint=b"").cache.is_shared

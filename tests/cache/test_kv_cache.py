@@ -39,7 +39,7 @@ def test_requests_in_flight_share_physical_pages() -> None:
     world.write(second, PROMPT)
     world.cache.check([first, second])
     stats = world.cache.stats()
-    assert (stats.shared_pages, stats.held_pages, stats.free_pages, stats.cached_pages) == (4, 6, 10, 0)
+    assert (stats.shared_pages, stats.used_pages, stats.free_pages, stats.cached_pages) == (4, 6, 10, 0)
 
 
 def test_requests_that_compute_the_same_side_by_side_end_up_on_one_page() -> None:
@@ -50,7 +50,7 @@ def test_requests_that_compute_the_same_side_by_side_end_up_on_one_page() -> Non
             world.write(table, PROMPT[:stop])
             world.cache.check(tables)
     assert tables[0].groups[0].pages[:4] == tables[1].groups[0].pages[:4] == tables[2].groups[0].pages[:4]
-    assert world.cache.stats().held_pages == 4 + 3
+    assert world.cache.stats().used_pages == 4 + 3
     for table in tables:
         world.read(table, PROMPT)
 
@@ -60,17 +60,17 @@ def test_eight_answers_use_the_prompt_pages_once() -> None:
     first = world.open(PROMPT)
     world.write(first, PROMPT)
     tables = [first, *(world.cache.fork(first) for _ in range(7))]
-    assert world.cache.stats().held_pages == 5
+    assert world.cache.stats().used_pages == 5
     answers = [[*PROMPT, 50 + index, 60 + index] for index in range(8)]
     for table, answer in zip(tables, answers, strict=True):
         world.write(table, answer)
         world.cache.check(tables)
     stats = world.cache.stats()
-    assert (stats.held_pages, stats.shared_pages) == (4 + 8, 4)
+    assert (stats.used_pages, stats.shared_pages) == (4 + 8, 4)
     for table, answer in zip(tables, answers, strict=True):
         world.read(table, answer)
         world.cache.release(table)
-    assert world.cache.stats().held_pages == 0
+    assert world.cache.stats().used_pages == 0
 
 
 def test_fork_between_prepare_and_commit_cannot_write_into_an_indexed_page() -> None:

@@ -80,7 +80,7 @@ def test_a_step_reads_one_slot_and_writes_another() -> None:
     assert seen == [(-1, first), (first, second), (second, first), (first, second)]
     assert table.held_pages[1] == 2
     world.cache.release(table)
-    assert world.cache.stats().held_pages == world.cache.stats().cached_pages == 0
+    assert world.cache.stats().used_pages == world.cache.stats().cached_pages == 0
 
 
 def test_the_slot_after_the_next_one_is_told_where_it_is_known() -> None:

@@ -47,16 +47,16 @@ def limit_writer(world: World, **limits: int) -> StoreWriter:
     """The same world with a writer of other bounds."""
     assert world.store is not None
     writer = StoreWriter(world.store, [world.arena], **limits)
-    world.cache._writer = writer
+    world.cache.writer = writer
     return writer
 
 
 def hold_up(world: World, monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     """A disk that is busy with one page, of nobody."""
     assert world.store is not None
-    assert world.cache._writer is not None
+    assert world.cache.writer is not None
     disk = SlowDisk(world.store, monkeypatch)
-    world.cache._writer.offer([((0, bytes(32)), 0, 0)], 0, released=True)
+    world.cache.writer.offer([((0, bytes(32)), 0, 0)], 0, released=True)
     assert disk.is_reached.wait(FLUSH_S)
     return disk
 
@@ -179,7 +179,7 @@ def test_check_notices_a_page_that_changed_while_it_waited(world: World, monkeyp
     disk = hold_up(world, monkeypatch)
     world.serve(PROMPT[:PAGE_SIZE])
     world.cache.check([])
-    writer = world.cache._writer
+    writer = world.cache.writer
     assert writer is not None
     with pytest.raises(AssertionError, match="holds something else now"):
         writer.check({})

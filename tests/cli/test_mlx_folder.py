@@ -17,7 +17,7 @@ from mlxr.core.errors import DeviceError, ModelError
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.scoring import Doubles
+from mlxr.engine.runner import Doubles
 from mlxr.formats import open_gguf
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.library import find_gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxr.cluster.replica_client import Continuation, FrameReader, separator_of
+from mlxr.cluster.replica import Continuation, FrameReader, separator_of
 from mlxr.core.errors import RequestFailed
 from mlxr.server.streaming import DONE, KEEP_ALIVE, ndjson, sse
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mlxr.cache.exchange import Lack
+from mlxr.cluster.page_exchange import Lack
 from mlxr.cluster.page_transfer import PAGES_PATH, PEER, TOKEN, Ask, LinkSpeed
 from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.core.settings import resolve

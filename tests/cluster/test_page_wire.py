@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mlxr.cache.exchange import Lack
-from mlxr.cache.inbox import Inbox
 from mlxr.cache.store import HEADER_BYTES, allocate_payload, pack_header
+from mlxr.cluster.page_exchange import Inbox, Lack
 from mlxr.cluster.page_transfer import MAX_NAMES, Ask, Refusal, Refused, take_pages
 
 SIZES = (64, 24)

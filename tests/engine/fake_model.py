@@ -169,7 +169,6 @@ def make_engine(
         pages=pages,
         prefix_sharing=prefix_sharing,
         fingerprint=b"fake",
-        inbox_bytes=2**20,
         draft=draft,
         clock=clock,
     )

@@ -18,7 +18,7 @@ SHORT = SamplingParams(max_tokens=4, temperature=0)
 
 
 def count_written(engine: object) -> int:
-    return sum(group.pager.written_pages for group in engine._cache.groups)  # type: ignore[attr-defined]
+    return sum(group.pager.written_pages for group in engine.cache.groups)  # type: ignore[attr-defined]
 
 
 def test_a_cache_takes_memory_as_it_is_used() -> None:
@@ -82,7 +82,7 @@ def test_limits_that_change_under_load_lose_no_answer(seed: int, layers: tuple[L
 def test_pages_that_are_given_back_keep_their_copies_on_disk(tmp_path: Path) -> None:
     engine = make_engine(pages=64, context_tokens=16, store_folder=tmp_path)
     generate(range(12), SHORT, engine)
-    engine._cache.flush()
+    engine.cache.flush()
     engine.limit_cache(0)
     generate(range(20, 32), SHORT, engine)
     engine.limit_cache(0)

@@ -70,7 +70,7 @@ def expect_embedding(text: tuple[int, ...], pooling: Pooling) -> Floats:
 def write_at_once(engine: Engine) -> None:
     """A page that is offered to the store or evicted is on disk when the call returns, so that no thread's pace decides
     what a later look finds there."""
-    writer = engine._cache._writer
+    writer = engine.cache.writer
     if writer is None:
         return
 

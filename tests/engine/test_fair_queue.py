@@ -12,9 +12,8 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_eng
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
-from mlxr.engine.fair_queue import FairQueue
 from mlxr.engine.request import EngineRequest, TokenConstraint
-from mlxr.engine.scheduler import MAX_OVERTAKING_S
+from mlxr.engine.scheduler import MAX_OVERTAKING_S, FairQueue
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.ragged import RaggedBatch
 

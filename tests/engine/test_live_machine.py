@@ -22,7 +22,7 @@ from test_engine_machine import EngineMachine, MixedEngineMachine, StateEngineMa
 from mlxr.cache.shapes import form_groups
 from mlxr.core.stats import Counters, LiveReading
 from mlxr.engine.engine import Engine
-from mlxr.engine.live import FORGET_S, _describe
+from mlxr.engine.stats import FORGET_S, _describe
 from mlxr.models.footprint import AttentionWork, StepWork
 from mlxr.server.live_events import compare, make_snapshot, write_change, write_snapshot
 
@@ -36,15 +36,15 @@ def decode_frame(frame: bytes) -> tuple[str, dict[str, Any]]:
 
 def expect_codes(engine: Engine, number: int) -> list[int]:
     """The code of each page of a group, from tables, index and store."""
-    cache, group = engine._cache, engine._cache.groups[number]
+    cache, group = engine.cache, engine.cache.groups[number]
     tables = [sequence.table.groups[number] for sequence in engine._scheduler.running]
     holders = Counter(page for table in tables for page in table.held_pages)
     codes = [min(holders[page], 2) for page in range(group.pager.pages)]
     for entry in group.index:
         codes[entry.page] = codes[entry.page] or 3
-        if cache._store is not None and cache._writer is not None:
-            is_waiting = (number, entry.key) in cache._writer._waiting
-            codes[entry.page] += 4 * (2 if (number, entry.key) in cache._store._names else is_waiting)
+        if cache.store is not None and cache.writer is not None:
+            is_waiting = (number, entry.key) in cache.writer._waiting
+            codes[entry.page] += 4 * (2 if (number, entry.key) in cache.store._names else is_waiting)
     return codes
 
 
@@ -92,17 +92,16 @@ class WatchedMachine(EngineMachine):
         if hasattr(self, "engine") and self.has_looked and self.view is not None:
             self.compare(self.view)
             assert self.engine.live.record is not None
-            self.engine.live.record.watch.check()
+            self.engine.live.record.map.check()
         self.has_looked = False
 
     @invariant()
     def nothing_is_noted_unwatched(self) -> None:
         if hasattr(self, "engine") and self.engine.live.record is None:
-            cache = self.engine._cache
-            assert all(group.pager.touched is None for group in cache.groups)
+            cache = self.engine.cache
+            assert all(group.pager.notes is None for group in cache.groups)
             assert self.engine._scheduler.preempted is None
-            assert cache._watch is None
-            assert cache._store is None or cache._store._touched is None
+            assert cache.store is None or cache.store.touched is None
 
     def compare(self, view: LiveView) -> None:
         """Everything that `view` knows is so."""

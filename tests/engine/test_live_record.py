@@ -13,8 +13,8 @@ from live_look import Look
 
 from mlxr.core.stats import MAX_LOG, TablePart
 from mlxr.core.types import SamplingParams
-from mlxr.engine.live import MAX_STEP_SUMS, _StepSums
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.stats import MAX_STEP_SUMS, _StepSums
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.footprint import AttentionWork, StepWork
 from mlxr.server.live_events import Change, cut_table
@@ -99,7 +99,7 @@ def test_pages_that_are_given_up_and_damaged(tmp_path: Path) -> None:
     for start in range(3):
         with_pages.submit(EngineRequest([start] * 21, ANSWER))
         run_all(with_pages)
-    with_pages._cache.flush()
+    with_pages.cache.flush()
     change = look.read()
     (evicted,) = [entry for entry in change.log if entry.kind == "evicted"]
     assert evicted.reason == "grow"

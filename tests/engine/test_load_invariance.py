@@ -208,7 +208,7 @@ def test_the_schedules_are_not_harmless(tmp_path: Path) -> None:
         requests = [draw_request(chance) for _ in range(chance.randrange(3, 13))]
         engine = draw_engine(chance, tmp_path / str(seed))
         run_together(engine, requests)
-        engine._cache.flush(10.0)  # how much reaches the disk in time must not decide
+        engine.cache.flush(10.0)  # how much reaches the disk in time must not decide
         run_together(engine, requests)
         stats = engine.stats()
         engine.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 from fake_model import FULL, STATE, FakeConfig, FakeModel, expect_greedy, make_engine
@@ -38,9 +39,9 @@ async def answer(engine: EngineThread, prompt: Sequence[int]) -> tuple[list[int]
     return tokens, events[-1].usage.cached_tokens
 
 
+@cache
 def pages_of(engine: EngineThread) -> PageExchange:
-    assert engine.exchange is not None
-    return PageExchange(engine, engine.exchange)
+    return PageExchange(engine, 2**20)
 
 
 async def bring(giver: EngineThread, taker: EngineThread, names: Sequence[bytes]) -> int:
@@ -113,6 +114,6 @@ def test_who_gives_up_asking_leaves_no_loan() -> None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             await giver.check()
-            assert not await giver._call(lambda engine: engine._cache.exchange and engine._cache.exchange._loans)
+            assert not await giver._call(lambda engine: engine.cache.peers.list_lent(0))
 
     asyncio.run(run())

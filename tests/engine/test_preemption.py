@@ -83,7 +83,7 @@ def test_pages_come_back_from_the_store(tmp_path: Path) -> None:
     while not engine.stats().preemptions:
         events += engine.step()
         assert engine.has_work
-    engine._cache.flush()
+    engine.cache.flush()
     events += run_all(engine)
     engine.close()
     assert engine.stats().cache.disk_hit_tokens > 0

@@ -116,7 +116,7 @@ def test_pages_of_a_prompt_that_was_given_up_halfway_stay(end: str, tmp_path: Pa
         now = 6.0
         assert engine.step()[-1].finish_reason is FinishReason.DEADLINE
     engine.check()
-    assert engine._cache.flush()
+    assert engine.cache.flush()
     after = make_engine(store_folder=tmp_path)
     for found_by in (engine, after) if end != "killed" else (after,):
         found_by.submit(EngineRequest([*STEM, 1], THREE))

@@ -9,9 +9,8 @@ from fake_model import FakeModel, answer_of, expect_greedy, finish_of, make_engi
 
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.fair_queue import MAX_HINT_S, Throughput
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.scheduler import AGING_S
+from mlxr.engine.scheduler import AGING_S, MAX_HINT_S, Throughput
 from mlxr.engine.sequence import TokenEvent
 
 

@@ -9,7 +9,7 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, fake_log
 from mlxr.core.errors import InvalidRequest, OutOfPages
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.request import EngineRequest
-from mlxr.engine.scoring import MAX_LOGITS_BYTES, choose_chunk_tokens
+from mlxr.engine.runner import MAX_LOGITS_BYTES, choose_chunk_tokens
 from mlxr.kernels.ragged import RaggedBatch
 
 TEXT = np.random.default_rng(5).integers(0, 50, 60).tolist()

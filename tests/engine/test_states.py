@@ -54,7 +54,7 @@ def count_files(folder: Path) -> int:
 
 def list_snapshots(engine: Engine) -> list[int]:
     """Where there are snapshots, in tokens, apart from those that come once in so many."""
-    places = sorted((entry.depth + 1) * PAGE for entry in engine._cache.groups[-1].index)
+    places = sorted((entry.depth + 1) * PAGE for entry in engine.cache.groups[-1].index)
     return [place for place in places if place % engine._admission.spacing_tokens]
 
 
@@ -176,7 +176,7 @@ def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp
     last, written = (21 + tokens - 1) // PAGE * PAGE, [*prompt, *expect_greedy(prompt, tokens)[:-1]]
     assert list_snapshots(engine) == sorted({20, *([last] if last % engine._admission.spacing_tokens else [])})
     for _ in range(2):
-        assert engine._cache.lookup(written, engine._cache.start_keys(), limit_tokens=len(written)) == last
+        assert engine.cache.lookup(written, engine.cache.start_keys(), limit_tokens=len(written)) == last
         engine.close()
         engine = open_engine(KINDS[kind], store_folder=tmp_path)
     assert serve(engine, [*written, 7, 8, 9]) == last
@@ -192,7 +192,7 @@ def test_a_growing_answer_has_one_snapshot_behind_it_that_the_disk_does_not_see(
         last = sequence.table.length_tokens // PAGE * PAGE
         assert list_snapshots(engine) == [place for place in sorted({20, last}) if 20 <= place <= last and place != 36]
     assert last == 48
-    engine._cache.flush()
+    engine.cache.flush()
     assert count_files(tmp_path) == 2  # of the prompt's end, and of the place where there is one once in 36 tokens
     engine.cancel(request)
     engine.check()
@@ -223,7 +223,7 @@ def test_answers_alike_leave_one_snapshot_and_each_may_end_first(ends: int) -> N
         assert len(list_snapshots(engine)) <= 3
     text = [*prompt, *expect_greedy(prompt, 20)]
     for limit in (21 + ends - 1, 40):
-        assert engine._cache.lookup(text, engine._cache.start_keys(), limit_tokens=limit) == limit // PAGE * PAGE
+        assert engine.cache.lookup(text, engine.cache.start_keys(), limit_tokens=limit) == limit // PAGE * PAGE
     assert requests == [1, 2]
 
 
@@ -308,7 +308,7 @@ def test_a_boundary_counts_with_all_its_parts_or_not_at_all(part: str, tmp_path:
     engine = open_engine(store_folder=tmp_path)
     serve(engine, prompt, [14])
     engine.close()
-    keys = engine._cache.start_keys().cover(prompt, 9)
+    keys = engine.cache.start_keys().cover(prompt, 9)
     (harmed,) = tmp_path.rglob(f"{keys[8].hex()}{'-1' if part == 'state' else ''}.page")
     harmed.write_bytes(harmed.read_bytes()[:-1] + b"\xaa")
     engine = open_engine(store_folder=tmp_path)

@@ -22,6 +22,7 @@ from gpu_cases import skip_unless_emulated
 from mlxr import LLM, SamplingParams
 from mlxr.cache.store import allocate_payload
 from mlxr.cli.main import main
+from mlxr.cluster.page_exchange import Exchange
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
@@ -259,10 +260,8 @@ def test_pages_come_back_from_disk(demo: Demo, tmp_path: Path) -> None:
 
 
 def test_pages_come_from_another_engine(demo: Demo) -> None:
-    giver, taker = (demo.open_engine(inbox_bytes=2**24) for _ in range(2))
-    there, here = giver.exchange, taker.exchange
-    assert there is not None
-    assert here is not None
+    giver, taker = (demo.open_engine() for _ in range(2))
+    there, here = (Exchange(engine.cache, 2**24) for engine in (giver, taker))
     prompts = demo.prompts[: max(1, demo.amount.requests // 3)]
     for prompt in prompts:
         giver.submit(EngineRequest(prompt, SamplingParams(max_tokens=1)))

@@ -182,7 +182,7 @@ class Schedule:
                 self.counts["preemptions by chance"] += 1
             if chance.random() < 0.1:
                 self._engine.check()
-                poison_free_pages(self._engine._cache)
+                poison_free_pages(self._engine.cache)
         stats = self._engine.stats()
         assert stats.used_pages == 0
         self.counts["preemptions"] += stats.preemptions

@@ -133,7 +133,7 @@ def run_schedule(chance: random.Random, case: str, head: HeadModel | None = None
             if running and chance.random() < 0.05:
                 engine._scheduler.preempt(chance.choice(running))
             engine.check()
-            poison_free_pages(engine._cache)
+            poison_free_pages(engine.cache)
             assert engine._planner is not None
             assert engine._planner.model is not None, "the head failed"
             poison_free_pages(engine._planner.model.cache)

@@ -104,7 +104,7 @@ def make_params(tokens: int, n: int) -> SamplingParams:
 
 
 def poison_free_pages(engine: Engine) -> None:
-    for group in engine._cache.groups:
+    for group in engine.cache.groups:
         for page in group.pager._free:
             arena = group.arena
             for pool in (*arena.k_pools, *arena.v_pools) if isinstance(arena, Arena) else arena.states:

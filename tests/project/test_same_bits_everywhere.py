@@ -38,7 +38,7 @@ FUNCTIONS = (
 MENTION = re.compile(rf"\b(np|numpy)\.({'|'.join(FUNCTIONS)})\b")
 # In float64, and either rounded to float32 once or told as a number that nothing is computed from.
 DOUBLES = {
-    "engine/scoring.py": {"exp", "log"},
+    "engine/runner.py": {"exp", "log"},
     "kernels/rope/__init__.py": {"cos", "sin", "log1p"},
     "kernels/sample/reference.py": {"exp", "exp2", "log", "log2"},
     "kernels/converted.py": {"exp"},

@@ -83,9 +83,6 @@ class EvictionQueue:
         return rank_page(entry.last_used, entry.reuses, entry.depth, entry.page, self._pages, passed=entry.passed)
 
 
-MAX_GIVEN_UP = 1024  # pages in the list for who watches, between two readings
-
-
 Table = PageTable | StateTable
 
 
@@ -114,8 +111,7 @@ class CacheGroup:
     """The pages of `arena` and their books, as group number `number` of a cache.
 
     Of a group whose positions see all before them, every page of a text is needed to go on from its end. With a window
-    (`arena.shape.window`), those within the last `window - 1` positions are, and of states the one at the end. While
-    somebody watches, `given_up` has the pages that were evicted; otherwise it is None.
+    (`arena.shape.window`), those within the last `window - 1` positions are, and of states the one at the end.
     """
 
     def __init__(self, arena: PoolSet, number: int = 0) -> None:
@@ -127,7 +123,6 @@ class CacheGroup:
         self._may_go = partial(_may_go, self.index, self.pager)
         self._queue = EvictionQueue(arena.pages, self._may_go)
         self.evictions: Counter[EvictionCause] = Counter()
-        self.given_up: list[int] | None = None
 
     @property
     def available_pages(self) -> int:
@@ -306,8 +301,8 @@ class CacheGroup:
         self.index.remove(entry)
         self.pager.drop(entry.page)
         self.evictions[cause] += 1
-        if self.given_up is not None and len(self.given_up) < MAX_GIVEN_UP:
-            self.given_up.append(entry.page)
+        if self.pager.notes is not None:
+            self.pager.notes.evicted.append(entry.page)
         if entry.parent is not None:
             self.requeue(entry.parent)
 

@@ -1,7 +1,7 @@
 """The KV cache as the engine sees it: page tables that start with what is cached and are kept when they end.
 
 Brings together the groups of layers (which page holds which tokens, who holds it, which one goes first), the store
-(pages on disk) and the inbox (pages that another process has sent). Full pages are indexed as soon as they are written,
+(pages on disk) and the peers (pages that another process has sent). Full pages are indexed as soon as they are written,
 so requests share them while they run. Indexed pages are never written into again. Every group names its pages by the
 same keys, so a boundary between two pages has a name, and each group can be asked what it has there. A text is found up
 to the longest boundary at which every group has what it needs to go on: one whose positions see everything needs all
@@ -16,29 +16,43 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from typing import Protocol
 
-from mlxr.cache.exchange import Exchange
 from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
-from mlxr.cache.inbox import Inbox
-from mlxr.cache.page_map import CacheWatch, describe_page
 from mlxr.cache.page_table import PageCopy, SequenceTable
 from mlxr.cache.prefix import Boundary, NameChanges, PageKeys, PrefixEntry, find_boundary, hash_fields
-from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
+from mlxr.cache.stats import CacheStats, EvictionCause, StoreStats
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.core.errors import OutOfPages
-from mlxr.core.stats import PageRecord, PrefixCounters
+from mlxr.core.stats import PrefixCounters
+from mlxr.kernels.tensor import ByteArray
 
 CLOSE_TIMEOUT_S = 10.0
+
+
+class Peers(Protocol):
+    """Other processes with the same model, as a cache sees them: pages that they brought, and pages lent to them."""
+
+    def contains(self, name: PageName) -> bool:
+        """Tell whether a page of that name was brought and is still here."""
+
+    def take(self, name: PageName) -> ByteArray | None:
+        """Return the bytes of a page that was brought, which is no longer here then; None if it is not."""
+
+    def list_lent(self, group: int) -> Iterable[Sequence[int]]:
+        """List the pages of a group that are held while others read them."""
+
+    def check(self) -> None:
+        """Prove the books of what was brought; raises AssertionError."""
 
 
 class KVCache:
     """One per engine. `fingerprint` must differ whenever the same tokens may give other keys and values.
 
     `sharing` False makes it a plain allocator: nothing is indexed, nothing is found, and there can be no store.
-    `exchange` gives pages to other processes with the same model and takes theirs, at most `inbox_bytes` of which wait
-    here; it is None where pages are not shared or the fingerprint is empty.
+    Where it `is_shared`, pages may also come from `peers`, which a cluster sets.
     """
 
     def __init__(
@@ -48,7 +62,6 @@ class KVCache:
         fingerprint: bytes,
         store: PageStore | None = None,
         sharing: bool = True,
-        inbox_bytes: int = 0,
     ) -> None:
         if [group.number for group in groups] != list(range(len(groups))) or not groups:
             raise ValueError(f"a cache needs groups numbered from 0, got {[group.number for group in groups]}")
@@ -60,18 +73,19 @@ class KVCache:
         self.page_size = groups[0].arena.page_size
         self._sharing, self._fingerprint = sharing, fingerprint
         self._layout = "+".join(group.arena.layout for group in groups).encode()
-        self._found = PrefixCounters()
-        self._short_tokens: Counter[int] = Counter()
-        self._store = store
-        self._writer = None
-        self._watch: CacheWatch | None = None
-        self._inbox = Inbox(inbox_bytes)
-        model = hash_fields(b"model", fingerprint, self._layout)
+        self.found = PrefixCounters()
+        self.short_tokens: Counter[int] = Counter()
+        self.store, self.writer = store, None
+        self.peers: Peers | None = None
+        self.model = hash_fields(b"model", fingerprint, self._layout)
         if store is not None:
-            page_bytes = [group.arena.page_bytes for group in groups]
-            store.open(model, page_bytes)
-            self._writer = StoreWriter(store, [group.arena for group in groups])
-        self.exchange = Exchange(groups, model, store, self._inbox) if sharing and fingerprint else None
+            store.open(self.model, [group.arena.page_bytes for group in groups])
+            self.writer = StoreWriter(store, [group.arena for group in groups])
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether other processes can make use of these pages."""
+        return self._sharing and bool(self._fingerprint)
 
     @property
     def available_pages(self) -> tuple[int, ...]:
@@ -86,7 +100,7 @@ class KVCache:
         return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self.page_size)
 
     def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> SequenceTable:
-        """A table that holds what is cached of tokens[:limit_tokens], from memory, from disk and from the inbox.
+        """A table that holds what is cached of tokens[:limit_tokens], from memory, from disk and from peers.
 
         Its `length_tokens` says how far that goes. Pages that are not in memory take pages of the arena, which may
         evict others.
@@ -100,15 +114,15 @@ class KVCache:
         restored, brought = self._fill(table, names, sought.pages)
         if table.full_pages < sought.sought_pages:
             table.sought_pages = sought.sought_pages
-        if self._writer is not None:
+        if self.writer is not None:
             table.opened_ns = time.time_ns()
-            self._writer.offer(self._describe(table), table.opened_ns)
+            self.writer.offer(self._describe(table), table.opened_ns)
         if sought.short_group is not None:
-            self._short_tokens[sought.short_group] += (sought.sought_pages - sought.pages) * self.page_size
-        self._found.disk_hit_tokens += restored * self.page_size
-        self._found.peer_hit_tokens += brought * self.page_size
-        self._found.memory_hit_tokens += table.length_tokens - (restored + brought) * self.page_size
-        self._found.missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
+            self.short_tokens[sought.short_group] += (sought.sought_pages - sought.pages) * self.page_size
+        self.found.disk_hit_tokens += restored * self.page_size
+        self.found.peer_hit_tokens += brought * self.page_size
+        self.found.memory_hit_tokens += table.length_tokens - (restored + brought) * self.page_size
+        self.found.missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
         return table
 
     def open_private_table(self) -> SequenceTable:
@@ -143,14 +157,14 @@ class KVCache:
                 raise OutOfPages(missing_pages, group.available_pages, self.page_size)
         copies = []
         for group, own, missing_pages in zip(self.groups, table.groups, missing, strict=True):
-            group.evict(missing_pages, EvictionCause.GROW, self._writer)
+            group.evict(missing_pages, EvictionCause.GROW, self.writer)
             for copy in own.prepare(tokens):  # of a page that may be full for others, and was this table's last
                 copies.append(replace(copy, group=group.number))
+                if group.pager.notes is not None:
+                    group.pager.notes.copied.append((copy.source, copy.target))
                 entry = group.index.at(copy.source)
                 if entry is not None:
                     group.requeue(entry)
-        if copies and self._watch is not None:
-            self._watch.note_copies(copies)
         return copies
 
     def commit(
@@ -173,8 +187,8 @@ class KVCache:
                 self._index_pages(table, table.keys, token_ids, first, snapshot)
             for group, own in zip(self.groups, table.groups, strict=True):
                 group.slide(own)
-        if self._writer is not None:
-            self._writer.advance()
+        if self.writer is not None:
+            self.writer.advance()
 
     def fork(self, table: SequenceTable) -> SequenceTable:
         """A second table with the same written positions, on the same pages."""
@@ -191,8 +205,8 @@ class KVCache:
         stored = self._describe(table)
         for group, own in zip(self.groups, table.groups, strict=True):
             group.release(own)
-        if self._writer is not None:
-            self._writer.offer(stored, time.time_ns(), released=True)
+        if self.writer is not None:
+            self.writer.offer(stored, time.time_ns(), released=True)
 
     @property
     def written_bytes(self) -> int:
@@ -212,7 +226,7 @@ class KVCache:
         share = nbytes / sum(group.arena.nbytes for group in self.groups)
         for group, least in zip(self.groups, least_pages, strict=True):
             pages = min(group.arena.pages, max(least, int(group.arena.pages * share)))
-            group.limit(pages, self._writer)
+            group.limit(pages, self.writer)
 
     def forget_peak(self) -> None:
         """Let the most pages ever held be those that are held now."""
@@ -222,31 +236,21 @@ class KVCache:
     def stats(self) -> CacheStats:
         """Return the cache's numbers at this moment."""
         groups = tuple(group.stats() for group in self.groups)
-        totals = self.totals()
         return CacheStats(
-            **{row.name: getattr(totals, row.name) for row in fields(totals)},
+            **asdict(self.found),
+            evictions=self.count_evictions(),
+            store=self.read_store(),
             groups=groups,
-            short_tokens={group.name: self._short_tokens[number] for number, group in enumerate(groups)},
+            short_tokens={group.name: self.short_tokens[number] for number, group in enumerate(groups)},
         )
 
-    def totals(self) -> CacheTotals:
-        """What the cache has done, without the numbers that take a look at every page."""
-        return CacheTotals(
-            **asdict(self._found),
-            evictions={cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause},
-            store=None if self._writer is None else self._writer.stats(),
-        )
+    def count_evictions(self) -> dict[EvictionCause, int]:
+        """Count the cached pages that were given up, by cause."""
+        return {cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause}
 
-    def watch(self) -> CacheWatch:
-        """Begin to note which pages change; one watch at a time."""
-        self._watch = CacheWatch(self.groups, self._store, self._writer, self._short_tokens)
-        return self._watch
-
-    def unwatch(self) -> None:
-        """End what `watch` began."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+    def read_store(self) -> StoreStats | None:
+        """Return the numbers of the store; None without one."""
+        return None if self.writer is None else self.writer.stats()
 
     def read_names(self, *, whole: bool = False) -> NameChanges:
         """Which names of pages came and went since the last call; if `whole` or at the first, all there are.
@@ -260,20 +264,14 @@ class KVCache:
         came = [key for key, is_there in changes.items() if is_there]
         return NameChanges(came, [key for key, is_there in changes.items() if not is_there], whole=False)
 
-    def describe_page(self, group: int, page: int) -> PageRecord | None:
-        """One page of a group in full, its sequences aside; None if there is no such page."""
-        if not (0 <= group < len(self.groups) and 0 <= page < self.groups[group].pager.pages):
-            return None
-        return describe_page(page, self.groups[group], self._writer)
-
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until all full pages are on disk; False when that took longer than `timeout_s`."""
-        return self._writer is None or self._writer.flush(timeout_s)
+        return self.writer is None or self.writer.flush(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write what is waiting for the store, for at most `timeout_s`, and end the writer. The cache stays usable."""
-        if self._writer is not None:
-            self._writer.close(timeout_s)
+        if self.writer is not None:
+            self.writer.close(timeout_s)
 
     def check(self, tables: Iterable[SequenceTable]) -> None:
         """Prove all books, given every table that holds pages; raises AssertionError saying what is wrong."""
@@ -284,33 +282,35 @@ class KVCache:
             if table.keys is not None and len(table.keys.chain) - 1 < table.full_pages:
                 keys = len(table.keys.chain) - 1
                 raise AssertionError(f"{keys} keys name the full pages of {table.length_tokens} tokens")
-        lent = [()] * len(self.groups) if self.exchange is None else self.exchange.list_lent()
         for number, group in enumerate(self.groups):
-            group.check(((table.groups[number], table.keys) for table in tables), lent[number])
-        self._inbox.check()
-        if self._writer is not None:
-            self._writer.check(indexed_pages(self.groups))
+            lent = () if self.peers is None else self.peers.list_lent(number)
+            group.check(((table.groups[number], table.keys) for table in tables), lent)
+        if self.peers is not None:
+            self.peers.check()
+        if self.writer is not None:
+            self.writer.check(indexed_pages(self.groups))
 
     def _name_pages(self, tokens: Sequence[int], keys: PageKeys, limit_tokens: int) -> list[bytes]:
         """The keys of the full pages of tokens[:limit_tokens]."""
         return keys.cover(tokens, min(limit_tokens, len(tokens)) // self.page_size)
 
     def _find(self, names: Sequence[bytes], limit_pages: int) -> Boundary:
-        """The longest boundary at which every group has what it needs, in memory, on disk or in the inbox."""
-        indexes, store, inbox = [group.index for group in self.groups], self._store, self._inbox
+        """The longest boundary at which every group has what it needs, in memory, on disk or brought by peers."""
+        indexes, store, peers = [group.index for group in self.groups], self.store, self.peers
 
         def has(group: int, place: int) -> bool:
             name = names[place]
             if indexes[group].get(name) is not None:
                 return True
-            return (store is not None and store.contains((group, name))) or inbox.contains((group, name))
+            stored = store is not None and store.contains((group, name))
+            return stored or (peers is not None and peers.contains((group, name)))
 
         return find_boundary(self.groups, has, limit_pages)
 
     def _fill(self, table: SequenceTable, names: Sequence[bytes], boundary: int) -> tuple[int, int]:
         """Let `table` hold what is needed to go on after `boundary` pages, or fewer if not all can be read from disk.
 
-        Returns how many pages of tokens had to be read, at least in part, and how many others came from the inbox.
+        Returns how many pages of tokens had to be read, at least in part, and how many others came from peers.
         """
         held: list[dict[int, int]] = [{} for _ in self.groups]  # by place, the page that is held for the table
         found: list[list[PrefixEntry]] = [[] for _ in self.groups]
@@ -340,7 +340,7 @@ class KVCache:
     ) -> int | None:
         """Hold what a boundary needs, first the pages in memory, then the others; returns one that cannot be had.
 
-        `restored` gets the places of the others, and whether all that was lacking there came from the inbox.
+        `restored` gets the places of the others, and whether all that was lacking there came from peers.
         """
         for group, pages, entries in zip(self.groups, held, found, strict=True):
             for place in range(group.first_needed(boundary), boundary):
@@ -352,7 +352,8 @@ class KVCache:
         for group, pages in zip(self.groups, held, strict=True):
             for place in range(group.first_needed(boundary), boundary):
                 if place not in pages:
-                    is_brought = self._inbox.contains((group.number, names[place]))
+                    name = group.number, names[place]
+                    is_brought = self.peers is not None and self.peers.contains(name)
                     page = self._restore(group, names, place)
                     if page is None:
                         return place
@@ -361,16 +362,16 @@ class KVCache:
         return None
 
     def _restore(self, group: CacheGroup, names: Sequence[bytes], place: int) -> int | None:
-        """A page of the inbox or from disk, held once; None if it is not there, or nothing can be evicted for it."""
+        """A page from peers or from disk, held once; None if it is not there, or nothing can be evicted for it."""
         if not group.available_pages:
             return None
-        group.evict(1, EvictionCause.RESTORE, self._writer)
+        group.evict(1, EvictionCause.RESTORE, self.writer)
         (page,) = group.pager.allocate(1)
         name = group.number, names[place]
         try:
-            payload = self._inbox.take(name)
-            if payload is None and self._store is not None:
-                payload = self._store.read(name)
+            payload = None if self.peers is None else self.peers.take(name)
+            if payload is None and self.store is not None:
+                payload = self.store.read(name)
             if payload is not None:
                 group.arena.import_page(page, payload)
         except BaseException:
@@ -393,8 +394,8 @@ class KVCache:
             group.index_pages(own, keys, range(first, table.full_pages), snapshot)
             if first < table.sought_pages <= table.full_pages:
                 group.credit(own, table.sought_pages)
-        if self._writer is not None:
-            self._writer.offer(self._describe(table, first), table.opened_ns)
+        if self.writer is not None:
+            self.writer.offer(self._describe(table, first), table.opened_ns)
 
     def _describe(self, table: SequenceTable, first: int = 0) -> list[tuple[PageName, int, int]]:
         """Name, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""

@@ -23,7 +23,7 @@ before go out first, so the arena takes no more memory than was needed at one ti
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,12 +31,23 @@ from mlxr.cache.prefix import PageKeys, PrefixEntry
 from mlxr.core.errors import OutOfPages
 from mlxr.core.stats import Holder
 
+MAX_NOTES = 1024  # of a kind in a group between two readings
+
+
+class PageNotes:
+    """What happened to the pages of one group since somebody last looked; there while somebody watches."""
+
+    def __init__(self) -> None:
+        self.touched: set[int] = set()  # pages whose holders, or whose place on the way to disk, may have changed
+        self.evicted: deque[int] = deque(maxlen=MAX_NOTES)
+        self.copied: deque[tuple[int, int]] = deque(maxlen=MAX_NOTES)  # copies on write: source and target
+
 
 class Pager:
     """Free list and reference counts of `pages` pages with `page_size` token positions each.
 
-    At most `limit_pages` are written at one time; where more are already, none besides. While somebody watches,
-    `touched` collects the pages whose holders may have changed; otherwise it is None.
+    At most `limit_pages` are written at one time; where more are already, none besides. `notes` are
+    there while somebody watches.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
@@ -47,7 +58,7 @@ class Pager:
         self.limit_pages = pages
         self.peak_pages = 0
         self.cached_pages = 0
-        self.touched: set[int] | None = None
+        self.notes: PageNotes | None = None
         self._counts = [0] * pages
         self._kept = [False] * pages
         self._free: list[int] = []  # a stack of written pages: the one freed last is reused first, while it is warm
@@ -173,8 +184,8 @@ class Pager:
         return pages
 
     def _note(self, pages: Iterable[int]) -> None:
-        if self.touched is not None:
-            self.touched.update(pages)
+        if self.notes is not None:
+            self.notes.touched.update(pages)
 
     def _leave(self, page: int) -> None:
         """The last holder of `page` has gone."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from mlxr.core.stats import PrefixCounters
 
@@ -48,14 +49,6 @@ class StoreStats:
     writable: bool  # False once writing has stopped
 
 
-@dataclass(slots=True, kw_only=True)
-class CacheTotals(PrefixCounters):
-    """Says what the cache has done; takes no time to collect, whatever the number of pages."""
-
-    evictions: Mapping[EvictionCause, int]  # cached pages that were given up
-    store: StoreStats | None  # None without a store
-
-
 @dataclass(frozen=True, slots=True)
 class GroupStats:
     """Counts the pages of one group of layers; of recurrent layers the slots of states."""
@@ -78,34 +71,39 @@ class GroupStats:
         return self.peak_pages * self.page_bytes
 
 
+class GroupSum:
+    """A number of the class that has it: the sum of what is counted for each of its `groups`."""
+
+    def __init__(self, count: Callable[[GroupStats], int]) -> None:
+        self._count = count
+
+    def __get__(self, stats: Any, owner: object = None) -> int:
+        return sum(map(self._count, stats.groups))
+
+
+class PageSums:
+    """Sums over the groups of layers. A page is used (some request holds it), cached (found, not held) or free."""
+
+    __slots__ = ()
+
+    pages = GroupSum(lambda group: group.pages)
+    used_pages = GroupSum(lambda group: group.held_pages)
+    shared_pages = GroupSum(lambda group: group.shared_pages)  # of these, those that several requests hold
+    cached_pages = GroupSum(lambda group: group.cached_pages)
+    free_pages = GroupSum(lambda group: group.free_pages)
+    peak_pages = GroupSum(lambda group: group.peak_pages)  # the most ever used at once, group by group
+    page_bytes = GroupSum(lambda group: 0 if group.kv_heads is None else group.page_bytes)  # of a page of tokens
+    used_bytes = GroupSum(lambda group: group.held_pages * group.page_bytes)
+    shared_bytes = GroupSum(lambda group: group.shared_pages * group.page_bytes)
+    cached_bytes = GroupSum(lambda group: group.cached_pages * group.page_bytes)
+    peak_bytes = GroupSum(lambda group: group.peak_bytes)
+
+
 @dataclass(slots=True, kw_only=True)
-class CacheStats(CacheTotals):
+class CacheStats(PageSums, PrefixCounters):
     """Says what the cache has done, and the pages of all groups of layers."""
 
+    evictions: Mapping[EvictionCause, int]  # cached pages that were given up
+    store: StoreStats | None  # None without a store
     groups: tuple[GroupStats, ...]
     short_tokens: Mapping[str, int]  # by a group's name, the missed tokens that another group had and this one had not
-
-    @property
-    def pages(self) -> int:
-        """Pages of all groups."""
-        return sum(group.pages for group in self.groups)
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that nobody holds and that have no contents to be found."""
-        return sum(group.free_pages for group in self.groups)
-
-    @property
-    def held_pages(self) -> int:
-        """Pages that sequences hold."""
-        return sum(group.held_pages for group in self.groups)
-
-    @property
-    def shared_pages(self) -> int:
-        """Pages that two sequences or more hold."""
-        return sum(group.shared_pages for group in self.groups)
-
-    @property
-    def cached_pages(self) -> int:
-        """Pages that nobody holds and that can be found."""
-        return sum(group.cached_pages for group in self.groups)

@@ -221,7 +221,7 @@ class PageStore:
         self._written_pages = self._read_pages = 0
         self._warned: set[StoreDrop] = set()
         self._writable = False
-        self._touched: set[PageName] | None = None  # pages whose place may have changed, while somebody watches
+        self.touched: set[PageName] | None = None  # pages whose place may have changed, while somebody watches
         self._lock = Lock()  # for the fields, never held while the disk works
 
     @property
@@ -328,28 +328,11 @@ class PageStore:
         except OSError as error:
             self._stop_writing(error)
 
-    def watch(self) -> None:
-        """Begin to collect the pages whose place changes; the writer notes those that come."""
-        with self._lock:
-            self._touched = set()
-
-    def unwatch(self) -> None:
-        """End what `watch` began."""
-        with self._lock:
-            self._touched = None
-
-    def take_touched(self) -> set[PageName]:
-        """The pages that have gone, or been noted, since the last time; none while nobody watches."""
-        with self._lock:
-            touched = self._touched or set()
-            self._touched = None if self._touched is None else set()
-        return touched
-
-    def note(self, name: PageName) -> None:
-        """The place of a page may have changed, if that is of interest to anybody."""
-        if self._touched is not None:
-            with self._lock:
-                self._touch({name})
+    def note(self, *names: PageName) -> None:
+        """The places of pages may have changed, if that is of interest to anybody."""
+        touched = self.touched
+        if touched is not None:
+            touched.update(names)
 
     def count_drop(self, cause: StoreDrop) -> None:
         """Count a page that did not reach the store, or left it."""
@@ -393,12 +376,7 @@ class PageStore:
             if name in self._names:
                 self._names.discard(name)
                 self._own_bytes -= self._entry_bytes[name[0]]
-            self._touch({name})
-
-    def _touch(self, names: set[PageName]) -> None:
-        """Note pages that have come or gone; with the lock held."""
-        if self._touched is not None:
-            self._touched |= names
+        self.note(name)
 
     def _remove_leftovers(self) -> None:
         """Remove and count what processes that died have left half-written.
@@ -440,7 +418,7 @@ class PageStore:
         """Know exactly the pages that `files` are."""
         names = {name for file in files if (name := self._parse_name(file.path.name)) is not None}
         with self._lock:
-            self._touch(self._names ^ names)
+            self.note(*(self._names ^ names))
             self._names = names
             self._own_bytes = sum(self._entry_bytes[group] for group, _ in names)
 

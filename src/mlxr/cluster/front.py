@@ -30,9 +30,12 @@ from starlette.responses import JSONResponse, Response
 
 from mlxr.cluster.page_transfer import PEER, TOKEN
 from mlxr.cluster.prefix_table import KEY_BYTES
-from mlxr.cluster.replica import IDENTITY, OWN_HEADERS, PLAN, REPORT_S, Reply, Report
-from mlxr.cluster.replica_client import (
+from mlxr.cluster.replica import (
     HOP_HEADERS,
+    IDENTITY,
+    OWN_HEADERS,
+    PLAN,
+    REPORT_S,
     Connect,
     Continuation,
     FrameReader,
@@ -40,6 +43,8 @@ from mlxr.cluster.replica_client import (
     Incoming,
     Lines,
     PassedStream,
+    Reply,
+    Report,
     connect,
     copy_reply,
 )

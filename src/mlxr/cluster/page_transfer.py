@@ -40,11 +40,9 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from mlxr.cache.exchange import Here, Lack
-from mlxr.cache.inbox import Delivery
 from mlxr.cache.prefix import KEY_BYTES
 from mlxr.cache.store import HEADER_BYTES, EntryError, PageName, allocate_payload, prove_entry, read_header
-from mlxr.cluster.page_exchange import PageExchange
+from mlxr.cluster.page_exchange import Delivery, Here, Lack, PageExchange
 from mlxr.cluster.router import Link
 from mlxr.core.errors import EngineStopped
 from mlxr.core.work_threads import WorkThreads

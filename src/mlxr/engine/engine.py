@@ -20,24 +20,20 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 
-from mlxr.cache.exchange import Exchange
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
 from mlxr.core.errors import OutOfPages, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.fair_queue import FairQueue
-from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import choose_context, count_pages_alone, open_store, plan_arenas, plan_memory
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.requests import Admission, Limits, RequestTable
-from mlxr.engine.runner import BatchPart, Model, Runner
-from mlxr.engine.scheduler import Chunk, Scheduler
-from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
+from mlxr.engine.runner import BatchPart, Doubles, Model, Runner, choose_chunk_tokens, score_tokens
+from mlxr.engine.scheduler import Chunk, FairQueue, Scheduler
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.planner import DraftSource, HeadSource, Planner, can_draft, open_drafts
-from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Work, read_counters, read_queue
+from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Live, Work, read_counters, read_queue
 from mlxr.engine.step import Drawing, Postprocess
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.graph import MAX_SEQUENCES
@@ -61,7 +57,7 @@ class WarmUp:
         chunk_tokens: int,
         context_tokens: int,
     ) -> None:
-        self._ctx, self._runner, self._cache = ctx, runner, cache
+        self._ctx, self._runner, self.cache = ctx, runner, cache
         self._max_sequences, self._chunk_tokens = min(max_sequences, MAX_SEQUENCES), chunk_tokens
         self._context_tokens = context_tokens
 
@@ -81,16 +77,16 @@ class WarmUp:
                 self._run_step(*step)
                 if progress is not None:
                     progress(number + 1, len(steps))
-        self._cache.forget_peak()
+        self.cache.forget_peak()
         return len(steps)
 
     def _list_steps(self, max_sequences: int) -> Iterator[tuple[int, int, int]]:
         """Sequences, tokens of each, and tokens for which each has pages."""
         for sequences in self._list_powers(1, max_sequences):
             yield sequences, 1, 1
-            pages = min(self._cache.available_pages, default=0) // sequences
+            pages = min(self.cache.available_pages, default=0) // sequences
             if pages > 1:
-                yield sequences, 1, min(self._context_tokens, pages * self._cache.page_size)
+                yield sequences, 1, min(self._context_tokens, pages * self.cache.page_size)
         longest = min(self._chunk_tokens, self._context_tokens)
         few = [tokens for tokens in FEW_TOKENS if tokens <= longest]
         for tokens in [*few, *self._list_powers(128, longest)]:
@@ -111,8 +107,8 @@ class WarmUp:
         with ExitStack() as held:
             parts = []
             for _ in range(sequences):
-                table = self._cache.open_private_table()
-                held.callback(self._cache.release, table)
+                table = self.cache.open_private_table()
+                held.callback(self.cache.release, table)
                 try:
                     self._runner.reserve(table, room_tokens)
                 except OutOfPages:
@@ -132,7 +128,7 @@ class Engine:
     The `settings` say what the engine may take and how much it does at a time; `memory_plan` and `Scheduler` describe
     them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
     settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
-    pages the store may give back, and other processes may bring; of those at most `inbox_bytes` wait to be used.
+    pages the store may give back, and other processes may bring.
     `draft` is a model or a head that guesses tokens, where the settings want that. `clock` gives growing seconds.
     """
 
@@ -147,7 +143,6 @@ class Engine:
         pages: int | None = None,
         prefix_sharing: bool = True,
         fingerprint: bytes = b"",
-        inbox_bytes: int = 0,
         draft: DraftSource | HeadSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -172,15 +167,14 @@ class Engine:
             pages=pages,
         )
         self._arena, groups = arena.allocate(ctx)
-        self._cache = KVCache(
+        self.cache = KVCache(
             groups,
             fingerprint=fingerprint,
             store=open_store(self.plan),
             sharing=self.plan.shares_prefixes,
-            inbox_bytes=inbox_bytes,
         )
         taps = draft.head.taps if isinstance(draft, HeadSource) else None
-        self._runner = Runner(model, self._arena, self._cache, taps)
+        self._runner = Runner(model, self._arena, self.cache, taps)
         fair_queue = FairQueue()
         self._planner: Planner | None = None
         open_drafter: DrafterMaker | None = None
@@ -196,7 +190,7 @@ class Engine:
                 clock=clock,
             )
         self._scheduler = Scheduler(
-            self._cache,
+            self.cache,
             self._runner.reserve,
             fair_queue=fair_queue,
             max_batch_tokens=sizes.max_batch_tokens,
@@ -217,15 +211,15 @@ class Engine:
             self._scheduler.max_running,
         )
         self.warm_up = WarmUp(
-            ctx, self._runner, self._cache, self._scheduler.max_running, step_tokens, self.context_tokens
+            ctx, self._runner, self.cache, self._scheduler.max_running, step_tokens, self.context_tokens
         )
         chunk_pages = -(-step_tokens // self.plan.page_size)
         spacing_pages = 0 if arena.snapshot_pages is None else max(arena.snapshot_pages, chunk_pages)
         self._work = Work()
-        self.live = Live(self._arena, self._cache, self._scheduler, self._work, ctx.ledger, clock)
+        self.live = Live(self._arena, self.cache, self._scheduler, self._work, ctx.ledger, clock)
         self._requests = RequestTable(
             self._scheduler,
-            self._cache,
+            self.cache,
             fair_queue,
             self._work,
             self.live,
@@ -235,7 +229,7 @@ class Engine:
         self._score_tokens = choose_chunk_tokens(self._config.vocab_size, sizes.max_batch_tokens)
         self._admission = Admission(
             self._requests,
-            self._cache,
+            self.cache,
             self._runner,
             self._limits,
             eos_ids=frozenset(eos_ids),
@@ -245,17 +239,12 @@ class Engine:
             score_tokens=self._score_tokens,
             clock=clock,
         )
-        self._postprocess = Postprocess(self._requests, self._cache, self._scheduler, self._work, self.live, clock)
+        self._postprocess = Postprocess(self._requests, self.cache, self._scheduler, self._work, self.live, clock)
 
     @property
     def room_tokens(self) -> int:
         """Most tokens that one prompt and its answer can have together: those of the context, and of the arena."""
         return min(self.context_tokens, self._limits.pages * self._limits.page_size)
-
-    @property
-    def exchange(self) -> Exchange | None:
-        """Gives pages to other processes and takes theirs; None where pages are not shared or have no fingerprint."""
-        return self._cache.exchange
 
     @property
     def has_work(self) -> bool:
@@ -337,21 +326,21 @@ class Engine:
         """
         self._limits.check_tokens("token_ids", token_ids)
         self._limits.check_score(len(token_ids))
-        self._cache.check_room(len(token_ids) - 1, self._score_tokens)
-        table = self._cache.open_private_table()
+        self.cache.check_room(len(token_ids) - 1, self._score_tokens)
+        table = self.cache.open_private_table()
         try:
             return score_tokens(self._runner, table, list(token_ids), self._score_tokens)
         finally:
-            self._cache.release(table)
+            self.cache.release(table)
 
     def stats(self) -> EngineStats:
         """Return the engine's numbers at this moment."""
-        memory, cache = self.measure_cache(), self._cache.stats()
-        counters = read_counters(self._work, self._scheduler, cache, self._ctx.ledger)
+        memory, cache = self.measure_cache(), self.cache.stats()
+        counters = read_counters(self._work, self._scheduler, self.cache, self._ctx.ledger)
         return EngineStats(
             **asdict(counters),
             kv_cache=self.plan.kv_cache,
-            page_size=self._cache.page_size,
+            page_size=self.cache.page_size,
             arena_bytes=memory.max_bytes,
             cache_in_use_bytes=memory.in_use_bytes,
             heads=self._config.heads,
@@ -364,7 +353,7 @@ class Engine:
     def measure_cache(self) -> CacheMemory:
         """The memory of the cache, with the draft model's. May be asked for from any thread."""
         draft = None if self._planner is None else self._planner.cache
-        caches = [self._cache] if draft is None else [self._cache, draft]
+        caches = [self.cache] if draft is None else [self.cache, draft]
         return CacheMemory(
             in_use_bytes=sum(cache.written_bytes for cache in caches),
             held_bytes=sum(cache.held_bytes for cache in caches),
@@ -379,11 +368,11 @@ class Engine:
         """
         if self._arena.arenas[0].is_on_host:
             beside_bytes = 0 if self._planner is None else self._planner.arena_bytes
-            self._cache.limit(max(0, nbytes - beside_bytes), self._least_pages)
+            self.cache.limit(max(0, nbytes - beside_bytes), self._least_pages)
 
     def read_report(self, *, whole: bool = False) -> EngineReport:
         """Tell what there is to do, and which pages came and went since the last report; if `whole`, all pages."""
-        scheduler, names = self._scheduler, self._cache.read_names(whole=whole)
+        scheduler, names = self._scheduler, self.cache.read_names(whole=whole)
         prompts = [row for row in (*scheduler.waiting, *scheduler.running) if not row.is_decoding]
         return EngineReport(
             waiting_tokens=sum(row.pending_tokens for row in prompts),
@@ -395,19 +384,19 @@ class Engine:
 
     def start_keys(self, namespace: bytes = b"") -> PageKeys:
         """Names of pages of no tokens yet, from which those of any prompt follow; see `KVCache.start_keys`."""
-        return self._cache.start_keys(namespace)
+        return self.cache.start_keys(namespace)
 
     def check(self) -> None:
         """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""
         growing = self._requests.list_growing()
         self._scheduler.check(growing)
-        self._cache.check(sequence.table for sequence in growing)
+        self.cache.check(sequence.table for sequence in growing)
         if self._planner is not None:
             self._planner.check(sequence.drafter for sequence in growing)
 
     def close(self) -> None:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
-        self._cache.close()
+        self.cache.close()
 
     def _goes_on(self, chunks: list[Chunk]) -> bool:
         """Whether the next step is likely to compute what is drawn now, without drafts."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from mlxr.cache.exchange import Exchange
 from mlxr.core.errors import EngineStopped, QueueFull, RequestFailed
 from mlxr.core.stats import LiveReading, PageRecord
 from mlxr.core.types import FinishReason, Usage
@@ -293,12 +292,12 @@ class EngineThread:
         async with EngineThread(engine) as server:
             ticket = await server.submit(EngineRequest(token_ids, SamplingParams(max_tokens=20)), print)
 
-    The thread starts here and ends with `stop`, at the latest when the object or the program goes. `exchange` is
+    The thread starts here and ends with `stop`, at the latest when the object or the program goes. `cache` is
     the engine's own, for whoever gives its pages to other processes.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.exchange: Exchange | None = engine.exchange
+        self.cache = engine.cache
         self._worker = Worker(engine)
         self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
 

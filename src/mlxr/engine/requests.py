@@ -16,16 +16,13 @@ from itertools import chain
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, QueueFull
 from mlxr.core.types import FinishReason
-from mlxr.engine.fair_queue import FairQueue, Throughput
-from mlxr.engine.live import Live
 from mlxr.engine.request import EngineRequest, MaskSource
-from mlxr.engine.runner import Runner
-from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY, Scheduler, compute_arrival
-from mlxr.engine.scoring import PromptScores
+from mlxr.engine.runner import PromptScores, Runner
+from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY, FairQueue, Scheduler, Throughput, compute_arrival
 from mlxr.engine.sequence import Boundaries, Sequence, TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.drafters import StateTail
-from mlxr.engine.stats import Work
+from mlxr.engine.stats import Live, Work
 
 
 @dataclass(frozen=True, slots=True)

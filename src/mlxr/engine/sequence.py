@@ -26,9 +26,8 @@ from mlxr.cache.prefix import PageKeys
 from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
 from mlxr.engine.request import EngineRequest, MaskSource
-from mlxr.engine.runner import Floats
+from mlxr.engine.runner import Floats, Pool, PromptScores
 from mlxr.engine.sampler import Sampler
-from mlxr.engine.scoring import Pool, PromptScores
 from mlxr.engine.speculative import Drafter, DrafterMaker
 from mlxr.engine.speculative.drafters import HeadDrafter, ModelDrafter, Prediction, StateTail, expect
 from mlxr.kernels.sample import SampleResult

@@ -15,12 +15,11 @@ from collections.abc import Callable
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.types import FinishReason
-from mlxr.engine.live import Live
 from mlxr.engine.requests import RequestTable
 from mlxr.engine.runner import Floats
 from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.sequence import Sequence, TokenEvent
-from mlxr.engine.stats import Work
+from mlxr.engine.stats import Live, Work
 from mlxr.kernels.context import Context
 from mlxr.kernels.rows import repeat_rows
 from mlxr.kernels.sample import NO_TOKEN, SampleResult, fetch_logits, sample

@@ -2,8 +2,8 @@
 
 * `RequestHooks`, in the state of a request: it asks only which pages its prompt fills, or says who may have some.
 * `identity.use_identity`, around a request: whoever makes it again elsewhere gets the same ids, times and seeds.
-* `Session.engine`, whose `exchange` lends pages of the cache and takes in pages of others, and whose `read_report` says
-  what there is to do.
+* `Session.engine`, whose `cache` lends pages and takes in those of others through its `peers`, and whose `read_report`
+  says what there is to do.
 
 Everything else about several replicas is in `mlxr.cluster`.
 """

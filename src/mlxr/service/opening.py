@@ -307,7 +307,6 @@ def build_engine(
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,
-        inbox_bytes=settings.fetch_bytes,
     )
 
 

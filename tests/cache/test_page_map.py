@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cache_world import PAGE_SIZE, World, page_files
 
-from mlxr.cache import group as group_module
-from mlxr.cache.page_map import CacheWatch
-from mlxr.cache.page_table import Pager
+from mlxr.cache import page_table
+from mlxr.cache.page_map import CacheMap, describe_page
+from mlxr.cache.page_table import PageNotes, Pager
 from mlxr.core.stats import Holder, StorePlace, make_code
 
 FREE, PRIVATE, SHARED, CACHED = (make_code(holder, StorePlace.NONE) for holder in Holder)
@@ -20,7 +20,7 @@ WAITING = make_code(Holder.CACHED, StorePlace.WAITING)
 TEXT = list(range(2 * PAGE_SIZE))
 
 
-def read_codes(watch: CacheWatch) -> list[int]:
+def read_codes(watch: CacheMap) -> list[int]:
     """The codes as they are read, which must be right."""
     (pages,) = watch.read()
     watch.check()
@@ -34,7 +34,7 @@ def test_every_move_of_the_pager_names_the_pages_whose_holders_change(seed: int)
     for _ in range(300):
         before = list(pager.list_holders())
         assert before == [pager.find_holder(page) for page in range(8)]
-        pager.touched = set()
+        pager.notes = PageNotes()
         cached = [page for page in range(8) if pager.find_holder(page) is Holder.CACHED]
         match draw.choice(["allocate", "retain", "release", "keep", "drop"]):
             case "allocate" if pager.free_pages:
@@ -50,12 +50,12 @@ def test_every_move_of_the_pager_names_the_pages_whose_holders_change(seed: int)
                 pager.drop(draw.choice(cached))
         pager.check([held])
         after = pager.list_holders()
-        assert {page for page in range(8) if before[page] != after[page]} <= pager.touched
+        assert {page for page in range(8) if before[page] != after[page]} <= pager.notes.touched
 
 
 def test_pages_on_their_way_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(folder=tmp_path)
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     assert world.store is not None
     gate, write = threading.Event(), world.store.write
 
@@ -78,7 +78,7 @@ def test_pages_that_leave_the_disk(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     world.serve(TEXT)
     world.flush()
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     assert read_codes(watch)[:2] == [ON_DISK, ON_DISK]
     store = world.store
     assert store is not None
@@ -90,7 +90,7 @@ def test_a_damaged_page_is_on_disk_no_longer(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     world.serve(TEXT)
     world.flush()
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     for file in page_files(tmp_path):
         file.write_bytes(b"x" * file.stat().st_size)
     for key in list(world.cache.start_keys().cover(TEXT, 2)):
@@ -101,7 +101,7 @@ def test_a_damaged_page_is_on_disk_no_longer(tmp_path: Path) -> None:
 
 def test_pages_that_cannot_be_written_wait_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(folder=tmp_path)
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     assert world.store is not None
     monkeypatch.setattr(world.store, "write", lambda *_: False)
     world.serve(TEXT)
@@ -112,7 +112,7 @@ def test_pages_that_cannot_be_written_wait_no_longer(tmp_path: Path, monkeypatch
 
 def test_pages_that_waited_when_the_cache_was_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(folder=tmp_path)
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     assert world.store is not None
     gate = threading.Event()
     monkeypatch.setattr(world.store, "write", lambda *_: gate.wait(30))
@@ -129,7 +129,7 @@ def test_a_page_that_is_computed_again_is_on_disk_already(tmp_path: Path) -> Non
     earlier.serve(TEXT)
     earlier.flush()
     world = World(folder=tmp_path)
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     assert world.store is not None
     world.store._writable = False  # so that nothing is offered to the writer
     table = world.cache.open_table([], world.cache.start_keys(), limit_tokens=0)
@@ -141,9 +141,9 @@ def test_a_page_that_is_computed_again_is_on_disk_already(tmp_path: Path) -> Non
 
 
 def test_evictions_and_copies_are_named_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "MAX_GIVEN_UP", 3)
+    monkeypatch.setattr(page_table, "MAX_NOTES", 3)
     world = World(pages=4)
-    watch = world.cache.watch()
+    watch = CacheMap(world.cache)
     for start in range(0, 100, 10):
         world.serve([start + token for token in TEXT])
     (change,) = watch.read()
@@ -160,16 +160,14 @@ def test_evictions_and_copies_are_named_and_bounded(monkeypatch: pytest.MonkeyPa
 def test_nothing_is_noted_before_and_after(tmp_path: Path) -> None:
     world = World(folder=tmp_path)
     world.serve(TEXT)
-    watch = world.cache.watch()
-    world.cache.unwatch()
+    watch = CacheMap(world.cache)
+    watch.close()
     world.serve([token + 50 for token in TEXT])
     world.flush()
     assert world.store is not None
-    assert world.store.take_touched() == set()
-    assert world.pager.touched is None
-    assert watch._groups[0]._touched == set()
-    assert world.groups[0].given_up is None
-    world.cache.unwatch()
+    assert world.store.touched is None
+    assert world.pager.notes is None
+    watch.close()
 
 
 def test_a_page_in_full() -> None:
@@ -177,13 +175,11 @@ def test_a_page_in_full() -> None:
     world.serve(TEXT)
     world.serve([*TEXT, 99])
     table = world.open([*TEXT, 99])
-    first, second, other = (world.cache.describe_page(0, page) for page in (*table.groups[0].pages, 5))
+    first, second, other = (describe_page(world.cache, 0, page) for page in (*table.groups[0].pages, 5))
     assert first is not None
     assert second is not None
     assert other is not None
     assert (first.holder, first.references, first.place, first.followers) == ("private", 1, 0, 1)
     assert (second.place, second.followers, second.reuses, second.age_pages) == (1, 0, 2, 0)
     assert (other.holder, other.store, other.place, other.age_pages) == ("free", "none", None, None)
-    assert (
-        world.cache.describe_page(0, 16) is world.cache.describe_page(0, -1) is world.cache.describe_page(1, 0) is None
-    )
+    assert [describe_page(world.cache, *place) for place in ((0, 16), (0, -1), (1, 0))] == [None] * 3
