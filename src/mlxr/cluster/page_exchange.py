@@ -32,7 +32,8 @@ from mlxr.cache.prefix import find_boundary
 from mlxr.cache.store import PageName, allocate_payload, name_groups, pack_header
 from mlxr.core.errors import EngineStopped
 from mlxr.engine.engine_thread import EngineThread
-from mlxr.kernels.tensor import ByteArray
+
+ByteArray = NDArray[np.uint8]
 
 
 class Inbox:
@@ -309,7 +310,7 @@ class PageExchange:
         finally:
             lending.add_done_callback(self._give_back)  # also of whoever has been cancelled while it was lent
 
-    async def read(self, lent: LentPage) -> tuple[bytes, NDArray[np.uint8]] | None:
+    async def read(self, lent: LentPage) -> tuple[bytes, ByteArray] | None:
         """A page that is lent, as in the store: header and bytes. None where it is on disk no longer."""
         group, key = lent.name
         payload = allocate_payload(self.page_bytes[group])

@@ -16,7 +16,7 @@ How one replica asks another for pages, and how these travel: bytes in, bytes ou
 An ask is little-endian: magic `MLXRWANT`, version, groups of the model, names, names known up to a boundary, most bytes
 wanted; then what the pages of each group belong to (32 bytes each), the names (32 bytes each), and for each group a bit
 for each name that is there already, the first in the lowest bit. The reply is pages one after the other in the form
-that they have on disk (`cache/store_file`). Who reads it allocates what it knows a page to take, for names that it
+that they have on disk (`cache/store`). Who reads it allocates what it knows a page to take, for names that it
 asked for, once each, within the bytes that it reserved; each page is proved by its checksum before it counts.
 """
 

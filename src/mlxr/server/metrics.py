@@ -1,7 +1,7 @@
 """What /metrics tells, for Prometheus: what the server has done, and what engines have counted.
 
 `Metrics` counts requests, answers, tokens and times in a registry of its own, one for each application. Engines count
-pages, cache and dispatches themselves (`core/counters`); these are read when somebody asks, never on the way of a
+pages, cache and dispatches themselves (`core/stats`); these are read when somebody asks, never on the way of a
 token: `ENGINE` has a row for each metric that is made of them. Names begin with `mlxr_`; seconds and bytes are base
 units.
 """

@@ -1,6 +1,6 @@
 """Fields of requests that several dialects share: sampling parameters, formats of answers, samplers, prompts.
 
-The classes of parameters are made from the one table of them (`core/sampling_params`), under each dialect's spellings.
+The classes of parameters are made from the one table of them (`core/sampling`), under each dialect's spellings.
 """
 
 from __future__ import annotations
