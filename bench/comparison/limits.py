@@ -7,7 +7,7 @@ from typing import Any
 
 from comparison.protocol import serve
 from mlxr.kernels.context import Context
-from mlxr.kernels.probe import Probe
+from mlxr.kernels.profile import Probe
 
 
 class Side:

@@ -25,11 +25,9 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
 from mlxr.kernels.gpu.launcher import BOUNDS
+from mlxr.kernels.linear.blocks import ROWS, SIMD_GROUPS, TILES, Plan
 from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.rows import ROWS
-from mlxr.kernels.linear.rows import SIMD_GROUPS as ROWS_SIMD_GROUPS
-from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, Plan
 
 TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "i32": "int", "u8": "uint8_t"}
 HEADER = """#include <cuda_fp16.h>
@@ -130,7 +128,7 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
 def describe_rows(shape: Shape, tokens: int, per_group: int) -> tuple[str, list[Any], tuple[int, ...], int]:
     """The same of the kernel for few rows."""
     constants = {
-        "THREADS": 32 * ROWS_SIMD_GROUPS,
+        "THREADS": 32 * SIMD_GROUPS,
         "TYPE_A": LAYOUTS[shape.type_name].number,
         "TYPE_B": LAYOUTS[shape.type_name].number,
         "ROWS": per_group,
@@ -139,8 +137,8 @@ def describe_rows(shape: Shape, tokens: int, per_group: int) -> tuple[str, list[
     }
     source = make_source(ROWS, constants, ["f32", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "f32")
     made = shape.rows // 2 if shape.gate else shape.rows
-    step = ROWS_SIMD_GROUPS * (per_group // 2 if shape.gate else per_group)
-    return source, [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0], (-(-made // step),), 32 * ROWS_SIMD_GROUPS
+    step = SIMD_GROUPS * (per_group // 2 if shape.gate else per_group)
+    return source, [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0], (-(-made // step),), 32 * SIMD_GROUPS
 
 
 def list_variants(tokens: int, few: bool) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from mlxr.kernels.collectives import gpu as sum_launch
 from mlxr.kernels.collectives.gpu import OwnPart, launch_sum
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.recording import Recorder
-from mlxr.kernels.linear import panels
+from mlxr.kernels.linear import floats
 from mlxr.service.tensor_parallel import RankProcess, end_with
 from synthetic import SHAPES, Shape
 
@@ -188,7 +188,7 @@ def set_variant(given: dict[str, Any]) -> None:
     if given["resident"]:
         sum_launch.RESIDENT = given["resident"]
     if given["fill"]:
-        panels.FULL = given["fill"]
+        floats.FULL = given["fill"]
 
 
 def lead(ctx: Context, args: argparse.Namespace) -> list[RankProcess]:

@@ -23,10 +23,19 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda_function
+from mlxr.kernels.linear.blocks import (
+    BLOCK_BYTES,
+    SIMD_GROUPS,
+    STREAM,
+    TILES,
+    StreamPlan,
+    StreamShape,
+    choose_plan,
+    make_constants,
+    share_groups,
+)
 from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.stream import BLOCK_BYTES, STREAM, StreamPlan, StreamShape, make_constants, share_groups
-from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, choose_plan
 
 Q4, Q6 = 12, 14
 TYPE_NAMES = {Q4: "q4_k", Q6: "q6_k"}

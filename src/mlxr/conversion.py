@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from mlxr.core.errors import ModelError
 from mlxr.formats import TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
+from mlxr.kernels.sources import Updated, UpdatedStack
 from mlxr.kernels.tensor import TensorSource
-from mlxr.kernels.updated import Updated, UpdatedStack
 from mlxr.loading import Progress, SourceModel
 from mlxr.models.adapter import merge_pairs
 from mlxr.models.fields import OWN, list_needed

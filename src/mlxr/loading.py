@@ -21,9 +21,9 @@ import numpy as np
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.formats import GGUFFile, SafetensorsFolder, hash_tensors, open_safetensors, read_adapter
 from mlxr.kernels.attend import default_kv_type
+from mlxr.kernels.choice import list_kernel_sources, list_native_operators
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS as KERNEL_TARGETS
-from mlxr.kernels.listing import list_kernel_sources, list_native_operators
 from mlxr.model_files.files import (
     ASSETS,
     NAMED_MODELS,

@@ -20,7 +20,7 @@ from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Doubles
 from mlxr.formats import open_gguf
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.library import find_gpu
+from mlxr.kernels.gpu.mlx import find_gpu
 from mlxr.loading import load, name_quantization, open_source
 from mlxr.service.opening import build_engine
 

@@ -8,8 +8,8 @@ import pytest
 from gpu_cases import list_group_devices, skip_unless_emulated
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.emulated.emulator import Emulator
-from mlxr.kernels.gpu.library import find_gpu, load_mlx
+from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.mlx import find_gpu, load_mlx
 
 
 def _devices() -> list[str]:

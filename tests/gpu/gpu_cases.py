@@ -17,9 +17,9 @@ from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.cuda.driver import CudaDriver
-from mlxr.kernels.gpu.emulated.emulator import find_compiler
+from mlxr.kernels.gpu.emulator import find_compiler
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.gpu.library import find_gpu, load_mlx
+from mlxr.kernels.gpu.mlx import find_gpu, load_mlx
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda.code import CudaCode, prune_folder
+from mlxr.kernels.gpu.cuda.driver import CudaCode, prune_folder
 from mlxr.kernels.gpu.kernel import Variant
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.pool import COPY_PAGE

@@ -27,7 +27,7 @@ from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
-from mlxr.kernels.gpu.library import find_gpu
+from mlxr.kernels.gpu.mlx import find_gpu
 from mlxr.loading import LoadedModel, load
 from mlxr.service.chat import Chat
 from mlxr.service.completion import fold_events

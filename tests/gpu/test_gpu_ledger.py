@@ -22,11 +22,10 @@ from mlxr.kernels.elementwise.gpu import ADD, GATE, SCALE
 from mlxr.kernels.gpu import steps
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.launcher import name_launch
 from mlxr.kernels.gpu.pool import COPY_PAGE
-from mlxr.kernels.gpu.watch import name_launch
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.rows import ROWS
-from mlxr.kernels.linear.tiles import TILES
+from mlxr.kernels.linear.blocks import ROWS, TILES
 from mlxr.kernels.norms.gpu import GATED, NORM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))

@@ -19,7 +19,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
+from mlxr.kernels.gpu.mlx import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
 from mlxr.kernels.layers import NormWeight, prepare_layers
 from mlxr.kernels.layers.gpu import Sizes, count_layer_bytes
 from mlxr.kernels.layers.operators import (

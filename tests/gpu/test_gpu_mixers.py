@@ -12,11 +12,11 @@ from mixer_cases import AHEAD, Mixer, make_batch, make_convolution, make_delta, 
 from mixer_cases import MIXERS as COMMON
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gated_delta.launch import Heads, choose_step_lanes
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.norms import gated_norm
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.recurrent.gpu import Heads, choose_step_lanes
 
 EXACT = 1e-5
 MIXERS = COMMON | {"mamba, long columns": make_space(1, 20, 1, 500)}  # a block has few tokens

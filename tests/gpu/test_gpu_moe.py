@@ -18,10 +18,8 @@ from mlxr.kernels.layers.operators import Activate, Add, GateRows, MatMul, MixEx
 from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router, mix, read_use, route
-from mlxr.kernels.moe import panels as panel_products
 from mlxr.kernels.moe import products as expert_products
-from mlxr.kernels.moe.panels import PANELS, PanelPlan
-from mlxr.kernels.moe.products import SORT, choose_width, count_tiles, sort_pairs
+from mlxr.kernels.moe.products import PANELS, SORT, PanelPlan, choose_width, count_tiles, sort_pairs
 from mlxr.kernels.norms import rms_norm
 
 EXACT, NARROW = 2e-6, 8e-3
@@ -296,12 +294,12 @@ def run_panels(
     for name, value in (("has_tiles", True), ("operands", kind), ("activations", kind)):
         monkeypatch.setattr(gpu.gpu, name, value)
     monkeypatch.setattr(gpu.gpu, "processors", gpu.gpu.processors or 2)
-    if plan is panel_products.SPARSE:
-        monkeypatch.setattr(panel_products, "MIN_SPARSE", 0)
+    if plan is expert_products.SPARSE:
+        monkeypatch.setattr(expert_products, "MIN_SPARSE", 0)
     else:
-        monkeypatch.setattr(panel_products, "FEW", plan)
-        monkeypatch.setattr(panel_products, "MANY", plan)
-        monkeypatch.setattr(panel_products, "MIN_EACH", 0)
+        monkeypatch.setattr(expert_products, "FEW", plan)
+        monkeypatch.setattr(expert_products, "MANY", plan)
+        monkeypatch.setattr(expert_products, "MIN_EACH", 0)
     expected, experts = (make(ctx, type_name, 3, shape, **named) for ctx in (REFERENCE, gpu))  # type: ignore[arg-type]
     x, logits = mx.array(random_floats(1, tokens, expected.up[0].in_features)).astype(kind), random_floats(2, tokens, 3)
     logits[:, 0] += 1
@@ -334,7 +332,7 @@ def test_few_rows_of_floats_may_go_through_panels(
     gpu: Context, type_name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (192, 320)
-    assert run_panels(gpu, monkeypatch, type_name, panel_products.SPARSE, tokens, shape=shape) < NARROW
+    assert run_panels(gpu, monkeypatch, type_name, expert_products.SPARSE, tokens, shape=shape) < NARROW
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error, run
 
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.emulated.machine import EmulatedMachine
+from mlxr.kernels.gpu.emulator import EmulatedMachine
 from mlxr.kernels.gpu.kernel import Variant, make_cuda_source
 from mlxr.kernels.gpu.recording import Recorder
-from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
+from mlxr.kernels.linear.floats import PANELS, PanelPlan, multiply_panels, plan_panels
 
 CLOSE = 1e-5  # sums in f32 in another order
 ROUNDED = 3e-3  # a result in bf16

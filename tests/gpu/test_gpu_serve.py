@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxr.kernels.gpu.library import find_gpu
+from mlxr.kernels.gpu.mlx import find_gpu
 
 pytest.importorskip("mlx.core", reason="mlx is not installed")
 for name in ("fastapi", "httpx", "uvicorn"):

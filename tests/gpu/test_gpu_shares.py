@@ -14,7 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import estimate_arena
 from mlxr.formats import by_name, open_gguf
-from mlxr.kernels.cut import cut_columns
+from mlxr.kernels.sources import cut_columns
 from mlxr.loading import ASSETS
 from mlxr.models import Model, model_from_gguf
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope

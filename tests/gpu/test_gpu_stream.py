@@ -24,9 +24,7 @@ from mlxr.kernels.gpu.cuda.machine import open_launches
 from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant, make_cuda_source
 from mlxr.kernels.gpu.recording import Launch
 from mlxr.kernels.linear import prepare
-from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.stream import (
+from mlxr.kernels.linear.blocks import (
     DOUBLE,
     STREAM,
     WHOLE_COLUMNS,
@@ -37,6 +35,8 @@ from mlxr.kernels.linear.stream import (
     plan_stream,
     share_groups,
 )
+from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.norms import rms_norm
 
 CLOSE = 4e-4  # x in 16 bits

@@ -16,7 +16,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.emulated.emulator import Emulator
+from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.models.decoder import Decoder
 from mlxr.service.opening import report_warm_up, warm_up
 

@@ -12,11 +12,11 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import LANES
+from mlxr.kernels.linear import floats as float_products
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear import wide as wide_products
 from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.floats import MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_wide_plan, multiply_wide
 from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.wide import MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_plan, multiply_wide
 from mlxr.kernels.norms import rms_norm
 
 EXACT, EPS = 2e-6, 1e-5
@@ -76,7 +76,7 @@ def test_any_number_of_outputs(gpu: Context, rows: int) -> None:
 
 @pytest.mark.parametrize("plan", OTHERS)
 def test_every_plan_multiplies(gpu: Context, plan: WidePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_products, "choose_plan", lambda _tokens, _rows: plan)
+    monkeypatch.setattr(float_products, "choose_wide_plan", lambda _tokens, _rows: plan)
     made, wanted = multiply(gpu, 37, 70, 1300, extras="norm bias")
     assert relative_error(made, wanted) < EXACT
 
@@ -87,8 +87,8 @@ def test_every_plan_that_is_listed_multiplies(
     gpu: Context, plan: WidePlan, extras: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many outputs none of them is made smaller."""
-    monkeypatch.setattr(wide_products, "MIN_GROUPS", 0)
-    monkeypatch.setattr(wide_products, "PLANS", ((1, 1, plan),))
+    monkeypatch.setattr(float_products, "MIN_GROUPS", 0)
+    monkeypatch.setattr(float_products, "PLANS", ((1, 1, plan),))
     made, wanted = multiply(gpu, 21, 13, 2048, narrow=True, extras=extras)
     assert relative_error(made, wanted) < EXACT
 
@@ -109,7 +109,7 @@ def test_every_plan_that_is_listed_multiplies(
     ],
 )
 def test_few_outputs_have_smaller_parts(tokens: int, rows: int, expected: WidePlan) -> None:
-    assert choose_plan(tokens, rows) == expected
+    assert choose_wide_plan(tokens, rows) == expected
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 13])

@@ -30,12 +30,11 @@ from mlxr.kernels.context import Context, _explain_cpu, choose_device
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.graph import CompiledStep
-from mlxr.kernels.gpu.library import load_mlx
+from mlxr.kernels.gpu.mlx import load_mlx
 from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear.blocks import TILES, multiply_rows
 from mlxr.kernels.linear.extras import GATES, Extras
 from mlxr.kernels.linear.gpu import _list_weights
-from mlxr.kernels.linear.rows import multiply_rows
-from mlxr.kernels.linear.tiles import TILES
 from mlxr.kernels.lora import AdapterRows, LoraPart, add_lora
 from mlxr.kernels.lora import prepare as prepare_adapter
 from mlxr.loading import list_kernel_sources
@@ -313,7 +312,7 @@ def test_auto_takes_the_processor_and_says_why(mx: StandIn, caplog: pytest.LogCa
 
 def test_an_mlx_that_is_too_old_is_refused(mx: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     for found, is_old in (("0.32.0", True), ("0.31.9", True), ("0.32.1", False), ("0.40.0.dev20261101", False)):
-        monkeypatch.setattr("mlxr.kernels.gpu.library.version", lambda _, found=found: found)
+        monkeypatch.setattr("mlxr.kernels.gpu.mlx.version", lambda _, found=found: found)
         if is_old:
             with pytest.raises(DeviceError, match=rf"mlx {found} is too old; pip install 'mlx>=0\.32\.1'"):
                 load_mlx("metal")

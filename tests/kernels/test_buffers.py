@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from mlxr.kernels.buffers import LARGE, empty
+from mlxr.kernels.arrays import LARGE, empty
 from mlxr.kernels.context import Context, load_native
 
 pytest.importorskip("mlxr._native", reason="the native module is not built")

@@ -11,11 +11,11 @@ from mixer_cases import AHEAD, MIXERS, SLOTS, Mixer, make_batch, sigmoid
 from variants import Floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
 from mlxr.kernels.context import Context, load_native
-from mlxr.kernels.gated_delta import DeltaRule, gated_delta
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.mamba2 import StateSpace, mamba2
 from mlxr.kernels.norms import gated_norm
-from mlxr.kernels.short_conv import Convolution, short_conv
+from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
+from mlxr.kernels.recurrent.mamba2 import StateSpace, mamba2
+from mlxr.kernels.recurrent.short_conv import Convolution, short_conv
 
 REFERENCE = Context("reference")
 

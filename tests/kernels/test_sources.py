@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mlxr.formats import TensorSource, encode_tensor
-from mlxr.kernels.converted import Reordered
-from mlxr.kernels.sources import Picked, part_groups
+from mlxr.kernels.sources import Picked, Reordered, part_groups
 
 ROWS, COLUMNS = 24, 64
 

@@ -19,7 +19,6 @@ import pytest
 
 from mlxr.formats.quants_encode import encode_mxfp4
 from mlxr.formats.tensor import TensorSource
-from mlxr.kernels.converted import take_rates
 from mlxr.kernels.rope import (
     QueryTemperature,
     RopeScaling,
@@ -28,6 +27,7 @@ from mlxr.kernels.rope import (
     llama3_factors,
     stretch_base,
 )
+from mlxr.kernels.sources import take_rates
 
 SOURCE = Path(__file__).parents[2] / "src/mlxr"
 FUNCTIONS = (
@@ -39,9 +39,9 @@ MENTION = re.compile(rf"\b(np|numpy)\.({'|'.join(FUNCTIONS)})\b")
 # In float64, and either rounded to float32 once or told as a number that nothing is computed from.
 DOUBLES = {
     "engine/runner.py": {"exp", "log"},
-    "kernels/rope/__init__.py": {"cos", "sin", "log1p"},
-    "kernels/sample/reference.py": {"exp", "exp2", "log", "log2"},
-    "kernels/converted.py": {"exp"},
+    "kernels/rope.py": {"cos", "sin", "log1p"},
+    "kernels/sample/__init__.py": {"exp", "exp2", "log", "log2"},
+    "kernels/sources.py": {"exp"},
     "server/llamacpp/reply.py": {"exp"},
     "service/validation.py": {"exp", "log"},
 }
@@ -49,10 +49,10 @@ DOUBLES = {
 # them.
 REFERENCES = {
     "kernels/elementwise/__init__.py": {"exp", "tanh"},
-    "kernels/gated_delta/__init__.py": {"exp", "logaddexp"},
-    "kernels/mamba2/__init__.py": {"exp", "logaddexp"},
+    "kernels/recurrent/gated_delta.py": {"exp", "logaddexp"},
+    "kernels/recurrent/mamba2.py": {"exp", "logaddexp"},
     "kernels/norms/__init__.py": {"exp"},
-    "kernels/short_conv/__init__.py": {"exp"},
+    "kernels/recurrent/short_conv.py": {"exp"},
 }
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gated_delta import DeltaRule, gated_delta
-from mlxr.kernels.mamba2 import StateSpace, mamba2
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.short_conv import Convolution, ConvolutionKind, short_conv
+from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
+from mlxr.kernels.recurrent.mamba2 import StateSpace, mamba2
+from mlxr.kernels.recurrent.short_conv import Convolution, ConvolutionKind, short_conv
 from mlxr.kernels.tensor import PoolArray
 
 Floats = NDArray[np.float32]

@@ -26,8 +26,7 @@ from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.runner import ModelShape
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context, choose_device
-from mlxr.kernels.gpu.library import load_mlx
-from mlxr.kernels.gpu.memory import read_free_bytes
+from mlxr.kernels.gpu.mlx import load_mlx, read_free_bytes
 from mlxr.models.model import Model
 from mlxr.models.shares import Place, share_model
 

@@ -20,8 +20,8 @@ from mlxr.engine.runner import Floats
 from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.stats import Live, Work
+from mlxr.kernels.arrays import repeat_rows
 from mlxr.kernels.context import Context
-from mlxr.kernels.rows import repeat_rows
 from mlxr.kernels.sample import NO_TOKEN, SampleResult, fetch_logits, sample
 
 Drafted = list[tuple[Chunk, int]]  # with the row of the first logits of each

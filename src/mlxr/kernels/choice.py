@@ -1,4 +1,4 @@
-"""Chooses which implementation of an operator runs on which device.
+"""Chooses which implementation of an operator runs on which device, and lists which there are.
 
 A large operator has a folder with `reference.py` and, where they exist, `cpu.py` and `gpu.py`, each with functions of
 the same names and arguments: `Choice`. A small one is a few functions in one file, which it may share with its like;
@@ -12,13 +12,17 @@ Native kernels and launches of a GPU count themselves in the ledger; an operator
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pkgutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar, cast
 
+import mlxr.kernels
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import DEVICES
+from mlxr.kernels.gpu.kernel import Target, read_body, read_header
 
 REFERENCE = "reference"
 IMPLEMENTATIONS = {"cpu": "cpu", "reference": "reference"} | {
@@ -58,14 +62,19 @@ class Choice:
 
 
 class FunctionChoice(Generic[_Function]):
-    """The functions of one small operator by device; that of a GPU is given, or has the operator's name in a module."""
+    """The functions of one small operator by device; that of a GPU is given, or is called `name` in a module."""
 
-    __slots__ = ("_by_device", "_functions", "_gpu", "operator")
+    __slots__ = ("_by_device", "_functions", "_gpu", "_name", "operator")
 
     def __init__(
-        self, operator: str, reference: _Function, cpu: _Function | None = None, gpu: str | _Function | None = None
+        self,
+        operator: str,
+        reference: _Function,
+        cpu: _Function | None = None,
+        gpu: str | _Function | None = None,
+        name: str = "",  # that of the operator, if there is none
     ) -> None:
-        self.operator = operator
+        self.operator, self._name = operator, name or operator
         self._gpu = gpu
         self._functions = {REFERENCE: reference} if cpu is None else {REFERENCE: reference, "cpu": cpu}
         self._by_device: dict[str, tuple[str, _Function]] = {}
@@ -90,11 +99,41 @@ class FunctionChoice(Generic[_Function]):
         if name == "gpu":
             assert self._gpu is not None
             gpu = self._gpu
-            self._functions[name] = (
-                getattr(importlib.import_module(gpu), self.operator) if isinstance(gpu, str) else gpu
-            )
+            self._functions[name] = getattr(importlib.import_module(gpu), self._name) if isinstance(gpu, str) else gpu
         return name, self._functions[name]
 
 
 def _refuse(operator: str, device: str) -> NoReturn:
     raise DeviceError(f"operator {operator} has no implementation for device {device!r}")
+
+
+def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
+    """Names of the operators that have an implementation "cpu" or "gpu", as the ledger spells them."""
+    return frozenset(
+        choice.operator
+        for name in _list_modules()
+        if ".gpu" not in name
+        for choice in vars(importlib.import_module(name)).values()
+        if isinstance(choice, Choice | FunctionChoice) and choice.has(implementation)
+    )
+
+
+def list_kernel_sources(target: str) -> dict[str, str]:
+    """The text of every GPU kernel that is launched on one of KERNEL_TARGETS, by name: prelude, headers and body."""
+    kernels = [
+        kernel
+        for name in _list_modules()
+        if name.endswith((".gpu", ".gpu.pool"))
+        for kernel in getattr(importlib.import_module(name), "KERNELS", ())
+        if not (kernel.cuda_only and target == "metal")
+    ]
+    return {
+        kernel.name: f"{read_header(kernel, cast(Target, target))}\n// arrays: {', '.join(kernel.inputs)} -> "
+        f"{', '.join(kernel.outputs)}\n{{\n{read_body(kernel, cast(Target, target))}}}\n"
+        for kernel in kernels
+    }
+
+
+def _list_modules() -> list[str]:
+    """All modules of operators: those below this package, and in the folders of it."""
+    return [module.name for module in pkgutil.walk_packages(mlxr.kernels.__path__, "mlxr.kernels.")]

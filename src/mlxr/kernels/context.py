@@ -21,9 +21,8 @@ from mlxr.kernels.native import Native, NativeRuntime
 
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.device import Gpu
-    from mlxr.kernels.gpu.emulated.emulator import Emulator
-    from mlxr.kernels.probe import Probe
-    from mlxr.kernels.profile import Profiler
+    from mlxr.kernels.gpu.emulator import Emulator
+    from mlxr.kernels.profile import Probe, Profiler
     from mlxr.kernels.ragged import RaggedBatch
 
 logger = logging.getLogger(__name__)
@@ -164,7 +163,7 @@ class Context:
 
     def start_probe(self) -> Probe:
         """What measures the machine with this context's threads. Raises DeviceError on the reference device."""
-        from mlxr.kernels.probe import Probe
+        from mlxr.kernels.profile import Probe
 
         return Probe(self)
 
@@ -194,7 +193,7 @@ def choose_device(name: str) -> Device:
     line that says why."""
     if name != "auto":
         return cast(Device, name)
-    from mlxr.kernels.gpu.library import find_gpu
+    from mlxr.kernels.gpu.mlx import find_gpu
 
     found = find_gpu()
     if found == "metal":

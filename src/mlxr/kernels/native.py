@@ -4,7 +4,7 @@
 the business of `mlxr.service`. Knows no operator.
 """
 
-# ruff: noqa: N802 -- classes of the module are called by their names
+# ruff: noqa: D102, N802 -- signatures say what operators take; classes of the module are called by their names
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -61,8 +61,7 @@ class NativeLinearWeight(Protocol):
         """Add a weight whose raw blocks stay in the file that they are mapped from."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that it holds."""
+    def nbytes(self) -> int: ...
 
     @property
     def out_features(self) -> int:
@@ -79,8 +78,7 @@ class NativeAdapter(Protocol):
         """Add an update of rows that are looked up."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that it holds."""
+    def nbytes(self) -> int: ...
 
 
 NativeUpdates = Sequence[tuple[NativeAdapter, IntArray, float, FloatArray | None]]  # and rows, factor, table rows
@@ -103,118 +101,51 @@ class NativeRouter(Protocol):
     """How the experts of a token are chosen, and what the share of each is."""
 
 
+# fmt: off
 class NativeLayers(Protocol):
     """Operators of layers and their weights, checked."""
 
-    def append_activate(self, kind: str, features: int, first: int | None, parameters: tuple[float, ...]) -> None:
-        """Add the operator `activate`."""
-
-    def append_attend(self) -> None:
-        """Add the operator `attend`."""
-
-    def append_gate_heads(self) -> None:
-        """Add the operator `gate_heads`."""
-
-    def append_gate_rows(self, target: str) -> None:
-        """Add the operator `gate_rows`."""
-
+    def append_activate(self, kind: str, features: int, first: int | None, parameters: tuple[float, ...]) -> None: ...
+    def append_attend(self) -> None: ...
+    def append_gate_heads(self) -> None: ...
+    def append_gate_rows(self, target: str) -> None: ...
     def append_gated_delta(
-        self,
-        rates: FloatArray,
-        bias: FloatArray,
-        key_heads: int,
-        value_heads: int,
-        rows: int,
-        columns: int,
-        tiled: bool,
-        eps: float,
-        scale: float,
-        first: int,
-        at: int,
-    ) -> None:
-        """Add the operator `gated_delta`."""
-
+        self, rates: FloatArray, bias: FloatArray, key_heads: int, value_heads: int, rows: int, columns: int,
+        tiled: bool, eps: float, scale: float, first: int, at: int
+    ) -> None: ...
     def append_gated_norm(
         self, weight: FloatArray | None, width: int, eps: float, gate_first: bool, first: int
-    ) -> None:
-        """Add the operator `gated_norm`."""
-
+    ) -> None: ...
     def append_heads(
-        self,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: FloatArray | None,
-        rope: int,
-        group: int,
+        self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, softcap: float,
+        sinks: FloatArray | None, rope: int, group: int
     ) -> None:
         """Say the heads of the layer."""
-
-    def append_join(self, factor: float, target: str) -> None:
-        """Add the operator `join`."""
-
+    def append_join(self, factor: float, target: str) -> None: ...
     def append_layer(self, columns: int) -> None:
         """Begin a layer whose stream has so many columns."""
-
     def append_mamba2(
-        self,
-        rates: FloatArray,
-        bias: FloatArray,
-        skip: FloatArray,
-        groups: int,
-        rows: int,
-        columns: int,
-        first: int,
-        at: int,
-    ) -> None:
-        """Add the operator `mamba2`."""
-
-    def append_mix(self, experts: NativeExperts, source: str, target: str) -> None:
-        """Add the operator `mix`."""
-
+        self, rates: FloatArray, bias: FloatArray, skip: FloatArray, groups: int, rows: int, columns: int, first: int,
+        at: int
+    ) -> None: ...
+    def append_mix(self, experts: NativeExperts, source: str, target: str) -> None: ...
     def append_norm(
-        self,
-        weight: FloatArray,
-        bias: FloatArray | None,
-        eps: float,
-        is_layer_norm: bool,
-        source: str,
-        target: str,
-        parts: int,
-    ) -> None:
-        """Add the operator `norm`."""
-
-    def append_product(self, weight: NativeLinearWeight, source: str, target: str) -> None:
-        """Add the operator `product`."""
-
-    def append_route(self, router: NativeRouter) -> None:
-        """Add the operator `route`."""
-
-    def append_rows(self, type_name: str, data: ByteArray, columns: int, target: str) -> None:
-        """Add the operator `rows`."""
-
-    def append_scale(self, factor: float, target: str) -> None:
-        """Add the operator `scale`."""
-
-    def append_short_conv(self, weight: FloatArray, bias: FloatArray | None, kind: str, first: int, at: int) -> None:
-        """Add the operator `short_conv`."""
-
+        self, weight: FloatArray, bias: FloatArray | None, eps: float, is_layer_norm: bool, source: str, target: str,
+        parts: int
+    ) -> None: ...
+    def append_product(self, weight: NativeLinearWeight, source: str, target: str) -> None: ...
+    def append_route(self, router: NativeRouter) -> None: ...
+    def append_rows(self, type_name: str, data: ByteArray, columns: int, target: str) -> None: ...
+    def append_scale(self, factor: float, target: str) -> None: ...
+    def append_short_conv(
+        self, weight: FloatArray, bias: FloatArray | None, kind: str, first: int, at: int
+    ) -> None: ...
     def append_split_heads(
-        self,
-        q_norm: FloatArray | None,
-        k_norm: FloatArray | None,
-        eps: float,
-        norms_values: bool,
-        projected: str,
-        norms: str,
-    ) -> None:
-        """Add the operator `split_heads`."""
-
-    def append_sum(self, factor: float) -> None:
-        """Add the operator `sum`."""
+        self, q_norm: FloatArray | None, k_norm: FloatArray | None, eps: float, norms_values: bool, projected: str,
+        norms: str
+    ) -> None: ...
+    def append_sum(self, factor: float) -> None: ...
+# fmt: on
 
 
 class NativeProbe(Protocol):
@@ -224,324 +155,118 @@ class NativeProbe(Protocol):
         """Return multiply-adds per second of all threads."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that it holds."""
+    def nbytes(self) -> int: ...
 
     def read(self, runtime: NativeRuntime, ahead: int) -> float:
         """Return the seconds to read the buffer once with all threads."""
 
 
+# fmt: off
 class Native(Protocol):
     """The module. An operator writes its results into `out` and arrays named as its results are."""
 
     __file__: str
-
-    def Runtime(self, threads: int, isa: str) -> NativeRuntime:
-        """Make an object of this class."""
-
-    def LinearWeight(self, in_features: int) -> NativeLinearWeight:
-        """Make an object of this class."""
-
-    def Adapter(self) -> NativeAdapter:
-        """Make an object of this class."""
-
-    def Experts(self, activation: str) -> NativeExperts:
-        """Make an object of this class."""
-
+    def Runtime(self, threads: int, isa: str) -> NativeRuntime: ...
+    def LinearWeight(self, in_features: int) -> NativeLinearWeight: ...
+    def Adapter(self) -> NativeAdapter: ...
+    def Experts(self, activation: str) -> NativeExperts: ...
     def Router(
-        self,
-        experts: int,
-        used: int,
-        scoring: str,
-        renormalises: bool,
-        floor: float,
-        scale: float,
-        groups: int,
-        groups_used: int,
-        gap: float,
-        choice_bias: FloatArray | None,
-        expert_scales: FloatArray | None,
-    ) -> NativeRouter:
-        """Make an object of this class."""
-
-    def Layers(self) -> NativeLayers:
-        """Make an object of this class."""
-
-    def Probe(self, runtime: NativeRuntime, nbytes: int) -> NativeProbe:
-        """Make an object of this class."""
-
+        self, experts: int, used: int, scoring: str, renormalises: bool, floor: float, scale: float, groups: int,
+        groups_used: int, gap: float, choice_bias: FloatArray | None, expert_scales: FloatArray | None
+    ) -> NativeRouter: ...
+    def Layers(self) -> NativeLayers: ...
+    def Probe(self, runtime: NativeRuntime, nbytes: int) -> NativeProbe: ...
     def activate(
-        self,
-        runtime: NativeRuntime,
-        gate_up: FloatArray,
-        kind: str,
-        out: FloatArray,
-        gated: bool = True,
-        up: FloatArray | None = None,
-        first: int = 0,
-        parameters: tuple[float, ...] = (),
-    ) -> None:
-        """Run the operator `activate`."""
-
-    def add(self, runtime: NativeRuntime, x: FloatArray, other: FloatArray, factor: float, out: FloatArray) -> None:
-        """Run the operator `add`."""
-
+        self, runtime: NativeRuntime, gate_up: FloatArray, kind: str, out: FloatArray, gated: bool = True,
+        up: FloatArray | None = None, first: int = 0, parameters: tuple[float, ...] = ()
+    ) -> None: ...
+    def add(self, runtime: NativeRuntime, x: FloatArray, other: FloatArray, factor: float, out: FloatArray) -> None: ...
     def attend(
-        self,
-        runtime: NativeRuntime,
-        q: FloatArray,
-        k_pool: PoolArray,
-        v_pool: PoolArray,
-        query_starts: IntArray,
-        context_lengths: IntArray,
-        page_table: IntArray,
-        scale: float,
-        window: int,
-        out: FloatArray,
-        softcap: float = 0.0,
-        sinks: FloatArray | None = None,
-    ) -> None:
-        """Run the operator `attend`."""
-
+        self, runtime: NativeRuntime, q: FloatArray, k_pool: PoolArray, v_pool: PoolArray, query_starts: IntArray,
+        context_lengths: IntArray, page_table: IntArray, scale: float, window: int, out: FloatArray,
+        softcap: float = 0.0, sinks: FloatArray | None = None
+    ) -> None: ...
     def available_isas(self) -> list[str]:
         """List the instruction sets that this build and machine can run, lowest first."""
-
     def best_isa(self) -> str:
         """Return the highest of `available_isas`."""
-
     def default_threads(self) -> int:
         """Count the physical cores that this process may use, by affinity and quota."""
-
     def embed(
         self, runtime: NativeRuntime, token_ids: IntArray, type_name: str, data: ByteArray, out: FloatArray
-    ) -> None:
-        """Run the operator `embed`."""
-
+    ) -> None: ...
     def empty(self, runtime: NativeRuntime, rows: int, columns: int) -> FloatArray:
         """Return an array, its contents undefined, whose memory is used again afterwards."""
-
     def forward(
-        self,
-        runtime: NativeRuntime,
-        layers: NativeLayers,
-        table_type: str,
-        table: ByteArray,
-        norm: FloatArray,
-        bias: FloatArray | None,
-        eps: float,
-        is_layer_norm: bool,
-        output: NativeLinearWeight,
-        logits: FloatArray,
-        token_ids: IntArray,
-        k_pools: Sequence[PoolArray | None],
-        v_pools: Sequence[PoolArray | None],
-        positions: IntArray,
-        ropes: Sequence[Rotation],
-        slots: Sequence[IntArray],
-        query_starts: IntArray,
-        context_lengths: IntArray,
-        page_tables: Sequence[IntArray],
-        states: Sequence[PoolArray | None],
-        state_reads: IntArray,
-        state_writes: IntArray,
-        adapters: NativeUpdates,
-        embedding_scale: float,
-        logit_scale: float,
-        softcap: float,
-    ) -> None:
-        """Run the operator `forward`."""
-
-    def gate_heads(self, runtime: NativeRuntime, x: FloatArray, gates: FloatArray, out: FloatArray) -> None:
-        """Run the operator `gate_heads`."""
-
+        self, runtime: NativeRuntime, layers: NativeLayers, table_type: str, table: ByteArray, norm: FloatArray,
+        bias: FloatArray | None, eps: float, is_layer_norm: bool, output: NativeLinearWeight, logits: FloatArray,
+        token_ids: IntArray, k_pools: Sequence[PoolArray | None], v_pools: Sequence[PoolArray | None],
+        positions: IntArray, ropes: Sequence[Rotation], slots: Sequence[IntArray], query_starts: IntArray,
+        context_lengths: IntArray, page_tables: Sequence[IntArray], states: Sequence[PoolArray | None],
+        state_reads: IntArray, state_writes: IntArray, adapters: NativeUpdates, embedding_scale: float,
+        logit_scale: float, softcap: float
+    ) -> None: ...
+    def gate_heads(self, runtime: NativeRuntime, x: FloatArray, gates: FloatArray, out: FloatArray) -> None: ...
     def gated_delta(
-        self,
-        runtime: NativeRuntime,
-        qkv: FloatArray,
-        x: FloatArray,
-        first: int,
-        rates: FloatArray,
-        bias: FloatArray,
-        key_heads: int,
-        value_heads: int,
-        rows: int,
-        tiled: bool,
-        eps: float,
-        scale: float,
-        out: FloatArray,
-        pool: FloatArray,
-        at: int,
-        reads: IntArray,
-        writes: IntArray,
-        starts: IntArray,
-    ) -> None:
-        """Run the operator `gated_delta`."""
-
+        self, runtime: NativeRuntime, qkv: FloatArray, x: FloatArray, first: int, rates: FloatArray, bias: FloatArray,
+        key_heads: int, value_heads: int, rows: int, tiled: bool, eps: float, scale: float, out: FloatArray,
+        pool: FloatArray, at: int, reads: IntArray, writes: IntArray, starts: IntArray
+    ) -> None: ...
     def gated_norm(
-        self,
-        runtime: NativeRuntime,
-        x: FloatArray,
-        gate: FloatArray,
-        first: int,
-        weight: FloatArray | None,
-        width: int,
-        eps: float,
-        gate_first: bool,
-        out: FloatArray,
-    ) -> None:
-        """Run the operator `gated_norm`."""
-
+        self, runtime: NativeRuntime, x: FloatArray, gate: FloatArray, first: int, weight: FloatArray | None,
+        width: int, eps: float, gate_first: bool, out: FloatArray
+    ) -> None: ...
     def layer_norm(
-        self,
-        runtime: NativeRuntime,
-        x: FloatArray,
-        weight: FloatArray,
-        bias: FloatArray | None,
-        eps: float,
-        residual: FloatArray | None,
-        normed: FloatArray,
-        summed: FloatArray | None,
-        residual_scale: float = 1.0,
-        sum_scale: float = 1.0,
-    ) -> None:
-        """Run the operator `layer_norm`."""
-
-    def linear(self, runtime: NativeRuntime, x: FloatArray, weight: NativeLinearWeight, out: FloatArray) -> None:
-        """Run the operator `linear`."""
-
+        self, runtime: NativeRuntime, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float,
+        residual: FloatArray | None, normed: FloatArray, summed: FloatArray | None, residual_scale: float = 1.0,
+        sum_scale: float = 1.0
+    ) -> None: ...
+    def linear(self, runtime: NativeRuntime, x: FloatArray, weight: NativeLinearWeight, out: FloatArray) -> None: ...
     def lora(
-        self,
-        runtime: NativeRuntime,
-        weight: NativeLinearWeight,
-        adapters: NativeUpdates,
-        x: FloatArray,
-        out: FloatArray,
-    ) -> None:
-        """Run the operator `lora`."""
-
-    def lora_table(self, runtime: NativeRuntime, adapters: NativeUpdates, out: FloatArray) -> None:
-        """Run the operator `lora_table`."""
-
+        self, runtime: NativeRuntime, weight: NativeLinearWeight, adapters: NativeUpdates, x: FloatArray,
+        out: FloatArray
+    ) -> None: ...
+    def lora_table(self, runtime: NativeRuntime, adapters: NativeUpdates, out: FloatArray) -> None: ...
     def mamba2(
-        self,
-        runtime: NativeRuntime,
-        xbc: FloatArray,
-        x: FloatArray,
-        first: int,
-        rates: FloatArray,
-        bias: FloatArray,
-        skip: FloatArray,
-        groups: int,
-        rows: int,
-        out: FloatArray,
-        pool: FloatArray,
-        at: int,
-        reads: IntArray,
-        writes: IntArray,
-        starts: IntArray,
-    ) -> None:
-        """Run the operator `mamba2`."""
-
+        self, runtime: NativeRuntime, xbc: FloatArray, x: FloatArray, first: int, rates: FloatArray, bias: FloatArray,
+        skip: FloatArray, groups: int, rows: int, out: FloatArray, pool: FloatArray, at: int, reads: IntArray,
+        writes: IntArray, starts: IntArray
+    ) -> None: ...
     def mix(
-        self,
-        runtime: NativeRuntime,
-        x: FloatArray,
-        chosen: IntArray,
-        shares: FloatArray,
-        experts: NativeExperts,
-        adapters: NativeUpdates,
-        out: FloatArray,
-    ) -> None:
-        """Run the operator `mix`."""
-
+        self, runtime: NativeRuntime, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: NativeExperts,
+        adapters: NativeUpdates, out: FloatArray
+    ) -> None: ...
     def rms_norm(
-        self,
-        runtime: NativeRuntime,
-        x: FloatArray,
-        weight: FloatArray | None,
-        eps: float,
-        residual: FloatArray | None,
-        normed: FloatArray,
-        summed: FloatArray | None,
-        residual_scale: float = 1.0,
-        sum_scale: float = 1.0,
-    ) -> None:
-        """Run the operator `rms_norm`."""
-
+        self, runtime: NativeRuntime, x: FloatArray, weight: FloatArray | None, eps: float, residual: FloatArray | None,
+        normed: FloatArray, summed: FloatArray | None, residual_scale: float = 1.0, sum_scale: float = 1.0
+    ) -> None: ...
     def rope(
-        self,
-        runtime: NativeRuntime,
-        x: FloatArray,
-        positions: IntArray,
-        cos: FloatArray,
-        sin: FloatArray,
-        interleaved: bool,
-        factors: FloatArray | None = None,
-    ) -> None:
-        """Run the operator `rope`."""
-
+        self, runtime: NativeRuntime, x: FloatArray, positions: IntArray, cos: FloatArray, sin: FloatArray,
+        interleaved: bool, factors: FloatArray | None = None
+    ) -> None: ...
     def route(
         self, runtime: NativeRuntime, logits: FloatArray, router: NativeRouter, chosen: IntArray, shares: FloatArray
-    ) -> None:
-        """Run the operator `route`."""
-
+    ) -> None: ...
     def run_layers(
-        self,
-        runtime: NativeRuntime,
-        layers: NativeLayers,
-        stream: FloatArray,
-        delta: FloatArray,
-        token_ids: IntArray,
-        k_pools: Sequence[PoolArray | None],
-        v_pools: Sequence[PoolArray | None],
-        positions: IntArray,
-        ropes: Sequence[Rotation],
-        slots: Sequence[IntArray],
-        query_starts: IntArray,
-        context_lengths: IntArray,
-        page_tables: Sequence[IntArray],
-        states: Sequence[PoolArray | None],
-        state_reads: IntArray,
-        state_writes: IntArray,
-        adapters: NativeUpdates,
-    ) -> None:
-        """Run the operator `run_layers`."""
-
+        self, runtime: NativeRuntime, layers: NativeLayers, stream: FloatArray, delta: FloatArray, token_ids: IntArray,
+        k_pools: Sequence[PoolArray | None], v_pools: Sequence[PoolArray | None], positions: IntArray,
+        ropes: Sequence[Rotation], slots: Sequence[IntArray], query_starts: IntArray, context_lengths: IntArray,
+        page_tables: Sequence[IntArray], states: Sequence[PoolArray | None], state_reads: IntArray,
+        state_writes: IntArray, adapters: NativeUpdates
+    ) -> None: ...
     def sample(
         self, runtime: NativeRuntime, logits: FloatArray, rows: Sequence[object]
     ) -> list[tuple[int, float, list[tuple[int, float]], float]]:
         """Choose a token for each row: id, log-probability, the best tokens, and the surprise of each."""
-
-    def scale(self, runtime: NativeRuntime, x: FloatArray, factor: float, softcap: float, out: FloatArray) -> None:
-        """Run the operator `scale`."""
-
+    def scale(self, runtime: NativeRuntime, x: FloatArray, factor: float, softcap: float, out: FloatArray) -> None: ...
     def short_conv(
-        self,
-        runtime: NativeRuntime,
-        x: FloatArray,
-        first: int,
-        weight: FloatArray,
-        bias: FloatArray | None,
-        kind: str,
-        out: FloatArray,
-        pool: FloatArray,
-        at: int,
-        reads: IntArray,
-        writes: IntArray,
-        starts: IntArray,
-    ) -> None:
-        """Run the operator `short_conv`."""
-
+        self, runtime: NativeRuntime, x: FloatArray, first: int, weight: FloatArray, bias: FloatArray | None, kind: str,
+        out: FloatArray, pool: FloatArray, at: int, reads: IntArray, writes: IntArray, starts: IntArray
+    ) -> None: ...
     def write_pages(
-        self,
-        runtime: NativeRuntime,
-        k: FloatArray,
-        v: FloatArray,
-        k_pool: PoolArray,
-        v_pool: PoolArray,
-        slots: IntArray,
-    ) -> None:
-        """Run the operator `write_pages`."""
-
+        self, runtime: NativeRuntime, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray,
+        slots: IntArray
+    ) -> None: ...
     def zeros(self, runtime: NativeRuntime, nbytes: int) -> ByteArray:
         """Return bytes that are zero, in huge pages; the system gives the memory as they are written."""
+# fmt: on

@@ -1,15 +1,25 @@
-"""Weight tensors that are not as a file has them: decoded ones, and several that count as one."""
+"""Weight tensors that are not as a file has them: decoded, cut, in another order, scaled, updated; several as one.
+
+Each is made of other tensors (`TensorSource`), and decodes or copies only when it is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_float
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.pools import round_to_bf16, widen_bf16
+from mlxr.kernels.tables import WEIGHT_TYPES
 from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
+
+_BLOCK_COLUMNS = {weight_type.name: weight_type.block_size for weight_type in WEIGHT_TYPES}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +39,7 @@ class Decoded:
     @property
     def data(self) -> ByteArray:
         """The numbers as bytes, uint8."""
-        return self.values.view(np.uint8).reshape(-1)
+        return _as_bytes(self.values)
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +88,11 @@ class View:
         return self.source.type_name
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows and columns."""
+        return self.source.shape
+
+    @property
     def is_mapped(self) -> bool:
         """No: the bytes are not those of a file."""
         return False
@@ -89,37 +104,6 @@ class View:
     def release(self) -> None:
         """Release the whole source."""
         self.source.release()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows(View):
-    """Some rows of a matrix, in their order, as a tensor of their own that is copied each time when it is asked for."""
-
-    rows: range
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of rows and columns."""
-        return (len(self.rows), self.source.shape[1])
-
-    @property
-    def data(self) -> ByteArray:
-        """The blocks of the rows, copied."""
-        blocks = self.source.data.reshape(self.source.shape[0], -1)
-        return np.ascontiguousarray(blocks[_as_slice(self.rows)]).reshape(-1)
-
-    @property
-    def nbytes(self) -> int:
-        """Length of `data` in bytes."""
-        return self.source.nbytes // self.source.shape[0] * len(self.rows)
-
-    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of these, decoded."""
-        return np.ascontiguousarray(self.source.to_float32()[_as_slice(self.rows[start:stop])])
-
-    def take_rows(self, start: int, stop: int) -> Rows:
-        """Rows [start:stop] of these as a tensor of their own."""
-        return Rows(self.source, self.rows[start:stop])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +136,10 @@ class Columns(View):
     def take_rows(self, start: int, stop: int) -> Columns:
         """Rows [start:stop] as a tensor of their own."""
         return Columns(self.source, self.rows[start:stop])
+
+
+def _as_bytes(values: npt.NDArray[Any]) -> ByteArray:
+    return np.ascontiguousarray(values).view(np.uint8).reshape(-1)
 
 
 def _as_slice(rows: range) -> slice:
@@ -275,3 +263,233 @@ def stack_vectors(name: str, parts: Sequence[TensorSource]) -> Decoded:
         if part.shape != parts[0].shape or len(part.shape) != 1:
             raise ModelError(f"tensor {part.name} has shape {part.shape}, expected a vector as {parts[0].name} is")
     return Decoded(name, np.stack([part.to_float32() for part in parts]))
+
+
+def cut_vector(tensor: TensorSource, start: int, stop: int) -> Decoded:
+    """The numbers [start:stop] of a small vector, decoded."""
+    values = np.ascontiguousarray(tensor.to_float32()[start:stop], np.float32)
+    return Decoded(tensor.name, values)
+
+
+def cut_columns(tensor: TensorSource, start: int, stop: int) -> Reordered:
+    """The columns [start:stop] of a matrix. Raises ModelError where they are no whole blocks of its type."""
+    block_columns = _BLOCK_COLUMNS.get(tensor.type_name, 1)
+    if start % block_columns or stop % block_columns:
+        raise ModelError(
+            f"tensor {tensor.name} of type {tensor.type_name} cannot be cut at columns {start} and {stop}, as its "
+            f"blocks have {block_columns}; take another type, or fewer GPUs"
+        )
+    return pick_columns(tensor, range(start, stop))
+
+
+@dataclass(frozen=True, eq=False)
+class Reordered(View):
+    """A matrix whose column i is column `columns[i]` of the source.
+
+    It keeps the source's type where whole blocks of it move, else it is f32, decoded when it is asked for.
+    """
+
+    columns: IntArray
+
+    @cached_property
+    def _blocks(self) -> IntArray | None:
+        """The order of the blocks of a row; None where columns leave their block."""
+        size = _BLOCK_COLUMNS.get(self.source.type_name)
+        if size is None or len(self.columns) % size:
+            return None
+        firsts = self.columns[::size]
+        moved = firsts[:, None] + np.arange(size, dtype=np.int32)
+        return None if np.any(firsts % size) or np.any(moved.reshape(-1) != self.columns) else firsts // np.int32(size)
+
+    @property
+    def type_name(self) -> str:
+        """The type of the source, or f32."""
+        return "f32" if self._blocks is None else self.source.type_name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows and columns."""
+        return (self.source.shape[0], len(self.columns))
+
+    @property
+    def data(self) -> ByteArray:
+        """The blocks in their order, copied."""
+        if self._blocks is None:
+            return _as_bytes(self.to_float32())
+        block_bytes = (
+            self.source.nbytes * len(self.columns) // (self.source.shape[1] * self.shape[0] * len(self._blocks))
+        )
+        blocks = self.source.data.reshape(self.shape[0], -1, block_bytes)
+        return np.ascontiguousarray(blocks[:, self._blocks]).reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        if self._blocks is None:
+            return 4 * self.shape[0] * self.shape[1]
+        return self.source.nbytes * len(self.columns) // self.source.shape[1]
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] of the numbers."""
+        return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.columns])
+
+    def take_rows(self, start: int, stop: int) -> TensorSource:
+        """Rows [start:stop] as a tensor of their own."""
+        return Reordered(self.source.take_rows(start, stop), self.columns)
+
+
+def pick_rows(tensor: TensorSource, rows: Sequence[int]) -> Picked:
+    """Return a tensor whose row i is row `rows[i]` of another one."""
+    return Picked(tensor, np.array(rows, np.int32))
+
+
+def pick_columns(tensor: TensorSource, columns: Sequence[int]) -> Reordered:
+    """Return a matrix whose column i is column `columns[i]` of another one."""
+    return Reordered(tensor, np.array(columns, np.int32))
+
+
+def add_one(tensor: TensorSource) -> Decoded:
+    """Return a small tensor with 1 added to each number."""
+    return Decoded(tensor.name, tensor.to_float32() + np.float32(1.0))
+
+
+def take_rates(logarithms: TensorSource) -> Decoded:
+    """Return -exp(x): the rates of decay of states, of which folders keep logarithms."""
+    # In float32 the last bit of NumPy's exp depends on the processor.
+    return Decoded(logarithms.name, -np.exp(logarithms.to_float32().astype(np.float64)).astype(np.float32))
+
+
+def make_vector(name: str, numbers: Sequence[float]) -> Decoded:
+    """Return numbers as a tensor of f32."""
+    return Decoded(name, np.array(numbers, np.float32))
+
+
+def round_float(number: float) -> float:
+    """Return the number that 32 bits keep of another one."""
+    return c_float(number).value
+
+
+def scale_rows(source: TensorSource, factors: Sequence[float], counts: Sequence[int]) -> Scaled:
+    """The tensor with the first `counts[0]` rows multiplied by `factors[0]`, the next ones by the next factor.
+
+    Raises ValueError where the counts are not those of its rows.
+    """
+    rows = np.repeat(np.asarray(factors, np.float32), counts)
+    if (len(rows),) != source.shape[:1] or len(source.shape) != 2:
+        raise ValueError(f"scale_rows: tensor {source.name} has shape {source.shape}, expected {len(rows)} rows")
+    return Scaled(source, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(View):
+    """The rows of `source`, each times its one of `factors` (rows,), in the source's type, or in f32 if that is none
+    of floats.
+
+    `data` is made when it is first asked for, and kept until `release`.
+    """
+
+    factors: FloatArray
+
+    @property
+    def type_name(self) -> str:
+        """The type of the source, or f32."""
+        return self.source.type_name if self.source.type_name in ("f16", "bf16") else "f32"
+
+    @cached_property
+    def data(self) -> ByteArray:
+        """The numbers as bytes, uint8 (nbytes,)."""
+        return _as_bytes(self._multiply(None, None))
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        rows, columns = self.shape
+        return rows * columns * (4 if self.type_name == "f32" else 2)
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop], decoded and multiplied."""
+        values = self._multiply(start, stop)
+        return widen_bf16(values) if self.type_name == "bf16" else values.astype(np.float32)
+
+    def take_rows(self, start: int, stop: int) -> Scaled:
+        """Rows [start:stop] as a tensor of their own."""
+        return Scaled(self.source.take_rows(start, stop), self.factors[start:stop])
+
+    def release(self) -> None:
+        """Release the source, and what was made."""
+        self.__dict__.pop("data", None)
+        self.source.release()
+
+    def _multiply(self, start: int | None, stop: int | None) -> npt.NDArray[Any]:
+        """Rows [start:stop] in the type that this has, bf16 as words."""
+        values: FloatArray = self.source.to_float32(start, stop) * self.factors[start:stop, None]
+        match self.type_name:
+            case "bf16":
+                return round_to_bf16(values)
+            case "f16":
+                return values.astype(np.float16)
+            case _:
+                return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """scale * b a, with `a` (rank, columns) and `b` (n, rank), for `rows` (n,) of a matrix."""
+
+    rows: IntArray
+    a: FloatArray
+    b: FloatArray
+    scale: float
+
+
+def number_rows(name: str, rows: int) -> Decoded:
+    """A tensor (rows, 1) of the numbers of its rows, to be cut and picked from as a weight of that name."""
+    return Decoded(name, np.arange(rows, dtype=np.float32)[:, None])
+
+
+def read_row_numbers(numbered: TensorSource) -> IntArray:
+    """The numbers of the rows that are left of what `number_rows` made."""
+    return numbered.to_float32()[:, 0].astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Updated(View):
+    """The rows of `source` with `updates` added, which have no row in common; as f32."""
+
+    updates: Sequence[Update]
+
+    type_name: ClassVar[str] = "f32"
+
+    @property
+    def data(self) -> ByteArray:
+        """All numbers as bytes, uint8 (nbytes,)."""
+        return _as_bytes(self.to_float32())
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return 4 * self.shape[0] * self.shape[1]
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] with what is added to them."""
+        first, last, _ = slice(start, stop).indices(self.shape[0])
+        values = np.array(self.source.to_float32(first, last), np.float32)
+        for update in self.updates:
+            places = np.flatnonzero((update.rows >= first) & (update.rows < last))
+            values[update.rows[places] - first] += (update.b[places] @ update.a) * np.float32(update.scale)
+        return values
+
+    def pick_rows(self, rows: IntArray) -> TensorSource:
+        """The same with these rows, in their order."""
+        return Picked(Decoded(self.name, self.to_float32()), rows)
+
+    def take_rows(self, start: int, stop: int) -> TensorSource:
+        """Rows [start:stop] as a tensor of their own."""
+        return Decoded(self.name, self.to_float32(start, stop))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdatedStack(Stack):
+    """The matrices of the stack `source`, of which some are updated ones."""
+
+    source: TensorSource

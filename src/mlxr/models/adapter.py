@@ -28,9 +28,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.sources import Decoded
+from mlxr.kernels.sources import Decoded, Update, Updated, UpdatedStack, number_rows, read_row_numbers
 from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
-from mlxr.kernels.updated import Update, Updated, UpdatedStack, number_rows, read_numbers
 from mlxr.models.components import Experts
 from mlxr.models.components.weights import name_expert
 from mlxr.models.families import find_layout
@@ -287,11 +286,11 @@ def _find_places(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str,
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2 and name.endswith(".weight"):
             for part, rows in split_rows(model, name, number_rows(name, tensor.shape[0])).items():
-                places[part] = _Place(name, read_numbers(rows))
+                places[part] = _Place(name, read_row_numbers(rows))
         elif len(tensor.shape) == 3:
             for expert in range(tensor.shape[0]):
                 for part, rows in part_stack(name, expert, number_rows(name, tensor.shape[1])).items():
-                    places[part] = _Place(name, read_numbers(rows), expert)
+                    places[part] = _Place(name, read_row_numbers(rows), expert)
     return places
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from mlxr.cache.shapes import form_groups
 from mlxr.cache.sizing import read_available_bytes
+from mlxr.kernels.arrays import fetch_rows, place_rows
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, compute_states, compute_tapped, forward, make_model, project
 from mlxr.kernels.layers import Layers, StepInput, prepare_layers
@@ -29,12 +30,10 @@ from mlxr.kernels.layers.operators import (
     count_weight_bytes,
     list_weights,
 )
-from mlxr.kernels.linear import LinearWeight, prepare
-from mlxr.kernels.linear.compare import compare_products, move_weight
+from mlxr.kernels.linear import LinearWeight, compare_products, move_weight, prepare
 from mlxr.kernels.moe import ExpertsUse, read_use
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
 from mlxr.models.components import Weights

@@ -21,7 +21,7 @@ from typing import Any
 
 from mlxr.cache.shapes import LayerCache
 from mlxr.core.errors import ModelError
-from mlxr.kernels.converted import pick_rows
+from mlxr.kernels.arrays import join_columns, take_outputs
 from mlxr.kernels.elementwise import scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward import ModelWeights, project
@@ -38,10 +38,9 @@ from mlxr.kernels.layers.operators import (
     list_weights,
 )
 from mlxr.kernels.layers.reference import Registers, norm, run_layer, take
-from mlxr.kernels.linear import LinearWeight, linear, prepare
-from mlxr.kernels.linear.compare import compare_products
+from mlxr.kernels.linear import LinearWeight, compare_products, linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rows import join_columns, take_outputs
+from mlxr.kernels.sources import pick_rows
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
 from mlxr.models.components import Attention, FeedForward, Norms, Weights
 from mlxr.models.components.weights import Shape

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.kernels.cut import cut_columns, cut_vector
+from mlxr.kernels.sources import cut_columns, cut_vector
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import Attention, FeedForward, Layer
 from mlxr.models.components.weights import Shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 

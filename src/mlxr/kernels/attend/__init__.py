@@ -37,7 +37,7 @@ def allocate_pools(
 ) -> tuple[PoolArray, PoolArray]:
     """One K and one V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed.
 
-    Pages of bf16 and q8 are packed within (`mlxr.kernels.packing`); write_pages and attend know how, others copy whole
+    Pages of bf16 and q8 are packed within (`mlxr.kernels.pools`); write_pages and attend know how, others copy whole
     pages. The last axis of q8 is 4 bytes longer, which hold the scales.
     """
     for argument, value in (("pages", pages), ("kv_heads", kv_heads), ("head_dim", head_dim)):

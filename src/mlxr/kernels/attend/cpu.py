@@ -1,7 +1,7 @@
 """Native `attend`: csrc/attend/attend.inc reads the pages in place; nothing is gathered.
 
 The pools are plain arrays, so that the pages of a sequence can be written and read by anyone who knows their shape, and
-for bf16 and q8 how a page is packed (`mlxr.kernels.packing`).
+for bf16 and q8 how a page is packed (`mlxr.kernels.pools`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.attend.scores import Scores
-from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import POOL_DTYPES, FloatArray, PoolArray, pool_row_length

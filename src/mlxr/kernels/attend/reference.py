@@ -11,7 +11,7 @@ import numpy as np
 from mlxr.kernels.attend.scores import Scores
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.packing import Offsets, locate_keys, locate_values, widen_bf16, widen_q8
+from mlxr.kernels.pools import Offsets, locate_keys, locate_values, widen_bf16, widen_q8
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import (
     BFLOAT16,

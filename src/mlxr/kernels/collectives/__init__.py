@@ -16,8 +16,6 @@ from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
-__all__ = ["add_up", "all_gather", "all_reduce", "join"]
-
 
 def all_reduce(ctx: Context, x: FloatArray) -> FloatArray:
     """The sum over all ranks of the context of their x (T, n), n even. Raises ValueError for another shape."""

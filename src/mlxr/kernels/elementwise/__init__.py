@@ -11,13 +11,11 @@ import math
 
 import numpy as np
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
-
-__all__ = ["add", "gate_heads", "scale"]
 
 NO_SOFTCAP = 0.0  # what native kernels take where nothing is capped
 

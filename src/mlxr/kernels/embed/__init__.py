@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_ints, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
-
-__all__ = ["embed"]
 
 
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import pick_blocks
 from mlxr.kernels.linear.parts import FLOATS, arrange_blocks
-from mlxr.kernels.tensor import IntArray, TensorSource
+from mlxr.kernels.tensor import DeviceArray, IntArray, TensorSource
 
 THREADS = 256
 HOST = "host"  # where MLX has no operation for a type, rows of the table are decoded on the host
@@ -40,12 +41,12 @@ def is_placed(ctx: Context, table: TensorSource) -> bool:
     return ctx.gpu.launcher is not None or table.type_name in FLOATS
 
 
-def hold_table(ctx: Context, table: TensorSource) -> Any:
+def hold_table(ctx: Context, table: TensorSource) -> Upload:
     """The table on the device, where it stays."""
     return ctx.gpu.table(table, arrange_blocks)
 
 
-def _pick_floats(ctx: Context, table: Any, ids: Any) -> Any:
+def _pick_floats(ctx: Context, table: DeviceArray, ids: DeviceArray) -> Any:
     launcher, columns, tokens = ctx.gpu.launcher, table.shape[1], ids.shape[0]
     if not tokens:
         return ctx.gpu.mx.zeros((0, columns), ctx.gpu.mx.float32)

@@ -20,21 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda.code import CudaCode
-from mlxr.kernels.gpu.cuda.driver import CudaDriver
+from mlxr.kernels.gpu.cuda.driver import CudaCode, CudaDriver
 from mlxr.kernels.gpu.cuda.machine import CudaMachine
 from mlxr.kernels.gpu.deferred import Deferred
-from mlxr.kernels.gpu.emulated.emulator import Emulator
-from mlxr.kernels.gpu.emulated.machine import EmulatedMachine
-from mlxr.kernels.gpu.launcher import Launcher
-from mlxr.kernels.gpu.library import load_mlx
-from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
-from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.emulator import EmulatedMachine, Emulator
+from mlxr.kernels.gpu.launcher import Launcher, Watch
+from mlxr.kernels.gpu.mlx import Workspace, load_mlx, read_free_bytes
+from mlxr.kernels.gpu.pool import PlacedStates, Pool
 from mlxr.kernels.gpu.ranks import Ranks
 from mlxr.kernels.gpu.recording import Launches, Machine, Recorder
-from mlxr.kernels.gpu.states import PlacedStates
 from mlxr.kernels.gpu.steps import Steps
-from mlxr.kernels.gpu.watch import Watch
 from mlxr.kernels.ledger import Ledger
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import DeviceArray, NumberType, TensorSource

@@ -24,11 +24,21 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.stats import Dispatch
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
+from mlxr.kernels.gpu.launcher import count_recorded
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recording import Buffer, Machine, Recorder, Results
-from mlxr.kernels.gpu.steps import Ints, Numbers, Run, Step, StepPools, count_packed, pack_batch, unpack_batch
-from mlxr.kernels.gpu.watch import count_recorded
+from mlxr.kernels.gpu.steps import (
+    NUMBERS,
+    Ints,
+    Numbers,
+    Run,
+    Step,
+    StepPools,
+    count_packed,
+    launch_draw,
+    pack_batch,
+    unpack_batch,
+)
 from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import MAX_RUN, NO_STATE, RaggedBatch
 
@@ -213,7 +223,7 @@ class RecordedStep:
 
     The launches are FORWARD, then DRAW or LARGEST; `ready` has each in the form that starts.
 
-    The launches hold the arrays; `counts` is what the ledger counts of them. See `gpu.draw` for what `numbers` and
+    The launches hold the arrays; `counts` is what the ledger counts of them. See `launch_draw` for what `numbers` and
     `drawn` hold.
     """
 

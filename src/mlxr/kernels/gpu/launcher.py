@@ -1,29 +1,168 @@
-"""The one way in which a GPU kernel is launched, whatever the target.
+"""The one way in which a GPU kernel is launched, whatever the target, counted in the ledger, and timed for a profile.
 
 Metal and CUDA go through `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, which compile at the first launch of each
-variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with what `cuda.code` compiled. The emulated target
+variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with what `cuda.driver` compiled. The emulated target
 computes at once. A grid is given in threadgroups of one dimension of threads.
+
+A launch goes by the name of its kernel: `linear_tiles` of a q4_k weight with a gate is operator linear, variant "tiles
+q4_k+gate". While profiling every launch is waited for, so that its time is its own; what would overlap does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import numpy as np
+from mlxr.kernels.gpu.cuda.driver import CudaCode
+from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.kernel import Kernel, Target, name_type, read_body, read_header
+from mlxr.kernels.gpu.mlx import view_host, view_in_order
+from mlxr.kernels.gpu.recording import Call, Launch, Launches, Machine, Product, count_bytes
+from mlxr.kernels.ledger import EXPERT_ROWS, MLX, Ledger, Part
+from mlxr.kernels.tensor import DeviceArray, NumberType
 
-from mlxr.kernels.gpu.cuda.code import CudaCode
-from mlxr.kernels.gpu.emulated.emulator import Emulator
-from mlxr.kernels.gpu.kernel import Box, Kernel, Target, Variant, name_type, read_body, read_header
-from mlxr.kernels.gpu.watch import Watch
-from mlxr.kernels.ledger import Ledger
+_Made = TypeVar("_Made")
+GPU = "gpu"
+WEIGHT_TYPES = ("TYPE_A", "TYPE_B")  # constants: numbers of types, which `Kernel.type_names` names
+NUMBERS = "K"  # the type of weights or pages that are plain numbers
+FLAGS = {
+    "NORM": "norm",
+    "GATE": "gate",
+    "CENTRED": "centred",
+    "RESIDUAL": "residual",
+    "CAPPED": "softcap",
+    "SINKS": "sinks",
+    "RANDOM": "random",
+}
+SHORT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One timed launch, from `start_ns` to `end_ns` of the monotonic clock; bytes and multiply-adds where known."""
+
+    part: Part
+    start_ns: int
+    end_ns: int
+    nbytes: int = 0
+    macs: int = 0
+    grid: tuple[int, int, int] | None = None
+    threads: int = 0
+
+
+class Watch:
+    """Counts launches in a ledger; `watched` has those that were timed, None while nobody profiles."""
+
+    def __init__(self, mx: Any, ledger: Ledger) -> None:
+        self._mx, self.ledger = mx, ledger
+        self.watched: list[Watched] | None = None
+        self._names: dict[Hashable, Part] = {}
+
+    def run(self, call: Call, launch: Callable[[Call], list[DeviceArray]]) -> list[DeviceArray]:
+        """Launch, and count it, and the rows of experts that it multiplies."""
+        kernel, constants, types = call.kernel, call.constants, call.types
+        key = kernel, tuple(constants.items()), types.get(NUMBERS)
+        part = self._names.get(key)
+        if part is None:
+            part = self._names[key] = name_launch(kernel, constants, types)
+        self.ledger.count(*part)
+        if rows := call.rows:
+            self.ledger.count(*name_rows(part), rows)
+        if self.watched is None:
+            return launch(call)
+        nbytes = count_bytes(kernel.inputs, call.inputs)
+        return self._time(part, lambda: launch(call), call.inputs, nbytes, call.groups, call.threads)
+
+    def run_mlx(self, operator: str, variant: str, compute: Callable[[], _Made], *inputs: DeviceArray) -> _Made:
+        """Compute by MLX's own operations, and count that."""
+        part = operator, MLX, variant
+        self.ledger.count(*part)
+        if self.watched is None:
+            return compute()
+        return self._time(part, compute, inputs, sum(array.nbytes for array in inputs), None, 0)
+
+    def run_recorded(self, machine: Machine, launches: Sequence[Launch | Product], prepared: Sequence[Any]) -> None:
+        """Run recorded launches one by one, waiting for each; they were prepared by themselves."""
+        assert self.watched is not None
+        for launch, single in zip(launches, prepared, strict=True):
+            machine.synchronize()
+            start_ns = time.perf_counter_ns()
+            machine.start(single)
+            machine.synchronize()
+            end_ns = time.perf_counter_ns()
+            part = name_recorded(launch)
+            if isinstance(launch, Product):
+                macs = launch.tokens * launch.outputs * launch.inputs
+                self.watched.append(Watched(part, start_ns, end_ns, launch.nbytes, macs))
+            else:
+                self.watched.append(Watched(part, start_ns, end_ns, launch.nbytes, 0, launch.groups, launch.threads))
+
+    def _time(
+        self,
+        part: Part,
+        compute: Callable[[], _Made],
+        inputs: Sequence[DeviceArray],
+        nbytes: int,
+        groups: tuple[int, int, int] | None,
+        threads: int,
+    ) -> _Made:
+        assert self.watched is not None
+        self._mx.eval(*inputs)
+        self._mx.synchronize()
+        start_ns = time.perf_counter_ns()
+        results = compute()
+        self._mx.eval(results)
+        self._mx.synchronize()
+        end_ns = time.perf_counter_ns()
+        made: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
+        nbytes += sum(array.nbytes for array in made)
+        self.watched.append(Watched(part, start_ns, end_ns, nbytes, 0, groups, threads))
+        return results
+
+
+def name_launch(kernel: Kernel, constants: Mapping[str, int], types: Mapping[str, object]) -> Part:
+    """What the ledger calls a launch."""
+    operator = kernel.operator or kernel.folder.name
+    short = kernel.name.removeprefix(operator).removeprefix("_")
+    names = [kernel.type_names[constants[key]] for key in WEIGHT_TYPES if key in constants]
+    if not names and NUMBERS in types:
+        kind = name_type(types[NUMBERS])
+        names = [SHORT_NAMES.get(kind, kind)]
+    flags = [flag for key, flag in FLAGS.items() if constants.get(key)]
+    form = "+".join([*dict.fromkeys(names), *flags])
+    return operator, GPU, f"{short} {form}".strip()
+
+
+def name_rows(part: Part) -> Part:
+    """Return the ledger's key for the rows of experts that a launch with this key computes."""
+    return EXPERT_ROWS, *part[1:]
+
+
+def count_recorded(launches: Sequence[Launch | Product]) -> Counter[Part]:
+    """Count what one run of these launches adds to the ledger: each launch, and rows of experts."""
+    counts = Counter(map(name_recorded, launches))
+    for launch in launches:
+        if isinstance(launch, Launch) and launch.rows:
+            counts[name_rows(name_recorded(launch))] += launch.rows
+    return counts
+
+
+def name_recorded(launch: Launch | Product) -> Part:
+    """What the ledger calls a launch of a recorded step."""
+    if isinstance(launch, Product):
+        return "linear", GPU, f"library {SHORT_NAMES.get(launch.weight_kind, launch.weight_kind)}"
+    return name_launch(launch.kernel, dict(launch.variant.constants), dict(launch.variant.types))
+
 
 MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
 # MLX writes the head of the function itself, behind our header
 BOUNDS = "\n#undef __global__\n#define __global__ __attribute__((global)) __launch_bounds__({}, {})\n"
 
 
-class Launcher:
+class Launcher(Launches):
     """Launches kernels on one target; `mx` is `mlx.core`. With `code` MLX launches that, and compiles nothing."""
 
     def __init__(
@@ -37,118 +176,59 @@ class Launcher:
         self._watch = watch or Watch(mx, Ledger())
         self._mx, self._target, self._code = mx, target, code
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
+        self.is_lazy = self.emulator is None
         self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None, int], Any] = {}
-        self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
+        self._held_numbers: dict[tuple[NumberType, tuple[float, ...]], DeviceArray] = {}
 
-    @property
-    def is_lazy(self) -> bool:
-        """Whether a launch is a node of MLX's graph, computed when its results are."""
-        return self.emulator is None
-
-    def numbers(self, *values: float) -> Any:
+    def numbers(self, *values: float) -> DeviceArray:
         """Sizes or other numbers that a body reads at run time, as an array on the device, made once."""
         kind = self._mx.float32 if isinstance(values[0], float) else self._mx.int32
-        held = self._numbers.get((kind, values))
+        held = self._held_numbers.get((kind, values))
         if held is None:
             held = self._mx.array([*values, *[0] * max(0, MIN_ARRAY - len(values))], kind)
             self._mx.eval(held)
-            self._numbers[kind, values] = held
+            self._held_numbers[kind, values] = held
         return held
 
-    def launch(
-        self,
-        kernel: Kernel,
-        inputs: Sequence[Any],
-        *,
-        groups: tuple[int, int, int],
-        threads: int,
-        outputs: Sequence[tuple[tuple[int, ...], Any]],
-        constants: Mapping[str, int] | None = None,
-        types: Mapping[str, Any] | None = None,
-        room_bytes: int = 0,
-        boxes: Sequence[Box] = (),
-    ) -> list[Any]:
-        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
+    def _launch(self, call: Call) -> list[DeviceArray]:
+        if call.boxes and self.emulator is None:
+            raise TypeError(f"{call.kernel.name} is only launched in recorded steps")
+        if call.kernel.cuda_only and self._target == "metal":
+            raise TypeError(f"{call.kernel.name} is only launched on CUDA")
+        return self._watch.run(call, self._compute)
 
-        A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
-        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory. `boxes` are what the first inputs are
-        brought in, which MLX cannot launch: TypeError, as for a kernel that is `cuda_only` on Metal.
-        """
-        if boxes and self.emulator is None:
-            raise TypeError(f"{kernel.name} is only launched in recorded steps")
-        if kernel.cuda_only and self._target == "metal":
-            raise TypeError(f"{kernel.name} is only launched on CUDA")
-        template, kinds = {"THREADS": threads, **(constants or {})}, types or {}
-        result: list[Any] = self._watch.run(
-            kernel,
-            template,
-            kinds,
-            lambda: self._launch(kernel, inputs, groups, threads, outputs, template, kinds, room_bytes),
-            inputs,
-            groups,
-            threads,
-            kernel.count_rows(outputs[0][0]),
-        )
-        return result
-
-    def _launch(
-        self,
-        kernel: Kernel,
-        inputs: Sequence[Any],
-        groups: tuple[int, int, int],
-        threads: int,
-        outputs: Sequence[tuple[tuple[int, ...], Any]],
-        template: Mapping[str, int],
-        types: Mapping[str, Any],
-        room_bytes: int,
-    ) -> list[Any]:
+    def _compute(self, call: Call) -> list[DeviceArray]:
         if self.emulator is not None:
-            return self._emulate(kernel, inputs, groups, threads, outputs, template, types)
+            return self._emulate(self.emulator, call)
+        (x, y, z), kinds = call.groups, [kind for _, kind in call.outputs]
+        launched: dict[str, Any] = {
+            "inputs": list(call.inputs),
+            "grid": (x * call.threads, y, z),
+            "threadgroup": (call.threads, 1, 1),
+            "output_shapes": [shape for shape, _ in call.outputs],
+            "output_dtypes": kinds,
+        }
+        result: list[DeviceArray]
         if self._code is not None:
-            return self._launch_code(self._code, kernel, inputs, groups, threads, outputs, template, types, room_bytes)
-        input_types = tuple(name_type(array.dtype) for array in inputs)
-        output_types = tuple(name_type(kind) for _, kind in outputs)
-        bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
-        key = kernel, input_types, output_types, bounds, room_bytes
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            compiled = self._compiled[key] = self._make(kernel, input_types + output_types, bounds, room_bytes)
-        result: list[Any] = compiled(
-            inputs=list(inputs),
-            template=[*template.items(), *types.items()],
-            grid=(groups[0] * threads, groups[1], groups[2]),
-            threadgroup=(threads, 1, 1),
-            output_shapes=[shape for shape, _ in outputs],
-            output_dtypes=[kind for _, kind in outputs],
-        )
-        return result
-
-    def _launch_code(
-        self,
-        code: CudaCode,
-        kernel: Kernel,
-        inputs: Sequence[Any],
-        groups: tuple[int, int, int],
-        threads: int,
-        outputs: Sequence[tuple[tuple[int, ...], Any]],
-        constants: Mapping[str, int],
-        types: Mapping[str, Any],
-        room_bytes: int,
-    ) -> list[Any]:
-        kinds = [kind for _, kind in outputs]
-        name, compiled = code.find(kernel, Variant.of(constants, types, (array.dtype for array in inputs), kinds))
-        result: list[Any] = self._mx.fast.precompiled_cuda_kernel(
-            name=name,
-            compiled_source=compiled,
-            inputs=list(inputs),
-            output_shapes=[shape for shape, _ in outputs],
-            output_dtypes=kinds,
-            scalars=[],
-            grid=(groups[0] * threads, groups[1], groups[2]),
-            threadgroup=(threads, 1, 1),
-            shared_memory=room_bytes,
-            ensure_row_contiguous=True,
-        )
+            name, compiled = self._code.find(call.kernel, call.variant)
+            result = self._mx.fast.precompiled_cuda_kernel(
+                name=name,
+                compiled_source=compiled,
+                scalars=[],
+                shared_memory=call.room_bytes,
+                ensure_row_contiguous=True,
+                **launched,
+            )
+            return result
+        input_types = tuple(name_type(array.dtype) for array in call.inputs)
+        output_types, constants = tuple(map(name_type, kinds)), call.constants
+        bounds = (call.threads, constants["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in constants else None
+        key = call.kernel, input_types, output_types, bounds, call.room_bytes
+        made = self._compiled.get(key)
+        if made is None:
+            made = self._make(call.kernel, input_types + output_types, bounds, call.room_bytes)
+            self._compiled[key] = made
+        result = made(template=[*constants.items(), *call.types.items()], **launched)
         return result
 
     def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None, room_bytes: int) -> Any:
@@ -167,37 +247,10 @@ class Launcher:
             **({"shared_memory": room_bytes} if room_bytes and self._target == "cuda" else {}),
         )
 
-    def _emulate(
-        self,
-        kernel: Kernel,
-        inputs: Sequence[Any],
-        groups: tuple[int, int, int],
-        threads: int,
-        outputs: Sequence[tuple[tuple[int, ...], Any]],
-        constants: Mapping[str, int],
-        types: Mapping[str, Any],
-    ) -> list[Any]:
-        assert self.emulator is not None
+    def _emulate(self, emulator: Emulator, call: Call) -> list[DeviceArray]:
         mx = self._mx
-        variant = Variant.of(constants, types, (array.dtype for array in inputs), (kind for _, kind in outputs))
-        made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in outputs]  # what stays unwritten shows
-        mx.eval(*inputs, made)
-        views = [*(view_in_order(mx, array) for array in inputs), *(view_host(mx, array) for array in made)]
-        self.emulator.run(kernel, variant, views, groups, threads)
+        made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in call.outputs]  # what stays unwritten shows
+        mx.eval(*call.inputs, made)
+        views = [*(view_in_order(mx, array) for array in call.inputs), *(view_host(mx, array) for array in made)]
+        emulator.run(call.kernel, call.variant, views, call.groups, call.threads)
         return made
-
-
-def view_in_order(mx: Any, array: Any) -> np.typing.NDArray[Any]:
-    """`view_host` where the numbers lie in order, so that kernels may write there; else a copy in order.
-
-    MLX's own `contiguous` may copy what is in order, if it lies in memory that is larger than it needs.
-    """
-    view = view_host(mx, array)
-    return view if view.flags.c_contiguous else np.ascontiguousarray(view)
-
-
-def view_host(mx: Any, array: Any) -> np.typing.NDArray[Any]:
-    """The memory of an evaluated array on the CPU, without a copy; bf16 as uint16."""
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-    return np.asarray(array)

@@ -1,5 +1,5 @@
-"""One pool of pages on a GPU, written in place: plain numbers (pages, kv_heads, page_size, head_dim), or states (slots,
-floats).
+"""Pools on a GPU, written in place: pages of plain numbers (pages, kv_heads, page_size, head_dim), or recurrent states
+(slots, floats); and where a batch's states lie.
 
 Kernels write through the array that MLX knows as their input, so `array` stays the same one for good and compiled
 steps may hold it. MLX's own writes (without kernels) happen in place too, since nobody else holds the array then. A
@@ -9,15 +9,23 @@ pool never takes twice its memory. It has one page more than it says, which padd
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.gpu.launcher import view_host
+from mlxr.kernels.gpu.launcher import MIN_ARRAY
+from mlxr.kernels.gpu.mlx import view_host
 from mlxr.kernels.gpu.recording import Launches, Machine
-from mlxr.kernels.tensor import ByteArray
+from mlxr.kernels.tensor import ByteArray, FloatArray
+
+if TYPE_CHECKING:
+    from mlxr.kernels.context import Context
+    from mlxr.kernels.gpu.device import Gpu
+    from mlxr.kernels.ragged import RaggedBatch
 
 THREADS = 256
 COPY_PAGE = Kernel(
@@ -111,3 +119,46 @@ class Pool:
             outputs=[((8,), self._mx.float32)],
         )
         self._mx.eval(done)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedStates:
+    """Of each sequence the slots that are read and written, and its first token; all int32, padded."""
+
+    reads: Any
+    writes: Any
+    starts: Any
+
+
+def place_states(gpu: Gpu, batch: RaggedBatch) -> PlacedStates:
+    """The batch's slots of states on the device; the same arrays for all operators of a step."""
+    parts = gpu.place(batch).parts
+    found: PlacedStates | None = parts.get(PlacedStates)
+    if found is None:
+        rows = (batch.state_reads, batch.state_writes, batch.query_starts)
+        length = max(MIN_ARRAY, batch.sequences + 1)
+        packed = np.zeros((3, length), np.int32)
+        for row, values in zip(packed, rows, strict=True):
+            row[: len(values)] = values
+        arrays = gpu.mx.array(packed)
+        found = parts[PlacedStates] = PlacedStates(*(arrays[i] for i in range(3)))
+    return found
+
+
+def compose_on_host(
+    ctx: Context,
+    operator: str,
+    variant: str,
+    inputs: Sequence[Any],
+    pool: Pool,
+    compute: Callable[..., FloatArray],
+) -> Any:
+    """`compute(*inputs, states)` of arrays in the host's memory, which is the device's where kernels cannot run."""
+    mx = ctx.gpu.mx
+
+    def run() -> Any:
+        mx.eval(*inputs, pool.array)
+        arrays = [np.ascontiguousarray(view_host(mx, array.astype(mx.float32))) for array in inputs]
+        return mx.array(compute(*arrays, view_host(mx, pool.array)))
+
+    return ctx.gpu.watch.run_mlx(operator, variant, run, *inputs)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import weakref
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -32,7 +33,7 @@ class Buffer:
 
     __slots__ = ("__weakref__", "address", "dtype", "shape", "source")
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, address: int, source: Any = None) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: NumberType, address: int, source: object = None) -> None:
         self.shape, self.dtype, self.address, self.source = shape, dtype, address, source
 
     @property
@@ -51,7 +52,7 @@ class Buffer:
             raise ValueError(f"{self.shape} cannot become {shape}")
         return Buffer(shape, self.dtype, self.address, self)
 
-    def astype(self, dtype: Any) -> Buffer:
+    def astype(self, dtype: NumberType, /) -> Buffer:
         """The same, in the type that it has; another one would take a launch."""
         if dtype != self.dtype:
             raise TypeError(f"a {self.dtype} buffer is not {dtype}")
@@ -102,15 +103,39 @@ class Product:
     nbytes: int = 0
 
 
-class Launches(Protocol):
-    """What operators launch kernels by: MLX, or a list that records a step."""
+class Call(NamedTuple):
+    """What a kernel is launched with: its arguments, and how often it runs."""
+
+    kernel: Kernel
+    inputs: Sequence[DeviceArray]
+    groups: tuple[int, int, int]  # threadgroups of each axis
+    threads: int  # of a threadgroup
+    outputs: Sequence[tuple[tuple[int, ...], NumberType]]  # shape and type of each array that it makes
+    constants: Mapping[str, int]
+    types: Mapping[str, NumberType]
+    room_bytes: int  # that a ROOM of the body takes of a threadgroup's memory
+    boxes: Sequence[Box]  # what the first inputs are brought in
 
     @property
-    def is_lazy(self) -> bool:
-        """Whether a launch is computed when its results are."""
+    def rows(self) -> int:
+        """The rows of experts that it multiplies."""
+        return self.kernel.count_rows(self.outputs[0][0])
 
+    @property
+    def variant(self) -> Variant:
+        """How the kernel is compiled for it."""
+        kinds = (array.dtype for array in self.inputs), (kind for _, kind in self.outputs)
+        return Variant.of(self.constants, self.types, *kinds)
+
+
+class Launches(ABC):
+    """What operators launch kernels by: MLX, or a list that records a step."""
+
+    is_lazy: bool  # whether a launch is computed when its results are
+
+    @abstractmethod
     def numbers(self, *values: float) -> DeviceArray:
-        """Numbers that a body reads at run time, as an array on the device."""
+        """Sizes or other numbers that a body reads at run time, as an array on the device."""
 
     def launch(
         self,
@@ -125,25 +150,41 @@ class Launches(Protocol):
         room_bytes: int = 0,
         boxes: Sequence[Box] = (),
     ) -> list[DeviceArray]:
-        """Launch a kernel; see `Launcher.launch`."""
+        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
+
+        A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
+        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory. `boxes` are what the first inputs are
+        brought in, which MLX cannot launch: TypeError, as for a kernel that is `cuda_only` on Metal.
+        """
+        template = {"THREADS": threads, **(constants or {})}
+        return self._launch(Call(kernel, inputs, groups, threads, outputs, template, types or {}, room_bytes, boxes))
+
+    @abstractmethod
+    def _launch(self, call: Call) -> list[DeviceArray]: ...
 
 
-class Recorder:
+class Recorder(Launches):
     """Stands for the launcher while a step is recorded. `allocate(bytes)` gives addresses, which stay good."""
 
     is_lazy = True
 
-    def __init__(self, numbers: Callable[..., Any], allocate: Callable[[int], int], *, multiplies: bool) -> None:
-        self.numbers, self._allocate, self._multiplies = numbers, allocate, multiplies
+    def __init__(
+        self, numbers: Callable[..., DeviceArray], allocate: Callable[[int], int], *, multiplies: bool
+    ) -> None:
+        self._numbers, self._allocate, self._multiplies = numbers, allocate, multiplies
         self.launches: list[Launch | Product] = []
         self._free: defaultdict[int, list[int]] = defaultdict(list)
+
+    def numbers(self, *values: float) -> DeviceArray:
+        """As the launcher has them."""
+        return self._numbers(*values)
 
     def take_launches(self) -> list[Any]:
         """What was noted since the last call."""
         launches, self.launches = self.launches, []
         return launches
 
-    def make(self, shape: tuple[int, ...], dtype: Any) -> Buffer:
+    def make(self, shape: tuple[int, ...], dtype: NumberType) -> Buffer:
         """A buffer whose memory serves others once nobody holds it."""
         size_bytes = -(-max(1, math.prod(shape)) * dtype.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         free = self._free[size_bytes]
@@ -151,46 +192,37 @@ class Recorder:
         weakref.finalize(buffer, free.append, buffer.address).atexit = False
         return buffer
 
-    def launch(
-        self,
-        kernel: Kernel,
-        inputs: Sequence[Any],
-        *,
-        groups: tuple[int, int, int],
-        threads: int,
-        outputs: Sequence[tuple[tuple[int, ...], Any]],
-        constants: Mapping[str, int] | None = None,
-        types: Mapping[str, Any] | None = None,
-        room_bytes: int = 0,
-        boxes: Sequence[Box] = (),
-    ) -> list[Any]:
-        """Record a launch; the parameters are those of `Launcher.launch`."""
-        made = [self.make(shape, kind) for shape, kind in outputs]
-        variant = Variant.of(
-            {"THREADS": threads, **(constants or {})},
-            types or {},
-            (array.dtype for array in inputs),
-            (kind for _, kind in outputs),
+    def _launch(self, call: Call) -> list[DeviceArray]:
+        made = [self.make(shape, kind) for shape, kind in call.outputs]
+        arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*call.inputs, *made))
+        nbytes = count_bytes(call.kernel.inputs, call.inputs) + sum(buffer.nbytes for buffer in made)
+        launch = Launch(
+            call.kernel,
+            call.variant,
+            arrays,
+            call.groups,
+            call.threads,
+            call.room_bytes,
+            tuple(call.boxes),
+            nbytes,
+            call.rows,
         )
-        arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
-        nbytes = count_bytes(kernel.inputs, inputs) + sum(buffer.nbytes for buffer in made)
-        rows = kernel.count_rows(outputs[0][0])
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, tuple(boxes), nbytes, rows))
-        return made
+        self.launches.append(launch)
+        return [*made]
 
-    def multiply(self, x: Buffer, weight: Any, shares: int = 0, wide: Any = None) -> Buffer:
+    def multiply(self, x: Buffer, weight: DeviceArray, shares: int = 0, wide: NumberType | None = None) -> Buffer:
         """x (tokens, inputs) times weight (outputs, inputs), in the type of x; or `shares` of it in the type `wide`."""
         if not self._multiplies:
             raise TypeError("products are not recorded here")
         (tokens, inputs), outputs = x.shape, weight.shape[0]
-        out = self.make((shares, tokens, outputs), wide) if shares else self.make((tokens, outputs), x.dtype)
+        out = self.make((tokens, outputs), x.dtype) if wide is None else self.make((shares, tokens, outputs), wide)
         kinds, arrays = (name_type(x.dtype), name_type(weight.dtype)), (x.address, weight, out.address)
         nbytes = x.nbytes + math.prod(weight.shape) * weight.dtype.size + out.nbytes
         self.launches.append(Product(tokens, outputs, inputs, *kinds, shares, arrays, nbytes))
         return out
 
 
-def count_bytes(names: Sequence[str], arrays: Sequence[Any]) -> int:
+def count_bytes(names: Sequence[str], arrays: Sequence[DeviceArray]) -> int:
     """Bytes of a launch's inputs, without those of which it reads but a part."""
     return sum(
         math.prod(array.shape) * array.dtype.size

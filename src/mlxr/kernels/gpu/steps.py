@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.kernels.gpu.draw import split_drawn
+from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recording import Results
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
@@ -57,7 +58,7 @@ class Step(Protocol):
         """Compute the logits of `batch`, of which `rows` count; its tokens are those that were drawn `before`."""
 
     def draw(self, run: Run, numbers: Numbers | None) -> Results:
-        """Draw tokens by `numbers` (see `gpu.draw`), or take the largest logits where there are none."""
+        """Draw tokens by `numbers` (see `launch_draw`), or take the largest logits where there are none."""
 
     def finish(self, run: Run) -> None:
         """Wait until `run` writes no more, where what is launched next would not wait for it by itself."""
@@ -252,3 +253,35 @@ def _have_same_places(a: RaggedBatch, b: RaggedBatch) -> bool:
 
 def _are_same(a: Numbers | None, b: Numbers | None) -> bool:
     return np.array_equal(a, b) if a is not None and b is not None else a is b
+
+
+NUMBERS = 8
+DRAW_THREADS = 512
+DRAW = Kernel(
+    "draw", Path(__file__).parents[1] / "sample", "draw.body", ("logits", "numbers", "sizes"), ("out",), ("draw.h",)
+)
+
+
+def launch_draw(mx: Any, launcher: Any, logits: Any, numbers: Any | None) -> Any:
+    """Draw from logits (rows, vocabulary) by `numbers` (rows, NUMBERS), or take the largest; (2 * rows,) int32."""
+    rows, vocabulary = logits.shape
+    (out,) = launcher.launch(
+        DRAW,
+        [logits, launcher.numbers(0.0) if numbers is None else numbers, launcher.numbers(vocabulary, rows)],
+        groups=(rows, 1, 1),
+        threads=DRAW_THREADS,
+        outputs=[((2 * rows,), mx.int32)],
+        constants={
+            "RANDOM": int(numbers is not None),
+            "LOWEST": 16 if logits.dtype == mx.bfloat16 else 0,
+            "WIDE": 1 if vocabulary % 8 else 8,
+        },
+        types={"X": logits.dtype},
+    )
+    return out
+
+
+def split_drawn(values: npt.NDArray[np.int32], rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Ids and log-probabilities of the first `rows` rows."""
+    start = len(values) // 2
+    return values[:rows], values[start : start + rows].view(np.float32)

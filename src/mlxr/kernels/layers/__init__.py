@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from mlxr.kernels.checks import check_size
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.operators import Layer, Layers, NormWeight
-from mlxr.kernels.layers.step import StepInput
+from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, StepInput
 from mlxr.kernels.tensor import FloatArray
 
 __all__ = ["Layer", "Layers", "NormWeight", "StepInput", "prepare_layers", "run_layers"]

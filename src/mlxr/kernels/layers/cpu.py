@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.context import Context
-from mlxr.kernels.gated_delta import EPS, DeltaRule
-from mlxr.kernels.layers.operators import (
-    Activate,
-    Add,
-    AddResidual,
-    Attend,
-    Convolve,
-    GatedNorm,
-    GateHeads,
-    GateRows,
-    GetRows,
-    Heads,
-    Layer,
-    Layers,
-    MatMul,
-    MixExperts,
-    Norm,
-    Operator,
-    Recur,
-    Route,
-    Scale,
-    SplitHeads,
-)
-from mlxr.kernels.layers.step import StepInput
-from mlxr.kernels.lora.cpu import list_native
-from mlxr.kernels.mamba2 import StateSpace
+from mlxr.kernels.layers import operators as op
+from mlxr.kernels.layers.operators import Heads, Layer, Layers, Operator, StepInput
+from mlxr.kernels.lora import list_native
 from mlxr.kernels.moe.cpu import make_native
 from mlxr.kernels.native import NativeLayers, NativeUpdates, Rotation
+from mlxr.kernels.recurrent.gated_delta import EPS, DeltaRule
+from mlxr.kernels.recurrent.mamba2 import StateSpace
 from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
 _NONE = 0  # no window, no softcap
@@ -61,7 +40,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
     for layer in layers:
         native.append_layer(layer.columns)
         for operator in layer.program:
-            if isinstance(operator, SplitHeads):
+            if isinstance(operator, op.SplitHeads):
                 native.append_heads(*_describe(operator.heads))
             _append(ctx, native, operator)
     return native
@@ -85,41 +64,41 @@ def _describe(
 
 def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
     match operator:
-        case Norm(weight, source, target, parts):
+        case op.Norm(weight, source, target, parts):
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
-        case MatMul(weight, source, target):
+        case op.MatMul(weight, source, target):
             native.append_product(weight.payload, source, target)
-        case SplitHeads(heads):
+        case op.SplitHeads(heads):
             norms = heads.norms
             q_norm, k_norm, eps, values, kind = None, None, 0.0, False, "each"
             if norms is not None:
                 q_norm, k_norm, eps, values, kind = norms.q, norms.k, norms.eps, norms.values, norms.kind
             native.append_split_heads(q_norm, k_norm, eps, values, heads.projected, kind)
-        case Attend():
+        case op.Attend():
             native.append_attend()
-        case Activate(kind, features, first=first, parameters=parameters):  # gated when `x` has more columns
+        case op.Activate(kind, features, first=first, parameters=parameters):  # gated when `x` has more columns
             native.append_activate(kind, features, first, parameters)
-        case AddResidual(factor):
+        case op.AddResidual(factor):
             native.append_sum(factor)
-        case Scale(factor, target):
+        case op.Scale(factor, target):
             native.append_scale(factor, target)
-        case Add(target, factor):
+        case op.Add(target, factor):
             native.append_join(factor, target)
-        case GetRows(table, target):
+        case op.GetRows(table, target):
             native.append_rows(table.type_name, table.data, table.shape[1], target)
-        case GateHeads():
+        case op.GateHeads():
             native.append_gate_heads()
-        case Convolve(conv, first, at):
+        case op.Convolve(conv, first, at):
             native.append_short_conv(conv.weight, conv.bias, conv.kind, first, at)
-        case Recur(rule, first, at):
+        case op.Recur(rule, first, at):
             _append_recurrence(native, rule, first, at)
-        case GatedNorm(norm, first):
+        case op.GatedNorm(norm, first):
             native.append_gated_norm(norm.weight, norm.width, norm.eps, norm.gate_first, first)
-        case Route(router):
+        case op.Route(router):
             native.append_route(make_native(ctx, router))
-        case MixExperts(experts, _, source, target):
+        case op.MixExperts(experts, _, source, target):
             native.append_mix(experts.payload, source, target)
-        case GateRows(target):
+        case op.GateRows(target):
             native.append_gate_rows(target)
 
 
@@ -140,7 +119,7 @@ def run_layers(
         return stream, None
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
-    return stream, None if isinstance(layers.layers[-1].operators[-1], AddResidual) else delta
+    return stream, None if isinstance(layers.layers[-1].operators[-1], op.AddResidual) else delta
 
 
 def list_arrays(step: StepInput) -> StepArrays:

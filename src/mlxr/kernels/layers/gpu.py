@@ -14,30 +14,9 @@ from typing import Any
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed.gpu import hold_table, is_placed
 from mlxr.kernels.gpu.device import MAX_STARTED
-from mlxr.kernels.layers.operators import (
-    Activate,
-    Add,
-    AddResidual,
-    AllReduce,
-    Attend,
-    Convolve,
-    GatedNorm,
-    GateHeads,
-    GateRows,
-    GetRows,
-    Layer,
-    Layers,
-    MatMul,
-    MixExperts,
-    Norm,
-    Operator,
-    Recur,
-    Route,
-    Scale,
-    SplitHeads,
-)
+from mlxr.kernels.layers import operators as op
+from mlxr.kernels.layers.operators import Layer, Layers, Operator, StepInput
 from mlxr.kernels.layers.reference import Programs, Registers, run_layer
-from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.parts import FLOATS
 
@@ -72,7 +51,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
     for layer in layers:
         before += count_layer_bytes(layer.before, sizes) if layer.before else 0
         for operator in layer.before:
-            if isinstance(operator, GetRows) and is_placed(ctx, operator.table):
+            if isinstance(operator, op.GetRows) and is_placed(ctx, operator.table):
                 hold_table(ctx, operator.table)  # now, as the first step counts with the memory that is left
     return Payload(programs, TokenBytes(most, before))
 
@@ -89,7 +68,7 @@ class Sizes:
 def count_layer_bytes(program: Sequence[Operator], sizes: Sizes) -> int:
     """Bytes of all that a layer makes for one token of a long prompt, its keys and values gathered for attention."""
     # of the stream, or of the inputs
-    columns = max(len(operator.weight.weight) * operator.parts for operator in program if isinstance(operator, Norm))
+    columns = max(len(operator.weight.weight) * operator.parts for operator in program if isinstance(operator, op.Norm))
     return sum(count_operator_bytes(operator, sizes, columns) for operator in program)
 
 
@@ -97,36 +76,36 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
     """Bytes of all that an operator makes for one token; the stream has so many columns."""
     result, operand, cast = sizes.result, sizes.operand, sizes.cast
     match operator:
-        case Norm(weight, parts=parts):
+        case op.Norm(weight, parts=parts):
             return len(weight.weight) * parts * (operand + STREAM_BYTES)
-        case MatMul(weight):
+        case op.MatMul(weight):
             return count_product_bytes(weight, result, operand, cast)
-        case SplitHeads(heads):
+        case op.SplitHeads(heads):
             queries = heads.heads * heads.head_dim
             keys = 2 * heads.kv_heads * heads.head_dim  # those that a layer shares are gathered, too
             return queries * (result + (cast if cast != result else 0)) + keys * cast
-        case Attend(heads):
+        case op.Attend(heads):
             return heads.heads * heads.head_dim * (cast + (operand if cast != operand else 0))
-        case Activate(features=features):
+        case op.Activate(features=features):
             return features * operand
-        case Convolve(conv):
+        case op.Convolve(conv):
             return conv.channels * result
-        case Recur(rule):
+        case op.Recur(rule):
             return rule.results * result
-        case GatedNorm(norm):
+        case op.GatedNorm(norm):
             return norm.columns * operand
-        case GateHeads():
+        case op.GateHeads():
             return columns * operand  # what attends is about as wide as the stream
-        case AddResidual() | AllReduce() | Scale() | Add() | GateRows():
+        case op.AddResidual() | op.AllReduce() | op.Scale() | op.Add() | op.GateRows():
             return columns * STREAM_BYTES
-        case Route(router):
+        case op.Route(router):
             return router.rule.used * ROUTE_BYTES
-        case MixExperts(experts, used):
+        case op.MixExperts(experts, used):
             up, down = experts.up[0], experts.down[0]
             is_fused = experts.is_gated and len(up.payload[0]) == 1
             inner = down.in_features * operand + (0 if is_fused else up.out_features * result)
             return used * (inner + columns * STREAM_BYTES) + columns * STREAM_BYTES + used * ROUTE_BYTES
-        case GetRows(table):
+        case op.GetRows(table):
             return table.shape[1] * STREAM_BYTES
 
 

@@ -5,45 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from mlxr.kernels.activate import activate
+from mlxr.kernels.arrays import cut_rows
 from mlxr.kernels.attend import attend
 from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.embed import embed
-from mlxr.kernels.gated_delta import DeltaRule, gated_delta
-from mlxr.kernels.layers.operators import (
-    Activate,
-    Add,
-    AddResidual,
-    AllReduce,
-    Attend,
-    Convolve,
-    GatedNorm,
-    GateHeads,
-    GateRows,
-    GetRows,
-    Layer,
-    Layers,
-    MatMul,
-    MixExperts,
-    Norm,
-    NormWeight,
-    Operator,
-    Recur,
-    Register,
-    Route,
-    Routes,
-    Scale,
-    SplitHeads,
-)
-from mlxr.kernels.layers.step import StepInput
+from mlxr.kernels.layers import operators as op
+from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, Operator, Register, Routes, StepInput
 from mlxr.kernels.linear import linear
 from mlxr.kernels.lora import add_lora
-from mlxr.kernels.mamba2 import mamba2
 from mlxr.kernels.moe import mix, route
 from mlxr.kernels.norms import gated_norm, layer_norm, rms_norm
-from mlxr.kernels.rows import cut_rows
-from mlxr.kernels.short_conv import short_conv
+from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
+from mlxr.kernels.recurrent.mamba2 import mamba2
+from mlxr.kernels.recurrent.short_conv import short_conv
 from mlxr.kernels.split_heads import split_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
@@ -78,21 +54,21 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
     k_pool, v_pool, batch = step.k_pools[index], step.v_pools[index], step.batch
     for operator in operators:
         match operator:
-            case Norm(weight, source, target, parts) if parts > 1:
+            case op.Norm(weight, source, target, parts) if parts > 1:
                 registers[target] = norm_parts(ctx, take(registers, source), weight, parts)
-            case Norm(weight, source, target):
+            case op.Norm(weight, source, target):
                 added = registers["delta"] if source == "stream" else None
                 registers[target], summed = norm(ctx, take(registers, source), weight, added)
                 if source == "stream":
                     registers["stream"], registers["delta"] = summed, None
-            case MatMul(weight, source, target):
+            case op.MatMul(weight, source, target):
                 x = take(registers, source)
                 registers[target] = linear(ctx, x, weight)
                 if step.adapters:
                     registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
-            case AllReduce(target):
+            case op.AllReduce(target):
                 registers[target] = all_reduce(ctx, take(registers, target))
-            case SplitHeads(heads):
+            case op.SplitHeads(heads):
                 registers["x"] = split_heads(
                     ctx,
                     take(registers, "x"),
@@ -104,7 +80,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     heads.norms,
                     projected=heads.projected,
                 )
-            case Attend(heads):
+            case op.Attend(heads):
                 registers["x"] = attend(
                     ctx,
                     take(registers, "x"),
@@ -116,40 +92,40 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     softcap=heads.softcap,
                     sinks=heads.sinks,
                 )
-            case Activate(kind, _, is_gated, None, parameters):
+            case op.Activate(kind, _, is_gated, None, parameters):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated, parameters=parameters)
-            case Activate(kind, first=int(first)):
+            case op.Activate(kind, first=int(first)):
                 inputs = take(registers, "inputs")
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=False, up=inputs, first=first)
-            case AddResidual(factor):
+            case op.AddResidual(factor):
                 if registers["delta"] is not None:
                     registers["stream"] = add(ctx, take(registers, "stream"), registers["delta"], factor)
                 registers["delta"] = None
-            case Scale(factor, target):
+            case op.Scale(factor, target):
                 registers[target] = scale(ctx, take(registers, target), factor)
-            case Add(target, factor):
+            case op.Add(target, factor):
                 registers[target] = add(ctx, take(registers, target), take(registers, "other"), factor)
-            case GetRows(table, target):
+            case op.GetRows(table, target):
                 registers[target] = embed(ctx, batch.token_ids, table)
-            case Route(router, experts):
+            case op.Route(router, experts):
                 registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router, experts)
-            case MixExperts(experts, _, source, target):
+            case op.MixExperts(experts, _, source, target):
                 routes = registers["chosen"], registers["shares"]
                 registers[target] = mix(ctx, take(registers, source), *routes, experts, step.adapters)
-            case GateRows(target):
+            case op.GateRows(target):
                 registers[target] = gate_heads(ctx, take(registers, target), take(registers, "x"))
-            case GateHeads():
+            case op.GateHeads():
                 registers["x"] = gate_heads(ctx, take(registers, "x"), take(registers, "kept"))
-            case Convolve(conv, first, at):
+            case op.Convolve(conv, first, at):
                 kept = take(registers, "kept")
                 registers["x"] = short_conv(ctx, kept, conv, batch, _states(step, index), first=first, at=at)
-            case Recur(rule, first, at):
+            case op.Recur(rule, first, at):
                 x, kept, states = take(registers, "x"), take(registers, "kept"), _states(step, index)
                 if isinstance(rule, DeltaRule):
                     registers["x"] = gated_delta(ctx, x, kept, rule, batch, states, first=first, at=at)
                 else:
                     registers["x"] = mamba2(ctx, x, kept, rule, batch, states, first=first, at=at)
-            case GatedNorm(weight, first):
+            case op.GatedNorm(weight, first):
                 registers["x"] = gated_norm(
                     ctx,
                     take(registers, "x"),

@@ -10,19 +10,44 @@ On the CPU a row of the result has the same bits whatever the other rows, the th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.arrays import fetch_rows, place_rows
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
-__all__ = ["LinearWeight", "leave", "linear", "prepare"]
-
 CHOICE = Choice(__name__)
+PROBES = 4  # rows that products are compared by
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearWeight:
+    """`in_features` inputs, outputs of `splits` features one after another; `nbytes` is what it holds in memory.
+
+    `variant` names the weight types ("q4_k", "q4_k+q6_k"); `implementation` is the one whose `payload` this is.
+    `names` are those that the model gives to the tensors of the splits, where adapters may update them. With `is_share`
+    other ranks have the other inputs, and what it makes is a part of a sum.
+    """
+
+    in_features: int
+    splits: tuple[int, ...]
+    nbytes: int
+    variant: str
+    implementation: str
+    payload: Any
+    names: tuple[str, ...] = ()
+    is_share: bool = False
+
+    @property
+    def out_features(self) -> int:
+        """Number of output features of all parts together."""
+        return sum(self.splits)
 
 
 def prepare(
@@ -104,3 +129,22 @@ def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
         ctx.ledger.count("linear", name, weight.variant)
     result: FloatArray = implementation.linear(ctx, x, weight)
     return result
+
+
+def compare_products(ctx: Context, weight: LinearWeight, reference_ctx: Context, reference: LinearWeight) -> float:
+    """The largest error of an output of `weight`, relative to the outputs' root mean square, for inputs of 1 and -1.
+
+    Such inputs are exact in every format that activations are rounded to. `reference` is the same weight, prepared for
+    the reference backend.
+    """
+    signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), (PROBES, weight.in_features))
+    outputs = fetch_rows(ctx, linear(ctx, place_rows(ctx, signs), weight))
+    wanted = linear(reference_ctx, signs, reference)
+    return float(np.abs(outputs - wanted).max() / np.sqrt((wanted**2).mean()))
+
+
+def move_weight(weight: LinearWeight, size: float) -> None:
+    """Change every number of a weight of the reference backend by a random part of it, of standard deviation `size`."""
+    chance = np.random.default_rng(0)
+    for row in weight.payload[0]:
+        row *= 1 + size * chance.standard_normal(len(row), dtype=np.float32)

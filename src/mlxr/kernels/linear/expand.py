@@ -16,7 +16,7 @@ from typing import Any
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel, name_type
-from mlxr.kernels.gpu.watch import SHORT_NAMES
+from mlxr.kernels.gpu.launcher import SHORT_NAMES
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
 from mlxr.kernels.tensor import TensorSource
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
+from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.tables import Activation
+from mlxr.kernels.tensor import DeviceArray
 
+Weights = list[tuple[int, int, DeviceArray]]  # one or two: number of its type, rows, planes
 GATES: Mapping[str, int] = {kind: code for code, kind in enumerate(get_args(Activation), 1)}
 
 
@@ -22,11 +25,11 @@ class Extras:
     """
 
     gate: int = 0
-    bias: Any = None
-    norm: tuple[Any, float] | None = None
-    residual: Any = None
+    bias: DeviceArray | None = None
+    norm: tuple[DeviceArray, float] | None = None
+    residual: DeviceArray | None = None
 
-    def list_inputs(self, gpu: Any) -> list[Any]:
+    def list_inputs(self, gpu: Gpu) -> list[DeviceArray]:
         """The bias, the norm's weight, the residual, and the norm's epsilon; zeros stand for what is not there."""
         numbers = gpu.launcher.numbers
         none = numbers(0.0)

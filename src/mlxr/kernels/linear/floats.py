@@ -1,19 +1,30 @@
-"""A few rows times a weight of 16-bit floats, streamed through the threadgroups' memory: the plan, and the launch.
+"""Products with weights of plain numbers by our own kernels: the plans, and the launches.
 
-As many threadgroups as the device has multiprocessors share the rows out, and each runs once. What they first read of a
-weight is under way before the launch in front has ended. What a SIMD-group needs of x stays in registers; where that is
-too much, threadgroups share the columns of the same rows, and whoever reads the result adds the shares up. Knows no
-deferred results.
+- A few rows times 16-bit floats are streamed through the threadgroups' memory (`multiply_floats`). As many threadgroups
+  as the device has multiprocessors share the rows out, and each runs once. What they first read of a weight is under
+  way before the launch in front has ended. What a SIMD-group needs of x stays in registers; where that is too much,
+  threadgroups share the columns of the same rows, and whoever reads the result adds the shares up.
+- Many rows go on the matrix units that read the threadgroups' memory (CUDA, sm_90a): `multiply_panels`. Boxes of the
+  weight and of x pass through rings there; the weight is asked for before the launch in front has ended. There is one
+  threadgroup to a multiprocessor, so sums of few outputs come in shares of the inputs, which a norm adds up. Only
+  recorded steps do it, whose addresses are known.
+- Few outputs in 32 bits, as a router has them: a threadgroup for some rows and outputs, all columns at once
+  (`multiply_wide`). Such a weight is small, so what counts is that many threadgroups ask for all of it at the same
+  time, and before the launch in front has ended.
+
+Knows no deferred results.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.kernel import LANES, Box, Kernel
+from mlxr.kernels.linear.extras import Extras, Weights
+from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
+from mlxr.kernels.tensor import DeviceArray, NumberType
 
 FLOAT_STREAM = Kernel(
     "linear_floats",
@@ -26,11 +37,11 @@ FLOAT_STREAM = Kernel(
 )
 PIECE_ROWS, PIECE_COLUMNS, PIECE_BYTES = 16, 64, 2048
 TILE_TOKENS = 8
-MAX_TOKENS = 16
+MAX_STREAMED = 16
 SIMD_GROUPS = 8
 STAGES = 10  # pieces of a SIMD-group under way: attention finds a place beside them
 MAX_UNITS = (64, 12, 8)  # pieces of a tile that a SIMD-group holds x for: of one row, of eight, of 16
-SHARES = (1, 2, 4)
+STREAM_SHARES = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +68,10 @@ def plan_floats(
 
     `outputs` are those that are made, `shared` says whether shares of the columns may be left to add up.
     """
-    if tokens > MAX_TOKENS or not processors or outputs * processors >= 2**31:
+    if tokens > MAX_STREAMED or not processors or outputs * processors >= 2**31:
         return None
     tiles = 0 if tokens == 1 else -(-tokens // TILE_TOKENS)
-    for shares in SHARES if shared else SHARES[:1]:
+    for shares in STREAM_SHARES if shared else STREAM_SHARES[:1]:
         units, rest = divmod(inputs, shares * PIECE_COLUMNS * SIMD_GROUPS)
         if not rest and 0 < units <= MAX_UNITS[tiles]:
             plan = FloatsPlan(min(max(1, processors // shares), outputs), shares, tiles)
@@ -81,7 +92,9 @@ def make_constants(plan: FloatsPlan, rows: int, inputs: int) -> dict[str, int]:
     }
 
 
-def multiply_floats(gpu: Any, x: Any, weight: Any, extras: Extras, kind: Any, plan: FloatsPlan) -> Any:
+def multiply_floats(
+    gpu: Gpu, x: DeviceArray, weight: DeviceArray, extras: Extras, kind: NumberType, plan: FloatsPlan
+) -> DeviceArray:
     """x (tokens, inputs) times `weight` (outputs, inputs): (tokens, outputs) of type `kind`, or shares of it in front.
 
     A norm is for one row.
@@ -102,5 +115,229 @@ def multiply_floats(gpu: Any, x: Any, weight: Any, extras: Extras, kind: Any, pl
         constants=make_constants(plan, rows, inputs) | extras.constants,
         types={"X": x.dtype, "K": weight.dtype, "Y": kind},
         room_bytes=plan.room_bytes,
+    )
+    return out
+
+
+PANELS = Kernel(
+    "linear_panels",
+    Path(__file__).parent,
+    "panels.body",
+    ("x", "weights", "sizes"),
+    ("out",),
+    ("gate.h",),
+    boxed=("x", "weights"),
+    cuda_only=True,
+)
+MIN_PANEL_TOKENS, MAX_PANEL_TOKENS, MAX_SUM_TOKENS = 17, 128, 64  # where it was faster than the library
+PANEL_TOKENS, TILE_ROWS = 64, 8
+WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as cuda/rings.h has them
+PANEL_SHARES = (1, 2, 4)
+BLOCK_COLUMNS = 64
+PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row are asked for together
+FOUR = 4  # SIMD-groups that multiply together
+SPARE_BYTES = 3072  # of the threadgroup's memory, for what is not a ring
+MOST_X_STAGES = 8
+FULL = 0.9  # of the multiprocessors' time; with less the library is as fast
+
+
+@dataclass(frozen=True, slots=True)
+class PanelPlan:
+    """`groups` threadgroups of `parts` (1 or 2) parts of `width` columns for each of `shares` of the inputs.
+
+    `stages` slots of the ring hold `blocks` blocks of 64 columns of a part, `x_stages` one block of x.
+    """
+
+    width: int
+    shares: int
+    groups: int
+    blocks: int
+    stages: int
+    x_stages: int
+    parts: int = PARTS
+
+    def count_readers(self, tokens: int) -> int:
+        """SIMD-groups that multiply: four for each part, or for 64 tokens."""
+        return FOUR * max(self.parts, pad_tokens(tokens) // PANEL_TOKENS)
+
+    def count_room(self, tokens: int) -> int:
+        """Bytes of a threadgroup's memory."""
+        rows = self.stages * self.blocks * self.width + self.x_stages * pad_tokens(tokens)
+        return 2 * BLOCK_COLUMNS * rows
+
+
+def plan_panels(tokens: int, rows: int, columns: int, gate: int, processors: int, room_bytes: int) -> PanelPlan | None:
+    """How to multiply by a weight (rows, columns), without a gate in shares; None where the library is better."""
+    most = MAX_PANEL_TOKENS if gate else MAX_SUM_TOKENS
+    if not MIN_PANEL_TOKENS <= tokens <= most or tokens % TILE_ROWS or rows % (2 * TILE_ROWS):
+        return None
+    for parts in (PARTS, 1) if gate else (PARTS,):  # one where two leave too much idle, as with a share of the features
+        found = [
+            _try_panels(shares, width, parts, rows, gate, processors)
+            for shares in ((1,) if gate else PANEL_SHARES)
+            for width in WIDTHS
+            if columns % (BLOCKS * BLOCK_COLUMNS * shares) == 0
+        ]
+        filled, shares, width, groups = max(found, default=(0.0, 0, 0, 0))
+        if filled >= FULL:
+            return fit_panel_rings(tokens, width, -shares, groups, room_bytes, parts)
+    return None
+
+
+def _try_panels(
+    shares: int, width: int, parts: int, rows: int, gate: int, processors: int
+) -> tuple[float, int, int, int]:
+    """How much of the multiprocessors' time is used; the shares, negative; the width and threadgroups of a share."""
+    made, each = (rows // 2, parts * width // 2) if gate else (rows, parts * width)
+    groups = -(-made // each)
+    waves = -(-groups * shares // processors) if processors else 0
+    return made / each * shares / processors / waves if waves else 0.0, -shares, width, groups
+
+
+def fit_panel_rings(
+    tokens: int, width: int, shares: int, groups: int, room_bytes: int, parts: int = PARTS
+) -> PanelPlan | None:
+    """The plan whose rings fill the memory, a third of it for x, which the cache has; None where that is too little."""
+    room, height = room_bytes - SPARE_BYTES, pad_tokens(tokens)
+    x_bytes, slot_bytes = 2 * BLOCK_COLUMNS * height, 2 * BLOCK_COLUMNS * BLOCKS * width
+    x_stages = min(MOST_X_STAGES, room // (3 * x_bytes) + 1)
+    stages = (room - x_stages * x_bytes) // slot_bytes
+    if height == PANEL_TOKENS and stages % parts:  # each half of the readers has its slots
+        stages += 1
+        x_stages = (room - stages * slot_bytes) // x_bytes
+    if stages <= PARTS or x_stages <= BLOCKS:
+        return None
+    return PanelPlan(width, shares, groups, BLOCKS, stages, x_stages, parts)
+
+
+def pad_tokens(tokens: int) -> int:
+    """Rows of x that are multiplied."""
+    return -(-tokens // PANEL_TOKENS) * PANEL_TOKENS
+
+
+def multiply_panels(
+    gpu: Gpu, x: DeviceArray, weight: DeviceArray, gate: int, kind: NumberType, plan: PanelPlan
+) -> DeviceArray:
+    """x (tokens, columns) times weight (rows, columns), of one 16-bit type: (tokens, outputs) of type `kind`.
+
+    With several shares (shares, tokens, outputs). `gate`, one of GATES: the rows' upper half gates the lower one.
+    """
+    (tokens, columns), rows = x.shape, weight.shape[0]
+    outputs = rows // 2 if gate else rows
+    shape = (tokens, outputs) if plan.shares == 1 else (plan.shares, tokens, outputs)
+    (out,) = gpu.launcher.launch(
+        PANELS,
+        [x, weight, gpu.launcher.numbers(tokens)],
+        groups=(plan.groups, plan.shares, 1),
+        threads=32 * (plan.count_readers(tokens) + 2),
+        outputs=[(shape, kind)],
+        constants={
+            "TOKENS": pad_tokens(tokens),
+            "INPUTS": columns,
+            "ROWS": rows,
+            "SHARES": plan.shares,
+            "GATE": gate,
+            "N": plan.width,
+            "PARTS": plan.parts,
+            "BLOCKS": plan.blocks,
+            "STAGES": plan.stages,
+            "X_STAGES": plan.x_stages,
+        },
+        types={"K": x.dtype, "Y": kind},
+        room_bytes=plan.count_room(tokens),
+        boxes=(
+            Box(tokens, columns, pad_tokens(tokens), 1),
+            Box(rows, columns, plan.width // 2 if gate else plan.width, plan.blocks),
+        ),
+    )
+    return out
+
+
+WIDE = Kernel(
+    "linear_wide",
+    Path(__file__).parent,
+    "wide.body",
+    ("x", "a", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    ("wide.h",),
+    type_names=TYPE_NAMES,
+)
+QUAD = 4  # columns of a lane at a time
+MAX_OUTPUTS, MAX_COLUMNS = 1024, 8192
+MAX_HELD = 64  # weights of a lane
+MIN_SLICES, MAX_SIMD_GROUPS = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class WidePlan:
+    """A SIMD-group makes `outputs` of `tokens` (powers of two, at most 32 results), and a threadgroup has `sets` of
+    tokens side by side. `resident` threadgroups fit on a multiprocessor."""
+
+    outputs: int
+    tokens: int
+    sets: int = 1
+    resident: int = 1
+
+    def count_groups(self, tokens: int, rows: int) -> int:
+        """How many threadgroups make `rows` outputs of so many tokens."""
+        return -(-rows // self.outputs) * -(-tokens // (self.tokens * self.sets))
+
+    def count_slices(self, columns: int) -> int:
+        """How many SIMD-groups share the columns: few, but so many that none holds too many weights."""
+        slices = MIN_SLICES
+        while slices < MAX_SIMD_GROUPS and self.outputs * QUAD * -(-columns // (QUAD * LANES * slices)) > MAX_HELD:
+            slices *= 2
+        return slices
+
+
+# Up to so many tokens, usually so many. Plans go by these alone, so that a rehearsal meets all of them.
+PLANS = (
+    (1, 1, WidePlan(1, 1)),
+    (8, 4, WidePlan(2, 4)),
+    (64, 32, WidePlan(4, 4, 2, 2)),
+    (256, 128, WidePlan(4, 8, 2, 2)),
+)
+MIN_GROUPS = 96  # threadgroups, with which few multiprocessors are idle
+
+
+def can_spread(weights: Weights, columns: int, extras: Extras) -> bool:
+    """Whether `multiply_wide` multiplies by these weights, each (number of its type, rows, bytes)."""
+    (kind, rows, _), *others = weights
+    is_wide = not others and kind == LAYOUTS["f32"].number and not extras.gate
+    return is_wide and rows <= MAX_OUTPUTS and columns <= MAX_COLUMNS and columns % QUAD == 0
+
+
+def choose_wide_plan(tokens: int, rows: int) -> WidePlan:
+    """The plan for so many rows of x and outputs: where these are few, smaller parts keep as many threadgroups busy."""
+    _, usual, plan = next((each for each in PLANS if tokens <= each[0]), PLANS[-1])
+    while plan.count_groups(usual, rows) < MIN_GROUPS and (plan.sets > 1 or plan.outputs > 1):
+        plan = replace(plan, sets=1) if plan.sets > 1 else replace(plan, outputs=plan.outputs // 2)
+    return plan
+
+
+def multiply_wide(
+    gpu: Gpu, x: DeviceArray, weight: tuple[int, int, DeviceArray], extras: Extras, kind: NumberType
+) -> DeviceArray:
+    """As `multiply_rows` does it."""
+    (tokens, columns), (number, rows, raw) = x.shape, weight
+    plan = choose_wide_plan(tokens, rows)
+    slices = plan.count_slices(columns)
+    sets = min(plan.sets, MAX_SIMD_GROUPS // slices)
+    (out,) = gpu.launcher.launch(
+        WIDE,
+        [x, raw, *extras.list_inputs(gpu), gpu.launcher.numbers(tokens, rows)],
+        groups=(-(-rows // plan.outputs), -(-tokens // (plan.tokens * sets)), 1),
+        threads=LANES * slices * sets,
+        outputs=[((tokens, rows), kind)],
+        constants={
+            "TYPE_A": number,
+            "ROWS": plan.outputs,
+            "T": plan.tokens,
+            "SLICES": slices,
+            "INPUTS": columns,
+            "RESIDENT": plan.resident,
+            **extras.constants,
+        },
+        types={"X": x.dtype, "Y": kind},
     )
     return out

@@ -1,11 +1,11 @@
 """`linear` on a GPU: which kernel or library multiplies by a weight, and what it does in the same launch.
 
-- Blocks of a file: on matrix units from MIN_TILED to MAX_TILED rows of x (`tiles.py`), a single row of some types
-  streamed (`stream.py`), on Hopper more rows unpacked in registers (`unpacked.py`); without matrix units up to MAX_ROWS
-  rows (`rows.py`). With more the weight is expanded, and MLX multiplies (`expand.py`).
-- Floats of 16 bits: streamed on matrix units, 1 to 16 rows (`floats.py`); in recorded steps on Hopper by panels, 17 to
-  128 rows (`panels.py`); each where its plan says that it fits and pays. Else a few rows by `rows.py`.
-- Floats of 32 bits that are not as the library takes them (a router's): few outputs by `wide.py`.
+- Blocks of a file (`blocks.py`): on matrix units from MIN_TILED to MAX_TILED rows of x, a single row of some types
+  streamed, on Hopper more rows unpacked in registers (`unpacked.py`); without matrix units up to MAX_ROWS rows. With
+  more the weight is expanded, and MLX multiplies (`expand.py`).
+- Floats of 16 bits (`floats.py`): streamed on matrix units, 1 to 16 rows; in recorded steps on Hopper by panels, 17 to
+  128 rows; each where its plan says that it fits and pays. Else a few rows as blocks.
+- Floats of 32 bits that are not as the library takes them (a router's): few outputs by `multiply_wide`.
 - All other floats: the library, which is MLX's matmul, in recorded steps cuBLASLt. Without kernels (MLX on CPU) this is
   the only way.
 
@@ -22,18 +22,34 @@ from typing import Any
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, Dot, Summands, find_parts, settle
 from mlxr.kernels.gpu.recording import Buffer
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.linear.blocks import (
+    ROWS,
+    STREAM,
+    TILES,
+    can_norm,
+    describe,
+    multiply_rows,
+    multiply_stream,
+    multiply_tiles,
+    plan_stream,
+)
 from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded, name_product
 from mlxr.kernels.linear.extras import GATES, Extras
-from mlxr.kernels.linear.floats import FLOAT_STREAM, FloatsPlan, multiply_floats, plan_floats
-from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
+from mlxr.kernels.linear.floats import (
+    FLOAT_STREAM,
+    PANELS,
+    WIDE,
+    FloatsPlan,
+    PanelPlan,
+    multiply_floats,
+    multiply_panels,
+    plan_floats,
+    plan_panels,
+)
 from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
-from mlxr.kernels.linear.rows import ROWS, multiply_rows
-from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
-from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, multiply_unpacked, plan_unpacked
 from mlxr.kernels.linear.unpacked import describe as describe_unpacked
-from mlxr.kernels.linear.weight import LinearWeight
-from mlxr.kernels.linear.wide import WIDE
 
 __all__ = ["linear", "prepare"]
 
@@ -304,7 +320,7 @@ def _plan_floats(ctx: Context, product: Product, *, gate: int = 0, shared: bool 
 
 
 def _limit_rows(part: Part, suits_library: bool) -> int:
-    """Up to how many rows floats go to `rows.py`."""
+    """Up to how many rows floats go to `multiply_rows`."""
     if part.type_name != "f32":
         return MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
     if suits_library:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.linear.weight import LinearWeight
+from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 Payload = tuple[FloatArray, FloatArray | None]

@@ -5,6 +5,7 @@ not depend on the rows beside it, on their adapters, or on threads and instructi
 each number where these say all of it, and are multiplied as f32.
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,27 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.kernels.checks import check_floats, check_ints, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.native import NativeAdapter, NativeUpdates
 from mlxr.kernels.tensor import BFLOAT16, FloatArray, IntArray
 
-__all__ = [
-    "MAX_RANK",
-    "AdapterRows",
-    "AdapterWeights",
-    "LoraPart",
-    "Parts",
-    "TablePart",
-    "add_lora",
-    "add_lora_rows",
-    "choose_rows",
-    "list_rows",
-    "narrow",
-    "prepare",
-]
-
-CHOICE = Choice(__name__)
 MAX_RANK = 256
 Numbers = npt.NDArray[Any]  # f32, f16, or bf16 as uint16
 
@@ -112,9 +98,9 @@ def prepare(ctx: Context, parts: Parts, table: TablePart | None = None) -> Adapt
         check_floats("lora", "rows of the table", table.rows, 2)
         check_floats("lora", "b of the table", table.b, 2)
         check_size("lora", "ranks of the table", table.rows.shape[1], _check_rank(table.b.shape[0]))
-    _, implementation = CHOICE.pick(ctx.device)
+    _, implementation = PREPARE.pick(ctx.device)
     looked_up = None if table is None else narrow(table.rows)[0]
-    payload, nbytes = implementation.prepare(ctx, parts, table)
+    payload, nbytes = implementation(ctx, parts, table)
     return AdapterWeights(frozenset(parts), looked_up, payload, nbytes + (0 if looked_up is None else looked_up.nbytes))
 
 
@@ -163,11 +149,10 @@ def add_lora(
         check_ints("lora", "rows", one.rows)
     check_size("lora", "columns of x", x.shape[1], weight.in_features)
     check_size("lora", "columns of out", out.shape[1], weight.out_features)
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = ADD.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("lora", name, "f32")
-    result: FloatArray = implementation.add_lora(ctx, x, out, weight, chosen)
-    return result
+    return implementation(ctx, x, out, weight, chosen)
 
 
 def add_lora_rows(ctx: Context, token_ids: IntArray, out: FloatArray, adapters: Sequence[AdapterRows]) -> FloatArray:
@@ -175,11 +160,10 @@ def add_lora_rows(ctx: Context, token_ids: IntArray, out: FloatArray, adapters: 
     chosen = [(one, looked_up) for one in adapters if (looked_up := one.look_up(token_ids)) is not None]
     if not chosen:
         return out
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = ADD_ROWS.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("lora", name, "f32")
-    result: FloatArray = implementation.add_lora_rows(ctx, out, chosen)
-    return result
+    return implementation(ctx, out, chosen)
 
 
 def _check(weight: LinearWeight, part: LoraPart) -> None:
@@ -196,3 +180,74 @@ def _check_rank(rank: int) -> int:
     if not 1 <= rank <= MAX_RANK:
         refuse("lora", "rank", rank, f"1 to {MAX_RANK}")
     return rank
+
+
+def _prepare_reference(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, int]:
+    """The parts as they are."""
+    matrices = [matrix for own in parts.values() for part in own for matrix in (part.a, part.b)]
+    return (dict(parts), table), sum(matrix.nbytes for matrix in [*matrices, *([] if table is None else [table.b])])
+
+
+def _add_lora_reference(
+    ctx: Context, x: FloatArray, out: FloatArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
+) -> FloatArray:
+    """Update after update, row after row, so that a row's bits do not depend on how many there are."""
+    for one in adapters:
+        for part in one.updates.payload[0][weight]:
+            columns = slice(part.first, part.first + part.b.shape[0])
+            for row in one.rows:
+                out[row, columns] += (part.b @ (part.a @ x[row])) * np.float32(one.multiply(part.scale))
+    return out
+
+
+def _add_lora_rows_reference(
+    ctx: Context, out: FloatArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]
+) -> FloatArray:
+    """Row after row, in the same way."""
+    for one, looked_up in adapters:
+        table = one.updates.payload[1]
+        for row, numbers in zip(one.rows, looked_up, strict=True):
+            out[row] += (numbers @ table.b) * np.float32(one.multiply(table.scale))
+    return out
+
+
+def _prepare_native(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[NativeAdapter, int]:
+    """The native twin, which has the matrices in tiles and keeps the weights alive."""
+    native = ctx.module.Adapter()
+    for weight, own in parts.items():
+        for part in own:
+            a, b = narrow(part.a, np.ascontiguousarray(part.b.T))
+            native.append(weight.payload, part.first, a, b, part.scale)
+    if table is not None:
+        (looked_up,) = narrow(np.ascontiguousarray(table.b))
+        native.append_table(looked_up, table.scale)
+    return native, native.nbytes
+
+
+def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeUpdates:
+    """Adapters and their rows as native calls take them, with what is looked up by `token_ids`."""
+    looked_up = [None if token_ids is None else one.look_up(token_ids) for one in adapters]
+    return [(one.updates.payload, one.rows, one.factor, own) for one, own in zip(adapters, looked_up, strict=True)]
+
+
+def _add_lora_native(
+    ctx: Context, x: FloatArray, out: FloatArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
+) -> FloatArray:
+    """Add to `out` in place."""
+    ctx.module.lora(ctx.native, weight.payload, list_native(adapters), x, out)
+    return out
+
+
+def _add_lora_rows_native(
+    ctx: Context, out: FloatArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]
+) -> FloatArray:
+    """Add to `out` in place."""
+    native = [(one.updates.payload, one.rows, one.factor, looked_up) for one, looked_up in adapters]
+    ctx.module.lora_table(ctx.native, native, out)
+    return out
+
+
+GPU = f"{__name__}.gpu"
+PREPARE = FunctionChoice("lora", _prepare_reference, _prepare_native, GPU, "prepare")
+ADD = FunctionChoice("lora", _add_lora_reference, _add_lora_native, GPU, "add_lora")
+ADD_ROWS = FunctionChoice("lora", _add_lora_rows_reference, _add_lora_rows_native, GPU, "add_lora_rows")

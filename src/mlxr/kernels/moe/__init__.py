@@ -20,21 +20,6 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-__all__ = [
-    "SCORINGS",
-    "Experts",
-    "ExpertsUse",
-    "Router",
-    "RoutingRule",
-    "Scoring",
-    "expect_experts",
-    "make_experts",
-    "make_router",
-    "mix",
-    "read_use",
-    "route",
-]
-
 Scoring = Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
 SCORINGS: tuple[str, ...] = get_args(Scoring)
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.lora import AdapterRows
-from mlxr.kernels.lora.cpu import list_native
+from mlxr.kernels.lora import AdapterRows, list_native
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.native import NativeExperts, NativeRouter
 from mlxr.kernels.tensor import FloatArray, IntArray

@@ -16,6 +16,7 @@ from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise.gpu import defer_sum
 from mlxr.kernels.gpu.deferred import Summands, settle
+from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX
@@ -23,10 +24,19 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
-from mlxr.kernels.moe.panels import PANELS, plan_panels
-from mlxr.kernels.moe.products import ROWS, SORT, TILES, can_multiply, multiply_experts, sort_pairs
-from mlxr.kernels.moe.stacked import Stack, stack_weights
-from mlxr.kernels.moe.stream import STREAM
+from mlxr.kernels.moe.products import (
+    PANELS,
+    ROWS,
+    SORT,
+    STREAM,
+    TILES,
+    Stack,
+    can_multiply,
+    multiply_experts,
+    plan_panels,
+    sort_pairs,
+    stack_weights,
+)
 
 FOLDER = Path(__file__).parent
 ROUTE = Kernel(
@@ -54,7 +64,7 @@ class Payload:
     use: Any
     experts: int
 
-    def suits_kernels(self, gpu: Any) -> bool:
+    def suits_kernels(self, gpu: Gpu) -> bool:
         """Whether our kernels multiply by them."""
         return can_multiply(gpu, self.up) and can_multiply(gpu, self.down)
 
@@ -128,10 +138,11 @@ def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts, _adapt
     (tokens, used), count = chosen.shape, len(experts.up)
     panels = plan_panels(gpu, x.dtype, payload.up, payload.down, tokens * used / count) if tokens > 1 else None
     tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels, payload.use)
+    inner: Any
     if experts.is_gated and len(payload.up.parts) == 1:
         inner = multiply_experts(gpu, x, payload.up, tiling, GATES[experts.activation], None, gpu.operands)
     else:
-        made = multiply_experts(gpu, x, payload.up, tiling, 0, None, gpu.activations)
+        made: Any = multiply_experts(gpu, x, payload.up, tiling, 0, None, gpu.activations)
         inner = activate(ctx, made, experts.activation, gated=experts.is_gated)
     return defer_sum(ctx, Summands(multiply_experts(gpu, inner, payload.down, tiling, 0, shares, gpu.mx.float32)))
 

@@ -1,27 +1,136 @@
-"""Products of experts by our kernels: how pairs of a token and a rank form tiles, and the launches.
+"""Products of experts by our kernels: how their weights lie, how pairs of a token and a rank form tiles, the launches.
+
+The weights of all experts of a layer are one array for each part, an expert after another. They were put on the GPU
+expert by expert for `linear`. Each one is copied to its place and let go before the next is, so that only one is in
+memory twice; afterwards it is a view of its place, and `linear` multiplies by it as before.
 
 A tile is some pairs of one expert. How many it takes at most follows from the batch's shape alone, and so does the
 number of tiles that are launched: nothing waits for the host to see where tokens go. One token has a tile for each
 rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. All products open late:
-so the second one, even behind an activation between the two, finds from its start what was chosen. Knows no deferred
-results.
+so the second one, even behind an activation between the two, finds from its start what was chosen.
+
+Experts with many rows each go by `panels` (CUDA, sm_90a), whose matrix units read the threadgroups' memory: weights and
+picked rows of x pass through one ring there. The rows of a weight are the rows of what is multiplied, and pairs its
+columns, of which a tile takes as many as it has: so an expert's weights are read once for up to a tile's width of
+pairs. One token's experts go by `stream`, through the threadgroups' memory as `linear` streams one weight: the tiles of
+all ranks follow one another, and as many threadgroups as the device has multiprocessors share them out. Those of the
+second product begin to read weights while the first one ends. Knows no deferred results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.device import Gpu, Upload
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.linear.blocks import (
+    LIGHT,
+    MAX_STAGED,
+    SIMD_GROUPS,
+    SINGLE,
+    TILE_ROWS,
+    TILE_TOKENS,
+    TOKENS,
+    Plan,
+    StreamPlan,
+    StreamShape,
+    choose_rows,
+    limit_tokens,
+    plan_stream,
+)
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES
-from mlxr.kernels.linear.rows import TOKENS, choose_rows, limit_tokens
-from mlxr.kernels.linear.tiles import LIGHT, MAX_STAGED, SIMD_GROUPS, SINGLE, TILE_TOKENS, Plan
-from mlxr.kernels.moe.panels import PanelPlan, multiply_panels
-from mlxr.kernels.moe.stacked import Stack
-from mlxr.kernels.moe.stream import multiply_stream, plan_experts
+from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES, Part
+from mlxr.kernels.tensor import DeviceArray, NumberType
+
+ALIGNMENT_BYTES = 16  # kernels read whole words
+
+Shares = DeviceArray | None  # of each token's experts (tokens, used)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedPart:
+    """One part of all experts: `array` is (experts, bytes) of blocks or (experts, rows, columns) of floats.
+
+    `raw` are the same bytes as kernels read them, those of an expert `stride` after those of the one before it; None
+    where there are no kernels.
+    """
+
+    type_name: str
+    rows: int
+    array: Any
+    raw: Any
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """The parts of one weight of all experts, each (out_features, in_features), and their `biases` (experts,
+    out_features), or None."""
+
+    in_features: int
+    out_features: int
+    parts: tuple[StackedPart, ...]
+    biases: DeviceArray | None
+
+    def count_made(self, gate: int) -> int:
+        """Columns of the result."""
+        return self.out_features // 2 if gate else self.out_features
+
+
+def stack_weights(gpu: Gpu, weights: Sequence[LinearWeight]) -> Stack:
+    """Bring the weights of all experts together. Raises DeviceError unless their types are the same."""
+    kinds = {tuple((part.type_name, part.rows) for part in weight.payload[0]) for weight in weights}
+    if len(kinds) > 1 or len({weight.payload[1] is None for weight in weights}) > 1:
+        shown = ", ".join(sorted({weight.variant for weight in weights}))
+        raise DeviceError(f"the experts of a layer have weights of different types, which no GPU kernel takes: {shown}")
+    mx = gpu.mx
+    parts = tuple(_stack_part(gpu, weights, index) for index in range(len(next(iter(kinds)))))
+    biases = None
+    if weights[0].payload[1] is not None:
+        biases = mx.stack([weight.payload[1] for weight in weights])
+        mx.eval(biases)
+    return Stack(weights[0].in_features, weights[0].out_features, parts, biases)
+
+
+def _stack_part(gpu: Gpu, weights: Sequence[LinearWeight], index: int) -> StackedPart:
+    mx = gpu.mx
+    lists = [weight.payload[0] for weight in weights]
+    first: Part = lists[0][index]
+    type_name, rows, has_raw, shape = first.type_name, first.rows, first.raw is not None, first.upload.array.shape
+    is_float, length, dtype = first.type_name in FLOATS, shape[0], first.upload.array.dtype
+    padded = shape if is_float else (-(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES,)
+    stacked = mx.zeros((len(lists), *padded), dtype)
+    mx.eval(stacked)
+    del first
+    for expert, parts in enumerate(lists):
+        array, parts[index] = parts[index].upload.array, None
+        if is_float:
+            stacked[expert] = array
+        else:
+            stacked[expert, :length] = array
+        mx.eval(stacked)
+        del array
+    all_bytes, stride = _view_bytes(mx, stacked), int(stacked.nbytes) // len(weights)
+    used_bytes = stride if is_float else length
+    for expert, parts in enumerate(lists):
+        raw = all_bytes[expert * stride : expert * stride + used_bytes]  # of one axis: others would be copied
+        view = raw.view(dtype).reshape(shape)
+        mx.eval(raw, view)
+        parts[index] = Part(type_name, rows, Upload(view), raw if has_raw else None)
+    return StackedPart(type_name, rows, stacked, all_bytes if gpu.launcher is not None else None, stride)
+
+
+def _view_bytes(mx: Any, array: Any) -> Any:
+    raw = array.view(mx.uint8).reshape(-1)
+    mx.eval(raw)
+    return raw
+
 
 FOLDER = Path(__file__).parent
 _INPUTS = ("x", "all_a", "all_b", "bias", "shares", "tiles", "order", "sizes")
@@ -73,12 +182,16 @@ class Tiling:
     used: int
     width: int
     count: int
-    tiles: Any
-    order: Any
+    tiles: DeviceArray
+    order: DeviceArray | None
     panels: PanelPlan | None = None
 
+    def shape_result(self, made: int, shares: Shares) -> tuple[int, ...]:
+        """The shape of products of so many columns; with shares they are ordered by rank."""
+        return (self.tokens * self.used, made) if shares is None else (self.used, self.tokens, made)
 
-def can_multiply(gpu: Any, stack: Stack) -> bool:
+
+def can_multiply(gpu: Gpu, stack: Stack) -> bool:
     """Whether our kernels multiply by these weights: floats need whole blocks of columns, too."""
     if gpu.launcher is None or len(stack.parts) > 2:
         return False
@@ -107,7 +220,12 @@ def count_tiles(tokens: int, used: int, experts: int, width: int) -> int:
 
 
 def sort_pairs(
-    gpu: Any, chosen: Any, experts: int, has_tiles: bool, panels: PanelPlan | None = None, use: Any = None
+    gpu: Gpu,
+    chosen: DeviceArray,
+    experts: int,
+    has_tiles: bool,
+    panels: PanelPlan | None = None,
+    use: DeviceArray | None = None,
 ) -> Tiling:
     """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens, which `use` counts."""
     tokens, used = chosen.shape
@@ -133,44 +251,33 @@ def sort_pairs(
     return Tiling(tokens, used, width, count, tiles, order, panels)
 
 
-def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, shares: Any, kind: Any) -> Any:
+def multiply_experts(
+    gpu: Gpu, x: DeviceArray, stack: Stack, tiling: Tiling, gate: int, shares: Shares, kind: NumberType
+) -> DeviceArray:
     """Rows of x times the weights of the expert of each pair, plus its bias, gated by `gate` (one of GATES, or 0).
 
     x is (tokens, inputs), or (pairs, inputs) if `shares` (tokens, used) are given. The result is (pairs, outputs) of
     type `kind`; with `shares` it is multiplied by them and ordered by rank: (used, tokens, outputs).
     """
     if tiling.panels is not None:
-        return multiply_panels(gpu, x, stack, tiling, gate, shares, kind)
+        return multiply_panels(gpu, x, stack, tiling, tiling.panels, gate, shares, kind)
     stream = plan_experts(gpu, stack, tiling.used, gate) if tiling.order is None else None
     if stream is not None:
-        return multiply_stream(gpu, x, stack, tiling.tiles, gate, shares, kind, stream)
-    launcher, parts = gpu.launcher, stack.parts
+        return multiply_stream(gpu, x, stack, tiling, stream, gate, shares, kind)
+    numbers, parts, made = gpu.launcher.numbers, stack.parts, stack.count_made(gate)
     rows = parts[0].rows, (parts[1].rows if len(parts) == 2 else 0)
-    made, pairs = (stack.out_features // 2 if gate else stack.out_features), tiling.tokens * tiling.used
-    is_shared, none = shares is not None, launcher.numbers(0)
+    places = [tiling.used, tiling.tokens, tiling.used if shares is None else 1]
+    strides = [parts[0].stride, parts[-1].stride]
     constants: dict[str, int] = {
         "TYPE_A": LAYOUTS[parts[0].type_name].number,
         "TYPE_B": LAYOUTS[parts[-1].type_name].number,
         "SORTED": int(tiling.order is not None),
-        "GATE": gate,
-        "BIAS": int(stack.biases is not None),
-        "SHARED_OUT": int(is_shared),
+        **_list_constants(stack, gate, shares),
     }
-    places = [tiling.used, tiling.tokens, 1 if is_shared else tiling.used]
-    strides = [parts[0].stride, parts[-1].stride]
-    inputs = [
-        x,
-        parts[0].raw,
-        parts[-1].raw,
-        launcher.numbers(0.0) if stack.biases is None else stack.biases,
-        launcher.numbers(0.0) if shares is None else shares,
-        tiling.tiles,
-        none if tiling.order is None else tiling.order,
-    ]
     if gpu.has_tiles:
         plan = choose_plan(stack, tiling)
-        kernel, sizes = TILES, launcher.numbers(*places, *strides)
-        counts = (plan.count_groups(count, gate != 0) for count in (made if gate else rows[0], rows[1]))
+        kernel, sizes = TILES, numbers(*places, *strides)
+        counts = [plan.count_groups(count, gate != 0) for count in (made if gate else rows[0], rows[1])]
         constants |= {
             "M": plan.row_tiles,
             "N": plan.token_tiles,
@@ -185,20 +292,31 @@ def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, 
         }
     else:
         each = choose_rows(gpu, tiling.width, stack.out_features)
-        kernel, sizes = ROWS, launcher.numbers(stack.in_features, *rows, *places, *strides)
+        kernel, sizes = ROWS, numbers(stack.in_features, *rows, *places, *strides)
         step = SIMD_GROUPS * (each // 2 if gate else each)
-        counts = (-(-count // step) for count in (made if gate else rows[0], rows[1]))
+        counts = [-(-count // step) for count in (made if gate else rows[0], rows[1])]
         constants |= {"ROWS": each, "T": tiling.width}
-    (out,) = launcher.launch(
+    order = numbers(0) if tiling.order is None else tiling.order
+    (out,) = gpu.launcher.launch(
         kernel,
-        [*inputs, sizes],
+        [x, parts[0].raw, parts[-1].raw, *_list_inputs(gpu, stack, shares), tiling.tiles, order, sizes],
         groups=(sum(counts), tiling.count, 1),
         threads=32 * SIMD_GROUPS,
-        outputs=[((tiling.used, tiling.tokens, made) if is_shared else (pairs, made), kind)],
+        outputs=[(tiling.shape_result(made, shares), kind)],
         constants=constants,
         types={"X": x.dtype, "Y": kind},
     )
     return out
+
+
+def _list_inputs(gpu: Gpu, stack: Stack, shares: Shares) -> list[DeviceArray]:
+    """The biases of all experts, and the shares."""
+    none = gpu.launcher.numbers(0.0)
+    return [none if stack.biases is None else stack.biases, none if shares is None else shares]
+
+
+def _list_constants(stack: Stack, gate: int, shares: Shares) -> dict[str, int]:
+    return {"GATE": gate, "BIAS": int(stack.biases is not None), "SHARED_OUT": int(shares is not None)}
 
 
 def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
@@ -220,3 +338,182 @@ def choose_split(steps: int) -> int:
     made = {split: -(-steps // split) * split for split in (8, 4, 2, 1)}
     fitting = [split for split, count in made.items() if count <= MAX_IDLE * steps]
     return min(fitting[:2], key=made.__getitem__)
+
+
+PANELS = Kernel(
+    "moe_panels",
+    FOLDER,
+    "panels.body",
+    ("x", "all_a", "bias", "shares", "tiles", "order", "sizes"),
+    ("out",),
+    (*(f"../linear/{name}" for name in (*BLOCK_HEADERS, "tiles.h", "gate.h")), "experts.h", "panels.h"),
+    has_rings=True,
+    opens_late=True,
+    type_names=TYPE_NAMES,
+    counts_rows=True,
+    cuda_only=True,
+)
+MIN_EACH = 32  # pairs of an expert from which on it pays
+SLOT_COLUMNS, PANEL_ROWS = 64, 16
+FILLERS = 4  # SIMD-groups that bring weights and x
+
+
+@dataclass(frozen=True, slots=True)
+class PanelPlan:
+    """`fours` times four SIMD-groups multiply 64 rows each by up to `pairs` pairs.
+
+    `ahead` of the `stages` slots of the ring are being brought. `depth` 1: products of a slot are under way while the
+    next one is awaited.
+    """
+
+    fours: int
+    pairs: int
+    stages: int
+    ahead: int
+    depth: int = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of a threadgroup's memory."""
+        return 2 * SLOT_COLUMNS * self.stages * (64 * self.fours + self.pairs)
+
+    def count_groups(self, made: int, gated: bool) -> int:
+        """Threadgroups for so many outputs."""
+        return -(-made // (self.fours * (32 if gated else 64)))
+
+
+FEW, MANY = PanelPlan(4, 128, 4, 2), PanelPlan(3, 192, 4, 2)
+FEW_EACH = 160  # pairs of an expert up to which tiles are narrow
+# Below MIN_EACH what counts is that much of the weights is under way: with one or two pairs to an expert steps were 4
+# to 10 % shorter on an H200 than by tiles. Fewer were not measured.
+SPARSE, MIN_SPARSE = PanelPlan(3, 32, 6, 4), 1.0
+
+
+def plan_panels(gpu: Gpu, kind: NumberType, up: Stack, down: Stack, each: float) -> PanelPlan | None:
+    """How to multiply rows of MLX's type `kind`, about `each` to an expert; None where others are faster."""
+    if not gpu.has_tiles or gpu.machine is None or not gpu.machine.has_boxes or kind != gpu.operands:
+        return None
+    suits = all(
+        len(stack.parts) == 1
+        and kind == (stack.parts[0].array.dtype if stack.parts[0].type_name in FLOATS else gpu.mx.bfloat16)
+        and kind.size == 2
+        and stack.in_features % SLOT_COLUMNS == 0
+        and stack.out_features % (2 * PANEL_ROWS) == 0
+        for stack in (up, down)
+    )
+    if not suits or each < MIN_EACH:
+        is_sparse = suits and each >= MIN_SPARSE and up.parts[0].type_name in FLOATS
+        return SPARSE if is_sparse and down.parts[0].type_name in FLOATS else None
+    return FEW if each <= FEW_EACH else MANY
+
+
+def multiply_panels(
+    gpu: Gpu, x: DeviceArray, stack: Stack, tiling: Tiling, plan: PanelPlan, gate: int, shares: Shares, kind: NumberType
+) -> DeviceArray:
+    """As `multiply_experts` does it, of pairs that a plan sorted.
+
+    With `shares` it comes after the experts' first product, which let it in when the pairs had been sorted.
+    """
+    numbers, part, is_shared, made = gpu.launcher.numbers, stack.parts[0], shares is not None, stack.count_made(gate)
+    assert tiling.order is not None  # pairs that go by panels are sorted
+    items = plan.count_groups(made, gate != 0) * tiling.count
+    groups = min(items, gpu.processors or items)
+    sizes = numbers(tiling.used, tiling.tokens, 1 if is_shared else tiling.used, part.stride, items, groups)
+    (out,) = gpu.launcher.launch(
+        PANELS,
+        [x, part.raw, *_list_inputs(gpu, stack, shares), tiling.tiles, tiling.order, sizes],
+        groups=(groups, 1, 1),
+        threads=32 * (4 * plan.fours + FILLERS),
+        outputs=[(tiling.shape_result(made, shares), kind)],
+        constants={
+            "TYPE_A": LAYOUTS[part.type_name].number,
+            "FOURS": plan.fours,
+            "PAIRS": plan.pairs,
+            "STAGES": plan.stages,
+            "AHEAD": plan.ahead,
+            "DEPTH": plan.depth,
+            "EARLY": int(is_shared),
+            "INPUTS": stack.in_features,
+            "ROWS": stack.out_features,
+            **_list_constants(stack, gate, shares),
+        },
+        types={"K": x.dtype, "Y": kind},
+        room_bytes=plan.room_bytes,
+    )
+    return out
+
+
+STREAM = Kernel(
+    "moe_stream",
+    FOLDER,
+    "stream.body",
+    ("x", "all_a", "bias", "shares", "chosen", "sizes"),
+    ("out",),
+    tuple(f"../linear/{name}" for name in (*BLOCK_HEADERS, "units.h", "stream.h", "stream_runs.h", "gate.h")),
+    opens_late=True,
+    type_names=TYPE_NAMES,
+    counts_rows=True,
+    cuda_only=True,
+)
+
+
+def describe(stack: Stack, used: int, gate: int) -> StreamShape:
+    """All ranks' weights as one."""
+    number = LAYOUTS[stack.parts[0].type_name].number
+    return StreamShape((number, number), (used * stack.out_features, 0), stack.in_features, gate)
+
+
+def plan_experts(gpu: Gpu, stack: Stack, used: int, gate: int) -> StreamPlan | None:
+    """How to stream the experts of one token; None where they do not go that way."""
+    if not gpu.has_tiles or len(stack.parts) > 1:
+        return None
+    shape, rows = describe(stack, used, gate), stack.parts[0].rows
+    plan = plan_stream(shape, gpu.processors, gpu.room_bytes)
+    if plan is None or rows % TILE_ROWS or shape.count_tiles(plan) > rows // TILE_ROWS:
+        return None
+    return plan if _count_room(shape, plan) <= gpu.room_bytes else None
+
+
+def _count_room(shape: StreamShape, plan: StreamPlan) -> int:
+    """Bytes of a threadgroup's memory; it may hold two rows of x."""
+    return shape.count_room(plan) + shape.row_bytes
+
+
+def multiply_stream(
+    gpu: Gpu,
+    x: DeviceArray,
+    stack: Stack,
+    tiling: Tiling,
+    plan: StreamPlan,
+    gate: int,
+    shares: Shares,
+    kind: NumberType,
+) -> DeviceArray:
+    """As `multiply_experts` does it, of one token.
+
+    With `shares` it comes after the experts' first product, which let it in when its experts were chosen.
+    """
+    used, part, is_shared = tiling.used, stack.parts[0], shares is not None
+    shape = describe(stack, used, gate)
+    (out,) = gpu.launcher.launch(
+        STREAM,
+        [x, part.raw, *_list_inputs(gpu, stack, shares), tiling.tiles, gpu.launcher.numbers(part.stride)],
+        groups=(plan.groups[0], 1, 1),
+        threads=32 * plan.simd_groups,
+        outputs=[(tiling.shape_result(stack.count_made(gate), shares), kind)],
+        constants={
+            "TYPE_A": shape.types[0],
+            "INPUTS": stack.in_features,
+            "ROWS": part.rows,
+            "USED": used,
+            "GROUPS": plan.groups[0],
+            "STAGES": plan.stages,
+            "TILES": shape.count_tiles(plan),
+            "APART": int(is_shared),
+            "EARLY": int(is_shared),
+            **_list_constants(stack, gate, shares),
+        },
+        types={"X": x.dtype, "Y": kind},
+        room_bytes=_count_room(shape, plan),
+    )
+    return out

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
-
-__all__ = ["Scales", "gated_norm", "layer_norm", "rms_norm"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from mlxr.kernels.collectives.gpu import find_own_part, sum_and_norm
 from mlxr.kernels.context import Context
-from mlxr.kernels.gated_delta.launch import OutputNorm, Recurred
 from mlxr.kernels.gpu.deferred import (
     Deferred,
     Summands,
@@ -27,6 +26,7 @@ from mlxr.kernels.gpu.deferred import (
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, join_product
 from mlxr.kernels.norms import Scales, name_variant
+from mlxr.kernels.recurrent.gpu import OutputNorm, Recurred
 from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 MAX_THREADS = 512

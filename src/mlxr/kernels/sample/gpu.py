@@ -17,9 +17,9 @@ from mlxr.core.types import SamplingParams
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.gpu.draw import DRAW, NUMBERS, launch_draw, split_drawn
 from mlxr.kernels.gpu.recording import Buffer
-from mlxr.kernels.sample import SampleResult, SampleRow, drops_likeliest, takes_likeliest
+from mlxr.kernels.gpu.steps import DRAW, NUMBERS, launch_draw, split_drawn
+from mlxr.kernels.sample import SampleResult, SampleRow, drops_likeliest, sample_one_place, takes_likeliest
 from mlxr.kernels.tensor import FloatArray
 
 KERNELS = (DRAW,)
@@ -27,8 +27,10 @@ Numbers = npt.NDArray[np.float32]
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
-def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow], *, goes_on: bool) -> list[SampleResult]:
-    """Every row by itself; they are rows that `takes_rows` takes. If it `goes_on`, the next step may begin."""
+def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow], goes_on: bool) -> list[SampleResult] | None:
+    """Every row by itself; None where `takes_rows` does not take them. If it `goes_on`, the next step may begin."""
+    if isinstance(logits, np.ndarray) or not takes_rows(ctx, rows):
+        return None
     gpu, numbers = ctx.gpu, _collect_numbers(rows)
     ids: Any
     logprobs: Any
@@ -49,7 +51,7 @@ def sample_chain(ctx: Context, logits: Any, places: int) -> list[list[SampleResu
     One place alone where `logits` are not those of the recorded step that runs.
     """
     if places < 2 or not ctx.gpu.steps.has(logits):
-        return [sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=False)]
+        return sample_one_place(ctx, logits, places)
     return [_list_results(ctx.gpu, ids, logprobs) for ids, logprobs in ctx.gpu.steps.draw_chain(places)]
 
 

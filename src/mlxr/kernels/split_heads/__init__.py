@@ -17,7 +17,7 @@ from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_poo
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.norms import layer_norm, rms_norm
-from mlxr.kernels.packing import locate_keys, locate_values, round_to_bf16, round_to_q8
+from mlxr.kernels.pools import locate_keys, locate_values, round_to_bf16, round_to_q8
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, rope
 from mlxr.kernels.tensor import BFLOAT16, INT8, SCALE_BYTES, FloatArray, IntArray, PoolArray, pool_head_dim, pool_type

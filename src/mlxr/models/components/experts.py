@@ -14,7 +14,7 @@ from mlxr.kernels import moe
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.operators import Add, GateRows, MatMul, MixExperts, Norm, NormWeight, Operator, Register, Route
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router
-from mlxr.kernels.sources import Columns, Rows, Stack, as_float32
+from mlxr.kernels.sources import Columns, Stack, as_float32, pick_rows
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.feed_forward import HALVES, FeedForward
@@ -226,10 +226,10 @@ def part_alternating(tensors: dict[str, TensorSource]) -> None:
             continue
         del tensors[name]
         experts = [stack.take_matrix(expert) for expert in range(stack.shape[0])]
-        kind, rows = (Columns, stack.shape[2]) if is_turned else (Rows, stack.shape[1])
+        pick, rows = (Columns, stack.shape[2]) if is_turned else (pick_rows, stack.shape[1])
         for target, first in HALVES if is_joined else (("ffn_down", 0),):
             chosen = range(first, rows, 2 if is_joined else 1)
-            tensors[f"{prefix}{target}_exps.weight"] = Stack(name, [kind(expert, chosen) for expert in experts])
+            tensors[f"{prefix}{target}_exps.weight"] = Stack(name, [pick(expert, chosen) for expert in experts])
     for name in [name for name in tensors if name.endswith("ffn_gate_up_exps.bias")]:
         decoded = as_float32(tensors.pop(name))
         for part, first in HALVES:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.operators import Convolve, GatedNorm, MatMul, MixerNorm, Operator, Recur
-from mlxr.kernels.mamba2 import StateSpace
-from mlxr.kernels.short_conv import Convolution, ConvolutionKind, make_convolution
+from mlxr.kernels.recurrent.gated_delta import DeltaRule
+from mlxr.kernels.recurrent.mamba2 import StateSpace
+from mlxr.kernels.recurrent.short_conv import Convolution, ConvolutionKind, make_convolution
 from mlxr.kernels.sources import Decoded, part_groups, pick_parts
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models import limits

@@ -18,7 +18,7 @@ from typing import Literal
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.converted import make_vector, round_float
+from mlxr.kernels.sources import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import read_number

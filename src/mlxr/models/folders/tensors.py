@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.converted import add_one, pick_columns, pick_rows, take_rates
-from mlxr.kernels.scaled import scale_rows
+from mlxr.kernels.sources import add_one, pick_columns, pick_rows, scale_rows, take_rates
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import GatedDelta, Layer
 from mlxr.models.components.experts import part_alternating

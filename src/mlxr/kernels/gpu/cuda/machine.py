@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda.code import CudaCode
-from mlxr.kernels.gpu.cuda.driver import CudaDriver
+from mlxr.kernels.gpu.cuda.driver import CudaCode, CudaDriver
 from mlxr.kernels.gpu.cuda.products import CudaProducts, Shape
 from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher
@@ -162,7 +161,7 @@ class CudaMachine:
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
         """The address of each of MLX's arrays, by identity."""
         mx, found = self._mx, {id(array): array for array in arrays if not isinstance(array, int)}
-        told = [
+        told: list[Any] = [
             self._launcher.launch(ADDRESS, [array], groups=(1, 1, 1), threads=32, outputs=[((8,), mx.int64)])[0]
             for array in found.values()
         ]

@@ -1,6 +1,9 @@
-"""The launch that both recurrences are on a GPU: token by token, columns of states in registers.
+"""Recurrent mixers on a GPU: one launch for each, which reads and writes states in their pool.
 
-A step whose threadgroups have whole heads waits for the norm of these that follows, which it does in the same launch.
+`gated_delta` and `mamba2` are the same kernel, token by token, with columns of states in registers; it norms queries
+and keys as well. A step whose threadgroups have whole heads waits for the norm of these that follows, which it does in
+the same launch. Of `short_conv` threads take neighbouring channels of some rows. Sequences of one token each have
+kernels of their own with the same bits, which read a state once.
 """
 
 from __future__ import annotations
@@ -8,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred
+from mlxr.kernels.gpu.deferred import Deferred, Value, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
-from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.gpu.states import place_states
+from mlxr.kernels.gpu.pool import Pool, compose_on_host, place_states
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.recurrent.gated_delta import EPS, DeltaRule, run_gated_delta
+from mlxr.kernels.recurrent.mamba2 import StateSpace, run_mamba2
+from mlxr.kernels.recurrent.short_conv import Convolution, run_short_conv
+from mlxr.kernels.tensor import DeviceArray, FloatArray
 
+FOLDER = Path(__file__).parent
 SIMD_GROUPS = 4
 COLUMN_LANES = 8  # lanes that share a column
 MOST_BLOCK, BLOCK_ROWS = 16, 2048  # tokens of a block, and tokens times rows, which lie in a threadgroup's memory
@@ -27,7 +33,7 @@ STEP_LANES = (16, 8)  # that have a row of the columns of a step's threadgroup: 
 NORM_LANES = (32, 16, 8)  # that have a row of a whole head, which is then normed
 STEP_PARTS, STEP_COLUMNS, STEP_ROWS = 8, 4, 128  # of a column; of a lane; that its registers hold at most
 STEP_THREADS = 512  # of a multiprocessor, whose registers they share
-INPUTS = (
+RECUR_INPUTS = (
     "qkv", "gates", "rates", "bias", "skip", "reads", "writes", "starts", "pool", "numbers", "sizes",
 )  # fmt: skip
 NORM_INPUTS = ("gate", "gain", "norm_numbers", "norm_sizes")
@@ -49,8 +55,8 @@ class OutputNorm:
     """The norm and the gate of each head, as `gated_norm` has them: `gate` (tokens, n), whose columns from `first` on
     count, and the weight of one head (columns,) or of all (heads * columns,) on the device."""
 
-    gate: Any
-    weight: Any
+    gate: DeviceArray
+    weight: DeviceArray
     eps: float
     first: int
 
@@ -60,7 +66,7 @@ class Recurred:
     """A step that waits: `launch(norm)` starts it and norms each head of so many `columns`."""
 
     columns: int
-    launch: Callable[[OutputNorm | None], Any]
+    launch: Callable[[OutputNorm | None], DeviceArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +79,26 @@ class Recurrence:
 
 def make_recurrence(name: str) -> Recurrence:
     """The kernels under the name of an operator."""
-
-    folder = Path(__file__).parent
     headers = ("recur.h", "../norms/silu.h")
     return Recurrence(
-        Kernel(name, folder, "recur.body", INPUTS, ("out",), headers[:1]),
-        Kernel(f"{name}_step", folder, "step.body", (*INPUTS, *NORM_INPUTS), ("out",), headers),
+        Kernel(name, FOLDER, "recur.body", RECUR_INPUTS, ("out",), headers[:1], operator=name),
+        Kernel(
+            f"{name}_step", FOLDER, "recur_step.body", (*RECUR_INPUTS, *NORM_INPUTS), ("out",), headers, operator=name
+        ),
     )
+
+
+GATED_DELTA, MAMBA2 = make_recurrence("gated_delta"), make_recurrence("mamba2")
+CONV_THREADS = 128
+CONV_WIDTH = 4  # channels of a thread: 16 bytes of a state
+CONV_ROWS = 8  # of a thread
+CONV_INPUTS = ("x", "weight", "bias", "owners", "reads", "writes", "starts", "pool", "sizes")
+CONV = Kernel("short_conv", FOLDER, "conv.body", CONV_INPUTS, ("out",), ("conv.h",), operator="short_conv")
+CONV_STEP = Kernel(
+    "short_conv_step", FOLDER, "conv_step.body", CONV_INPUTS, ("out",), ("conv.h",), operator="short_conv"
+)
+CONV_KINDS = {"plain": 0, "silu": 1, "gated": 2}
+KERNELS = (GATED_DELTA.any, GATED_DELTA.step, MAMBA2.any, MAMBA2.step, CONV, CONV_STEP)
 
 
 def choose_step_lanes(heads: Heads, offsets: tuple[int, ...]) -> int | None:
@@ -97,8 +116,8 @@ def choose_block(rows: int) -> int:
 def launch_recurrence(
     ctx: Context,
     recurrence: Recurrence,
-    qkv: Any,
-    gates: Any,
+    qkv: DeviceArray,
+    gates: DeviceArray,
     heads: Heads,
     arrays: tuple[FloatArray, FloatArray, FloatArray | None],
     batch: RaggedBatch,
@@ -106,15 +125,15 @@ def launch_recurrence(
     places: tuple[int, int],
     constants: Mapping[str, int],
     eps: float = 0.0,
-) -> Any:
+) -> Value:
     """`arrays` are rates, bias and what is skipped; `places` the first column of gates and the first float of slots."""
     lanes = choose_step_lanes(heads, (pool.shape[1], places[1])) if batch.is_step else None
 
-    def launch(norm: OutputNorm | None) -> Any:
+    def launch(norm: OutputNorm | None) -> DeviceArray:
         own_lanes = lanes if norm is None else heads.columns // STEP_COLUMNS
         gpu, (rates, bias, skip), (first, at) = ctx.gpu, arrays, places
         numbers, placed, made = gpu.launcher.numbers, place_states(gpu, batch), gpu.activations
-        inputs: list[Any] = []
+        inputs: list[DeviceArray] = []
         if own_lanes is None:
             kernel, threads, columns = recurrence.any, SIMD_GROUPS * LANES, SIMD_GROUPS * LANES // COLUMN_LANES
             is_small = heads.rows <= RESIDENT_ROWS and not constants["DECAYS"]
@@ -172,3 +191,102 @@ def launch_recurrence(
         return launch(None)
     shape = batch.tokens, heads.value_heads * heads.columns
     return Deferred(shape, ctx.gpu.activations, Recurred(heads.columns, launch), lambda: launch(None))
+
+
+def gated_delta(
+    ctx: Context, qkv: Value, x: Value, rule: DeltaRule, batch: RaggedBatch, pool: Pool, first: int, at: int
+) -> Value:
+    """Run the rule on the GPU over the tokens of the batch."""
+    qkv, x = settle(qkv), settle(x)
+    if ctx.gpu.launcher is None:
+        return compose_on_host(
+            ctx,
+            "gated_delta",
+            "decay of each " + ("channel" if rule.decays_channels else "head"),
+            (qkv, x),
+            pool,
+            lambda own, gates, states: run_gated_delta(ctx, own, gates, rule, batch, states, first, at),
+        )
+    if rule.key_dim > MOST_ROWS:
+        refuse("gated_delta", "key_dim", rule.key_dim, f"at most {MOST_ROWS} on a GPU")
+    keys = rule.key_heads * rule.key_dim
+    heads = Heads(rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim, (0, keys, 2 * keys))
+    constants = {
+        "DELTA": 1, "NORMED": 1, "BETAS": 1, "TILED": int(rule.is_tiled), "DECAYS": int(rule.decays_channels),
+    }  # fmt: skip
+    arrays = rule.rates, rule.bias, None
+    return launch_recurrence(ctx, GATED_DELTA, qkv, x, heads, arrays, batch, pool, (first, at), constants, EPS)
+
+
+MAMBA2_CONSTANTS = {"DELTA": 0, "NORMED": 0, "BETAS": 0, "TILED": 0, "DECAYS": 0}
+
+
+def mamba2(
+    ctx: Context, xbc: Value, x: Value, space: StateSpace, batch: RaggedBatch, pool: Pool, first: int, at: int
+) -> Value:
+    """What the columns of the batch's tokens give."""
+    xbc, x = settle(xbc), settle(x)
+    if ctx.gpu.launcher is None:
+        return compose_on_host(
+            ctx,
+            "mamba2",
+            "decay of each head",
+            (xbc, x),
+            pool,
+            lambda own, gates, states: run_mamba2(ctx, own, gates, space, batch, states, first, at),
+        )
+    if space.state_dim > MOST_ROWS:
+        refuse("mamba2", "state_dim", space.state_dim, f"at most {MOST_ROWS} on a GPU")
+    b = space.results
+    heads = Heads(
+        space.groups, space.heads, space.state_dim, space.head_dim, (b + space.groups * space.state_dim, b, 0)
+    )
+    arrays = space.rates, space.bias, space.skip
+    return launch_recurrence(ctx, MAMBA2, xbc, x, heads, arrays, batch, pool, (first, at), MAMBA2_CONSTANTS)
+
+
+def short_conv(
+    ctx: Context, x: Value, conv: Convolution, batch: RaggedBatch, pool: Pool, first: int, at: int
+) -> DeviceArray:
+    """The convolution of the batch's tokens."""
+    gpu, x, (taps, channels) = ctx.gpu, settle(x), conv.weight.shape
+    if gpu.launcher is None:
+        return compose_on_host(
+            ctx,
+            "short_conv",
+            conv.kind,
+            (x,),
+            pool,
+            lambda own, states: run_short_conv(ctx, own, conv, batch, states, first, at),
+        )
+    numbers, places = gpu.launcher.numbers, place_states(gpu, batch)
+    tokens, slot_floats = batch.tokens, pool.shape[1]
+    width = CONV_WIDTH if all(one % CONV_WIDTH == 0 for one in (channels, x.shape[1], first, slot_floats, at)) else 1
+    rows = tokens if batch.is_step else -(-tokens // CONV_ROWS) + batch.sequences
+    (out,) = gpu.launcher.launch(
+        CONV_STEP if batch.is_step else CONV,
+        [
+            x,
+            gpu.hold(conv.weight),
+            numbers(0.0) if conv.bias is None else gpu.hold(conv.bias),
+            gpu.place(batch).owners,
+            places.reads,
+            places.writes,
+            places.starts,
+            pool.array,
+            numbers(x.shape[1], first, channels, tokens, slot_floats, at),
+        ],
+        groups=(-(-channels // (CONV_THREADS * width)), rows, 1),
+        threads=CONV_THREADS,
+        outputs=[((tokens, channels), gpu.activations)],
+        constants={
+            "TAPS": taps,
+            "KIND": CONV_KINDS[conv.kind],
+            "BIAS": int(conv.bias is not None),
+            "N": width,
+            "ROWS": 1 if batch.is_step else CONV_ROWS,
+        },
+        types={"X": x.dtype, "Y": gpu.activations},
+    )
+    gpu.pending = [out]
+    return out

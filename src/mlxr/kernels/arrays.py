@@ -1,4 +1,8 @@
-"""Rows of what the operators return: picked, repeated, fetched, without knowing what an array is made of."""
+"""Arrays of operators, wherever they lie: new ones for results of native code, and rows that are picked or fetched.
+
+A fresh array of some megabytes costs a page fault for each of its pages. The native module keeps the memory of arrays
+that nobody holds any more (csrc/runtime/buffers.h); an array may outlive its context. Small arrays come from NumPy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,15 @@ from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import FloatArray
+
+LARGE = 1 << 17  # numbers from which on memory is kept: below, the allocator of the C library does it
+
+
+def empty(ctx: Context, rows: int, columns: int) -> FloatArray:
+    """A float32 array (rows, columns) whose contents are undefined."""
+    if rows * columns < LARGE:
+        return np.empty((rows, columns), np.float32)
+    return ctx.module.empty(ctx.native, rows, columns)
 
 
 def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatArray:

@@ -1,7 +1,8 @@
-"""Recurrent states as operators see them: slots of a layer's pool, of which an operator has a part.
+"""Recurrent mixers: the gated delta rule, Mamba-2 and the short convolution before them, and the states that they keep.
 
-A batch names for each sequence the slot with the state before its first token, and the slot for the state after its
-last one; these are never the same, and no slot is both read and written in one step.
+Operators see slots of a layer's pool of states, of which each has a part. A batch names for each sequence the slot with
+the state before its first token, and the slot for the state after its last one; these are never the same, and no slot
+is both read and written in one step.
 """
 
 from __future__ import annotations

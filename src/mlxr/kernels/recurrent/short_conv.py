@@ -9,15 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import check_states, list_states, place_states
+from mlxr.kernels.recurrent import check_states, list_states, place_states
 from mlxr.kernels.tensor import FloatArray, PoolArray
-
-__all__ = ["Convolution", "ConvolutionKind", "make_convolution", "short_conv"]
 
 ConvolutionKind = Literal["plain", "silu", "gated"]
 
@@ -127,4 +125,4 @@ def _short_conv_native(
     return out
 
 
-SHORT_CONV = FunctionChoice("short_conv", run_short_conv, _short_conv_native, f"{__name__}.gpu")
+SHORT_CONV = FunctionChoice("short_conv", run_short_conv, _short_conv_native, "mlxr.kernels.recurrent.gpu")

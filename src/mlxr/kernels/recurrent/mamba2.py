@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import check_states, list_states, place_states, read_heads, write_heads
+from mlxr.kernels.recurrent import check_states, list_states, place_states, read_heads, write_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray
-
-__all__ = ["StateSpace", "mamba2"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,4 +146,4 @@ def _mamba2_native(
     return out
 
 
-MAMBA2 = FunctionChoice("mamba2", run_mamba2, _mamba2_native, f"{__name__}.gpu")
+MAMBA2 = FunctionChoice("mamba2", run_mamba2, _mamba2_native, "mlxr.kernels.recurrent.gpu")

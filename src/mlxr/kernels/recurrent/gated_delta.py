@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.states import check_states, list_states, place_states, read_heads, write_heads
+from mlxr.kernels.recurrent import check_states, list_states, place_states, read_heads, write_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray
-
-__all__ = ["DeltaRule", "gated_delta"]
 
 EPS = 1e-6  # of the lengths of queries and keys
 
@@ -193,4 +191,4 @@ def _gated_delta_native(
     return out
 
 
-GATED_DELTA = FunctionChoice("gated_delta", run_gated_delta, _gated_delta_native, f"{__name__}.gpu")
+GATED_DELTA = FunctionChoice("gated_delta", run_gated_delta, _gated_delta_native, "mlxr.kernels.recurrent.gpu")

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.kernels.buffers import empty
+from mlxr.kernels.arrays import empty, join_columns, take_outputs
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import FunctionChoice
 from mlxr.kernels.collectives import all_gather
@@ -25,10 +25,7 @@ from mlxr.kernels.layers.cpu import list_arrays
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.lora import AdapterRows, add_lora, add_lora_rows
-from mlxr.kernels.rows import join_columns, take_outputs
 from mlxr.kernels.tensor import FloatArray, TensorSource
-
-__all__ = ["Ends", "ModelWeights", "compute_states", "compute_tapped", "forward", "make_model", "project"]
 
 
 @dataclass(frozen=True, slots=True)

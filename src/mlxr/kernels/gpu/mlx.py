@@ -1,0 +1,125 @@
+"""MLX, where it is installed: its module, the GPU that it finds here, and the memory of that GPU.
+
+The workspace is all but weights and arena: what the arrays of a step of many tokens take, which is bounded since the
+host is never more than a few layers ahead of the device (`Gpu.start`); what is held for good (the memory of recorded
+steps, expanded weights); and OTHER_BYTES. MLX keeps freed arrays for reuse; it may keep as much as that and no more.
+Knows no kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.core.errors import DeviceError, name_install
+
+# MLX makes CUDA graphs of the operations it is given, which the shapes of prompts make anew: that took longer than the
+# kernels of a prompt (docs/gpu.md). Our own steps are graphs without it.
+CUDA_GRAPHS, OFF = "MLX_USE_CUDA_GRAPHS", "0"
+OLDEST_ON_METAL = (0, 32, 1)  # before, it found compiled kernels by names that ours share
+
+
+def _remedy(device: str) -> str:
+    if device == "metal":
+        return f"pip install 'mlx>={'.'.join(map(str, OLDEST_ON_METAL))}' (on a Mac with Apple silicon)"
+    if device == "cuda":
+        return f"{name_install('cuda')} (needs an NVIDIA driver)"
+    return name_install("mlx-cpu")
+
+
+def load_mlx(device: str) -> Any:
+    """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device.
+
+    On CUDA, MLX then launches its kernels one by one, unless the environment sets CUDA_GRAPHS.
+    """
+    if device == "cuda":
+        os.environ.setdefault(CUDA_GRAPHS, OFF)
+    try:
+        mx = importlib.import_module("mlx.core")
+    except ImportError as error:
+        raise DeviceError(f"device {device!r} needs mlx, which did not load ({error}); {_remedy(device)}") from error
+    if device in ("metal", "cuda") and not getattr(mx, device).is_available():
+        raise DeviceError(f"device {device!r}: the mlx installed here finds no such device; {_remedy(device)}")
+    if device == "metal" and (found := version("mlx")) and _read_version(found) < OLDEST_ON_METAL:
+        raise DeviceError(f"device {device!r}: mlx {found} is too old; {_remedy(device)}")
+    return mx
+
+
+def _read_version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[: len(OLDEST_ON_METAL)])
+
+
+def find_gpu() -> str | None:
+    """The GPU device that an installed mlx can use here, if there is one."""
+    try:
+        mx = importlib.import_module("mlx.core")
+    except ImportError:
+        return None
+    return next((name for name in ("metal", "cuda") if getattr(mx, name).is_available()), None)
+
+
+OTHER_BYTES = 64 * 2**20  # logits of some rows, tables of rotations, what a batch places
+LOADING_BYTES = 512 * 2**20  # of freed arrays that MLX may keep before there was a step
+
+
+def read_free_bytes(mx: Any, device: str) -> int | None:
+    """Bytes that arrays on the GPU may still take, what MLX keeps for reuse included; None where it does not tell."""
+    info = mx.device_info()
+    if device == "cuda":
+        free_bytes = info.get("free_memory")
+        if free_bytes is None:
+            return None
+        rest_bytes = int(mx.get_memory_limit() - mx.get_active_memory())
+        return max(0, min(int(free_bytes) + int(mx.get_cache_memory()), rest_bytes))
+    limit_bytes = info.get("max_recommended_working_set_size")
+    return None if limit_bytes is None else max(0, int(limit_bytes) - int(mx.get_active_memory()))
+
+
+class Workspace:
+    """What is stated for the largest step so far; `count_held` gives the bytes that are held for good."""
+
+    def __init__(self, mx: Any, count_held: Callable[[], int]) -> None:
+        self._mx, self._count_held = mx, count_held
+        self._step_bytes = self._full_bytes = 0
+        mx.set_cache_limit(LOADING_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are stated as in use."""
+        return OTHER_BYTES + self._step_bytes + self._count_held()
+
+    def cover(self, step_bytes: int, layer_bytes: int) -> None:
+        """A step begins, whose arrays take `step_bytes` when `layer_bytes`, those of a layer, are added at the last."""
+        self._full_bytes = self._mx.get_active_memory() + step_bytes - layer_bytes
+        if step_bytes > self._step_bytes:
+            self._step_bytes = step_bytes
+            self._mx.set_cache_limit(self.nbytes)
+            self._mx.clear_cache()  # of what loading left, which may lie in the host's memory
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another layer of the step: what is done with has not come back yet."""
+        return bool(self._mx.get_active_memory() > self._full_bytes)
+
+
+def view_in_order(mx: Any, array: Any) -> npt.NDArray[Any]:
+    """`view_host` where the numbers lie in order, so that kernels may write there; else a copy in order.
+
+    MLX's own `contiguous` may copy what is in order, if it lies in memory that is larger than it needs.
+    """
+    view = view_host(mx, array)
+    return view if view.flags.c_contiguous else np.ascontiguousarray(view)
+
+
+def view_host(mx: Any, array: Any) -> npt.NDArray[Any]:
+    """The memory of an evaluated array on the CPU, without a copy; bf16 as uint16."""
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    return np.asarray(array)

@@ -1,0 +1,347 @@
+"""Products of few rows with weights in blocks: which kernel, how it shares the work out, and the launch.
+
+- Without matrix units a launch reads each block once, in f32 (`multiply_rows`); a SIMD-group makes two or four outputs
+  for all rows at a time. It takes floats of 16 bits, too.
+- On matrix units a threadgroup makes tiles of outputs for up to 64 tokens (`multiply_tiles`); its SIMD-groups share the
+  columns out and add up.
+- One row times a weight in integers is streamed through the threadgroups' memory (`multiply_stream`). As many
+  threadgroups as the device has multiprocessors share the rows out, and each runs once. What they first read of a
+  weight is under way before the launch in front has ended.
+
+Knows no deferred results: whoever waits for a norm, a gate or a sum calls with what it wants done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.expand import BLOCK_HEADERS
+from mlxr.kernels.linear.extras import Extras, Weights
+from mlxr.kernels.linear.floats import can_spread, multiply_wide
+from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
+from mlxr.kernels.tensor import DeviceArray, NumberType
+
+ROWS = Kernel(
+    "linear_rows",
+    Path(__file__).parent,
+    "rows.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    (*BLOCK_HEADERS, "rows.h", "gate.h"),
+    type_names=TYPE_NAMES,
+)
+MANY_ROW_OUTPUTS = 4096
+TOKENS = (1, 2, 4, 8)  # rows of x that a variant of the kernel takes
+MOST_TOKENS = {"metal": 4}  # where a threadgroup has 32 KiB, and a thread 128 registers
+
+
+def limit_tokens(gpu: Gpu) -> int:
+    """Rows of x that a launch takes at a time, at most; it walks over further ones."""
+    return MOST_TOKENS.get(gpu.device, TOKENS[-1])
+
+
+def choose_rows(gpu: Gpu, tokens: int, outputs: int) -> int:
+    """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
+    return 4 if tokens >= 4 and outputs >= MANY_ROW_OUTPUTS and gpu.device not in MOST_TOKENS else 2
+
+
+def multiply_rows(gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, kind: NumberType) -> DeviceArray:
+    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for `limit_tokens` rows each.
+
+    Few outputs in 32 bits go to `multiply_wide`.
+    """
+    (tokens, columns), first, second = x.shape, weights[0], weights[-1]
+    if can_spread(weights, columns, extras):
+        return multiply_wide(gpu, x, weights[0], extras, kind)
+    rows = first[1], (second[1] if len(weights) == 2 else 0)
+    width = next(width for width in TOKENS if width >= min(tokens, limit_tokens(gpu)))
+    per_group = choose_rows(gpu, width, sum(rows))
+    made = rows[0] // 2 if extras.gate else sum(rows)
+    step = SIMD_GROUPS * (per_group // 2 if extras.gate else per_group)
+    groups = -(-made // step) if extras.gate else sum(-(-count // step) for count in rows)
+    (out,) = gpu.launcher.launch(
+        ROWS,
+        [
+            x,
+            first[2],
+            second[2],
+            *extras.list_inputs(gpu),
+            gpu.launcher.numbers(columns, tokens, *rows),
+        ],
+        groups=(groups, -(-tokens // width), 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((tokens, made), kind)],
+        constants={
+            "TYPE_A": first[0],
+            "TYPE_B": second[0],
+            "ROWS": per_group,
+            "T": width,
+            **extras.constants,
+        },
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
+
+
+SIMD_GROUPS = 8  # of a threadgroup; without matrix units each brings one of the eight quads of every run
+MAX_STAGED = 16384  # columns; 37 KiB of shared memory
+SHORT_COLUMNS = 8192
+MANY_OUTPUTS = 8192
+SINGLE = frozenset((12, 14))  # q4_k and q6_k
+LIGHT = frozenset((2, 12))  # q4_0 and q4_k, by ggml's numbers
+TILE_ROWS, TILE_TOKENS = 16, 8
+TILES = Kernel(
+    "linear_tiles",
+    Path(__file__).parent,
+    "tiles.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    (*BLOCK_HEADERS, "tiles.h", "gate.h"),
+    type_names=TYPE_NAMES,
+    cuda_only=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a SIMD-group works: its tiles of rows and of tokens, and how many share the columns of the same tile.
+
+    `resident`: threadgroups that share a multiprocessor, which bounds the registers. `ahead`: words of the next step
+    are loaded before those of one are multiplied. `staged`: x, one row, goes through shared memory.
+    `single`: its runs are kept apart and scaled after they are summed, for the types in SINGLE.
+    """
+
+    row_tiles: int
+    token_tiles: int
+    split: int
+    resident: int = 1
+    ahead: bool = False
+    staged: bool = False
+    single: bool = False
+
+    def count_groups(self, made: int, is_gated: bool) -> int:
+        """Threadgroups that it takes to make `made` outputs of one weight."""
+        rows = (TILE_ROWS // 2 if is_gated else TILE_ROWS) * self.row_tiles * (SIMD_GROUPS // self.split)
+        return -(-made // rows)
+
+
+def choose_plan(tokens: int, columns: int, outputs: int, types: Collection[int], is_normed: bool) -> Plan:
+    """What was fastest on one H200 (lab/bench/products.py); `types` are ggml's numbers of the weights' types.
+
+    Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. Where the words of a
+    step take few registers, more threadgroups fit. Bringing a long row to every threadgroup costs more than it saves.
+    """
+    many, light = outputs >= MANY_OUTPUTS, LIGHT.issuperset(types)
+    single = SINGLE.issuperset(types)
+    if is_normed or (tokens == 1 and single and columns <= SHORT_COLUMNS):
+        return Plan(1, 1, 4 if many else 8, resident=4 if light and many else 3, staged=True, single=single)
+    if tokens <= 8:
+        return Plan(2 if light and many else 1, 1, 4 if many else 8, resident=2)
+    if tokens <= 16:
+        return Plan(2, 2, 4 if many else 8, resident=2 if light else 1)
+    return Plan(2, 4 if tokens <= 32 else 8, 2 if many else 8)
+
+
+def can_norm(tokens: int, columns: int) -> bool:
+    """Whether a norm may wait for the product."""
+    return tokens == 1 and columns <= MAX_STAGED
+
+
+def multiply_tiles(
+    gpu: Gpu,
+    x: DeviceArray,
+    weights: Weights,
+    extras: Extras,
+    kind: NumberType,
+    plan: Plan | None = None,
+) -> DeviceArray:
+    """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
+
+    x is (tokens, columns) in bf16 or f32. It is normed first only where `can_norm` says so. `plan` is chosen unless
+    given.
+    """
+    tokens, columns = x.shape
+    first, second = weights[0], weights[-1]
+    rows = first[1], (second[1] if len(weights) == 2 else 0)
+    made = [first[1] // 2 if extras.gate else first[1], rows[1]]
+    if plan is None:
+        plan = choose_plan(tokens, columns, sum(rows), {weight[0] for weight in weights}, extras.norm is not None)
+    blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
+    (out,) = gpu.launcher.launch(
+        TILES,
+        [
+            x,
+            first[2],
+            second[2],
+            *extras.list_inputs(gpu),
+            gpu.launcher.numbers(tokens),
+        ],
+        groups=(blocks, sum(plan.count_groups(count, extras.gate != 0) for count in made), 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((tokens, sum(made)), kind)],
+        constants={
+            "TYPE_A": first[0],
+            "TYPE_B": second[0],
+            "M": plan.row_tiles,
+            "N": plan.token_tiles,
+            "SPLIT": plan.split,
+            "RESIDENT": plan.resident,
+            "AHEAD": int(plan.ahead),
+            "STAGED": int(plan.staged),
+            "SINGLE": int(plan.single),
+            "INPUTS": columns,
+            "ROWS_A": rows[0],
+            "ROWS_B": rows[1],
+            **extras.constants,
+        },
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
+
+
+STREAM = Kernel(
+    "linear_stream",
+    Path(__file__).parent,
+    "stream.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers"),
+    ("out",),
+    (*BLOCK_HEADERS, "units.h", "stream.h", "stream_runs.h", "gate.h"),
+    type_names=TYPE_NAMES,
+    cuda_only=True,
+)
+# Of a unit, as stream.h and stream_runs.h have it, by ggml's number of the type.
+STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 816}
+DOUBLE = frozenset((12, 13))  # types of which a unit is two blocks
+BLOCK_COLUMNS = 256
+# Of which a row has a whole number, by type: those of a block, or as many as have a whole word in each plane.
+WHOLE_COLUMNS = {2: 64, 6: 64, 8: 64, 12: 256, 13: 256, 14: 256, 20: 64, 23: 256, 39: 32}
+STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
+RING_BYTES = 136 * 1024  # small units have more stages in as much
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """`groups` threadgroups of `simd_groups` for each weight; `stages` units of every SIMD-group are under way."""
+
+    groups: tuple[int, int]
+    simd_groups: int = SIMD_GROUPS
+    stages: int = STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; `gate` as in `multiply_stream`."""
+
+    types: tuple[int, int]
+    rows: tuple[int, int]
+    columns: int
+    gate: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Blocks of a unit, the most of both types."""
+        return 2 if DOUBLE & {*self.types} else 1
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tiles of each weight: 16 rows, or eight of each half."""
+        return self.rows[0] // TILE_ROWS, self.rows[1] // TILE_ROWS
+
+    def count_tiles(self, plan: StreamPlan) -> int:
+        """Most tiles of a threadgroup."""
+        shares = zip(self.tiles, plan.groups, strict=True)
+        return max(-(-tiles // groups) for tiles, groups in shares if tiles)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of x in a threadgroup's memory."""
+        blocks = self.unit * -(-self.columns // (self.unit * BLOCK_COLUMNS))
+        return 4 * (BLOCK_COLUMNS // 2 * blocks + 64 + 4 * blocks + -(-blocks // 4) * 4)
+
+    def count_room(self, plan: StreamPlan) -> int:
+        """Bytes of a threadgroup's memory: x, the rings and the sums."""
+        rings = plan.stages * max(STAGE_WORDS[kind] for kind in self.types)
+        sums = TILE_ROWS * (-(-self.count_tiles(plan) // plan.simd_groups) + 1)
+        return self.row_bytes + 4 * plan.simd_groups * (rings + sums)
+
+
+def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamPlan | None:
+    """How to stream it on so many multiprocessors with so much memory for a threadgroup; None where it does not go."""
+    fits = all(kind in STAGE_WORDS and not shape.columns % WHOLE_COLUMNS[kind] for kind in shape.types)
+    unit = shape.unit * BLOCK_COLUMNS
+    if shape.columns % unit and len({kind in DOUBLE for kind in shape.types}) > 1:
+        fits = False  # the last unit of both would begin elsewhere
+    if not fits or shape.columns < unit or not processors or any(rows % TILE_ROWS for rows in shape.rows):
+        return None
+    words = max(STAGE_WORDS[kind] for kind in shape.types)
+    plan = StreamPlan(share_groups(shape, processors), stages=max(STAGES, RING_BYTES // (4 * SIMD_GROUPS * words)))
+    return plan if shape.count_room(plan) <= room_bytes else None
+
+
+def count_bytes(kind: int, columns: int) -> int:
+    """Bytes of so many columns of a row, by the number of the type."""
+    layout = LAYOUTS[TYPE_NAMES[kind]]
+    return columns // layout.block_size * layout.block_bytes
+
+
+def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
+    """Threadgroups of each weight, such that the slowest is done soonest."""
+    first, second = shape.tiles
+    if not second:
+        return min(first, processors), 0
+    costs = [count_bytes(kind, BLOCK_COLUMNS) for kind in shape.types]
+
+    def slowest(groups: int) -> int:
+        return max(-(-first // (processors - groups)) * costs[0], -(-second // groups) * costs[1])
+
+    groups = min(range(1, processors), key=slowest)
+    return min(first, processors - groups), min(second, groups)
+
+
+def multiply_stream(
+    gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, kind: NumberType, plan: StreamPlan
+) -> DeviceArray:
+    """As `multiply_tiles`, for one row."""
+    shape = describe(weights, x.shape[1], extras.gate)
+    made = shape.rows[0] // 2 if extras.gate else sum(shape.rows)
+    (out,) = gpu.launcher.launch(
+        STREAM,
+        [
+            x,
+            weights[0][2],
+            weights[-1][2],
+            *extras.list_inputs(gpu),
+        ],
+        groups=(sum(plan.groups), 1, 1),
+        threads=32 * plan.simd_groups,
+        outputs=[((1, made), kind)],
+        constants=make_constants(shape, plan) | extras.constants,
+        types={"X": x.dtype, "Y": kind},
+        room_bytes=shape.count_room(plan),
+    )
+    return out
+
+
+def describe(weights: Weights, columns: int, gate: int) -> StreamShape:
+    """The shape of one or two weights, each (number of its type, rows, planes)."""
+    first, second = weights[0], weights[-1]
+    return StreamShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)
+
+
+def make_constants(shape: StreamShape, plan: StreamPlan) -> dict[str, int]:
+    """The constants of the body but THREADS and the extras'."""
+    return {
+        "TYPE_A": shape.types[0],
+        "TYPE_B": shape.types[1],
+        "INPUTS": shape.columns,
+        "ROWS_A": shape.rows[0],
+        "ROWS_B": shape.rows[1],
+        "GROUPS_A": plan.groups[0],
+        "GROUPS_B": plan.groups[1],
+        "STAGES": plan.stages,
+        "TILES": shape.count_tiles(plan),
+    }
