@@ -23,7 +23,8 @@ Config = Mapping[str, Any]
 
 # What folders call modules that others call otherwise, by `model_type`.
 _MODULES = {
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    **{kind: {"ffn_up": "mlp.gate_up_proj"} for kind in ("glm", "glm4", "phi3")},
+    "phi": {"output_norm": "model.final_layernorm"},
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
 }
 _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  # whose names `list_mixture` knows
@@ -49,7 +50,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for full_name, shape in expected_tensors(read_model(stated)).items():
         if full_name in outside:
-            shapes[outside[full_name]] = shape
+            name, _, end = full_name.rpartition(".")
+            shapes[f"{modules[name]}.{end}" if name in modules else outside[full_name]] = shape
             continue
         _, index, part = full_name.split(".", 2)
         layer, (name, _, end) = f"model.layers.{index}.", part.rpartition(".")
@@ -313,7 +315,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     for expert in range(experts):
         shapes |= {f"{block}.experts.{expert}.{name}.weight": shape for name, shape in names.items()}
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
-    if kind == "glm4_moe":
+    if kind in ("dots1", "glm4_moe"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
     else:
@@ -356,7 +358,15 @@ def make_weights(config: Config, seed: int) -> Weights:
 def _make_all(config: Config, shapes: Mapping[str, tuple[int, ...]], seed: int) -> Weights:
     made = {name: _make_tensor(name, shape, seed) for name, shape in shapes.items()}
     for name, values in made.items():
-        from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+        from_one = config["model_type"] in (
+            "gemma",
+            "nemotron",
+            "gemma2",
+            "gemma3_text",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+            "qwen3_next",
+        )
         if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
             values -= np.float32(1.0)  # as these families store them
         if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):

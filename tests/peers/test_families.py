@@ -83,6 +83,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-short": ("phi3-short", {"original_max_position_embeddings": 512, "sliding_window": 512}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
     "gemma4": ("gemma4", {}),
@@ -91,11 +92,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4e": ("gemma4e", {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 1305}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
     "granite": ("granite", {}),
     "apertus": ("apertus", {}),
+    "arcee": ("arcee", {}),
+    "ernie": ("ernie", {}),
     "exaone4": ("exaone4", {"num_hidden_layers": 64}),  # it knows windows in models of that depth
     "exaone4-full": ("exaone4-full", {}),
     "hunyuan": ("hunyuan", {}),
+    "nemotron": ("nemotron", {}),
+    "phi2": ("phi2", {"num_key_value_heads": 4}),
     "seed-oss": ("seed-oss", {}),
     "smollm3": ("smollm3", {}),
     "cohere": ("cohere", {}),
@@ -154,6 +161,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     # With groups of experts, rounding to eight bits chooses another group for a token in fifty, which moves it by nats.
+    "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
 }

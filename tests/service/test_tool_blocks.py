@@ -33,12 +33,13 @@ NOW = Tool("now")
 TOOLS = (WEATHER, NOW)
 FORMATS: dict[str, ToolFormat] = {
     "xml": QwenXmlFormat(),
+    "seed": find_format("<seed:tool_call>\n<function=x>\n<parameter=y>z</parameter> tools", takes_tools=True),
     "glm": GlmFormat(breaks_lines=True),
     "glm-line": GlmFormat(breaks_lines=False),
     "lfm2": Lfm2Format(shows_calls=False),
 }
 XML_CITY, XML_END = "<tool_call>\n<function=weather>\n<parameter=city>\nx", "</function>\n</tool_call>"
-JOINTS = {"xml": "\n", "glm": "\n"}
+JOINTS = {"xml": "\n", "seed": "\n", "glm": "\n"}
 ALL = {"city": "Köln", "days": 3, "dry": True, "unit": "c", "place": {"x": 0.5}}
 TEXTS = {"city": "Köln", "days": "3", "dry": "true", "unit": "c", "place": '{"x": 0.5}'}
 
@@ -46,6 +47,11 @@ TEXTS = {"city": "Köln", "days": "3", "dry": "true", "unit": "c", "place": '{"x
 def write_xml(name: str, *, texts: dict[str, str]) -> str:
     body = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+def write_seed(name: str, *, texts: dict[str, str]) -> str:
+    body = "".join(f"<parameter={key}>{text}</parameter>\n" for key, text in texts.items())
+    return f"<seed:tool_call>\n<function={name}>\n{body}</function>\n</seed:tool_call>"
 
 
 def write_glm(name: str, *, texts: dict[str, str], line: str = "\n") -> str:
@@ -61,6 +67,8 @@ def write_lfm2(name: str, *, texts: dict[str, str]) -> str:
 def write(format_name: str, name: str, **texts: str) -> str:
     if format_name == "xml":
         return write_xml(name, texts=texts)
+    if format_name == "seed":
+        return write_seed(name, texts=texts)
     if format_name == "lfm2":
         return write_lfm2(name, texts=texts)
     return write_glm(name, texts=texts, line="\n" if format_name == "glm" else "")
@@ -98,6 +106,9 @@ def test_values_are_of_the_types_that_the_tool_wants(format_name: str) -> None:
         ("xml", write_xml("weather", texts={"city": f"a\n{XML_END}b"}), {"city": f"a\n{XML_END}b"}),
         ("xml", write_xml("weather", texts={"city": "\n  x\n"}), {"city": "\n  x\n"}),
         ("xml", write_xml("weather", texts={"city": ""}), {"city": ""}),
+        ("seed", write_seed("weather", texts={"city": "\n  x\n"}), {"city": "\n  x\n"}),
+        ("seed", write_seed("weather", texts={"city": "a</seed:tool_call>"}), {"city": "a</seed:tool_call>"}),
+        ("seed", "<seed:tool_call>\n<function=weather>\n<parameter=city>x</parameter>", {"city": "x"}),
         ("glm", write_glm("weather", texts={"city": "a</tool_call>"}), {"city": "a</tool_call>"}),
         ("glm-line", write_glm("weather", texts={"city": " x\n"}, line=""), {"city": " x\n"}),
         ("lfm2", "<|tool_call_start|>[weather(city='it\\'s, \"(')]<|tool_call_end|>", {"city": "it's, \"("}),

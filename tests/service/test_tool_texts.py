@@ -22,7 +22,7 @@ from mlxr.service.tools.harmony import HarmonyFormat
 from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
 from mlxr.service.tools.mistral import CohereFormat, MistralFormat, Phi4Format
 from mlxr.service.tools.pythonic import Lfm2Format, Olmo3Format
-from mlxr.service.tools.xml import GlmFormat, QwenXmlFormat
+from mlxr.service.tools.xml import SEED_START, GlmFormat, QwenXmlFormat, Spelling
 
 SAY = Tool("say", "", {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "number"}}})
 NOW = Tool("now", "", {"type": "object", "properties": {}})
@@ -30,6 +30,7 @@ FORMATS: dict[str, ToolFormat] = {
     "hermes": HermesFormat(),
     "smollm3": SmolLM3Format(),
     "xml": QwenXmlFormat(),
+    "seed": QwenXmlFormat(Spelling(SEED_START, breaks_lines=False)),
     "glm": GlmFormat(breaks_lines=True),
     "glm-line": GlmFormat(breaks_lines=False),
     "harmony": HarmonyFormat(),
@@ -67,9 +68,10 @@ def write_call(format_name: str, name: str, **values: str) -> str:
     if format_name in JSON_CALLS:
         pairs = ", ".join(f'"{key}": {value}' for key, value in plain.items())
         return JSON_CALLS[format_name] % (name, f"{{{pairs}}}")
-    if format_name == "xml":
-        body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-        return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+    if format_name in ("xml", "seed"):
+        line, tag = ("\n", "tool_call") if format_name == "xml" else ("", "seed:tool_call")
+        body = "".join(f"<parameter={key}>{line}{value}{line}</parameter>\n" for key, value in values.items())
+        return f"<{tag}>\n<function={name}>\n{body}</function>\n</{tag}>"
     if format_name.startswith("glm"):
         line = "\n" if format_name == "glm" else ""
         pair = f"<arg_key>%s</arg_key>{line}<arg_value>%s</arg_value>{line}"
@@ -152,7 +154,7 @@ def test_no_cut_of_a_text_changes_what_is_read(format_name: str, data: st.DataOb
             part.arguments.encode()
 
 
-@pytest.mark.parametrize("format_name", ["generic", "hermes", "xml"])
+@pytest.mark.parametrize("format_name", ["generic", "hermes", "xml", "seed"])
 def test_a_run_of_calls_that_must_come_has_each_once(format_name: str) -> None:
     """A model that has to call writes the same call until its tokens run out; what is new behind it is kept."""
     a, b, c = (write_call(format_name, "say", t=text) for text in ("a", "b", "abc"))
@@ -172,6 +174,7 @@ def test_a_run_of_calls_that_must_come_has_each_once(format_name: str) -> None:
 
 
 ENDS = {
+    "seed": ["</parameter", "\n", "</function>", "<parameter=n>", "</seed:tool_call>"],
     "xml": ["</parameter>", "\n</parameter>\n", "</function>", "<parameter=n>", "<function=say>", "</tool_call>"],
     "glm": ["<arg_value>", "</arg_value", "<arg_key>n</arg_key>", "</tool_call>", "</arg_"],
     "gemma4": ['<|"|', "|>", "<tool_call|>", "<|tool_call>", "}", ",n:1"],
@@ -240,7 +243,7 @@ NULL = {"type": "null"}
         ({"$ref": "#/properties/other"}, {"true": True}, ["yes"]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("format_name", ["xml", "glm", "glm-line"])
+@pytest.mark.parametrize("format_name", ["xml", "seed", "glm", "glm-line"])
 def test_references_are_enforced_and_typed(
     format_name: str, schema: dict[str, object], good: dict[str, object], bad: list[str]
 ) -> None:

@@ -39,6 +39,7 @@ EMBEDDED = {
 }
 
 CASES: dict[str, Config] = {
+    "gemma": make_config("gemma", 4, 1, 48, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, pad_token_id=0),
     "gemma2": make_config(
         "gemma2",
         6,

@@ -216,6 +216,7 @@ def _shorten(value: object) -> str:
 
 
 OWN = "mlxr."
+BARE = "xielu."  # what GGUF has no architecture's name before
 
 OWN_KEYS = {
     "activation": "the activation of feed-forward blocks, as Activation spells it",

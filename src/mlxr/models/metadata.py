@@ -20,7 +20,7 @@ from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components import Attention, FeedForward, Layer, Mamba2, Rope
-from mlxr.models.fields import NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
+from mlxr.models.fields import BARE, NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
 from mlxr.models.model import Model
 from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
 
@@ -67,6 +67,7 @@ _CHANGING: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla"), ()),
     **dict.fromkeys(("attention.value_length_mla", "attention.shared_kv_layers", "attention.group_norm_groups"), ()),
     **dict.fromkeys(("attention.chunk_size", "attention.sinks", "kda.head_dim", "wkv.head_size"), ()),
+    **dict.fromkeys((f"{BARE}{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")), ()),
     **dict.fromkeys(("attention.output_scale", "attention.value_scale"), (1,)),
     **dict.fromkeys((f"dense_{place}_feat_{side}" for place in (2, 3) for side in ("in", "out")), ()),
 }
@@ -91,7 +92,12 @@ class Metadata:
         origins: Mapping[str, Origin] = NO_ORIGINS,
     ) -> None:
         self.architecture = Fields(values).text("general.architecture")
-        self.fields = Fields(values, f"{self.architecture}.", origins)
+        prefix, bare = f"{self.architecture}.", {name: value for name, value in values.items() if name.startswith(BARE)}
+        self.fields = Fields(
+            {**values, **{prefix + name: value for name, value in bare.items()}},
+            prefix,
+            {**origins, **{prefix + name: Origin(name, value) for name, value in bare.items()}},
+        )
         self.own = open_own_keys(values, origins)  # keys that GGUF does not have
         self.tensors = tensors
         self._interleaved_dim = 0
@@ -358,7 +364,9 @@ class Metadata:
             window=window,
             softcap=softcap,
             head_norms=head_norms,
-            qkv_bias=self.own.flag("attention.qkv_bias", qkv_bias or self.has_tensor("attn_q.bias")),
+            qkv_bias=self.own.flag(
+                "attention.qkv_bias", qkv_bias or self.has_tensor("attn_q.bias") or self.has_tensor("attn_qkv.bias")
+            ),
             output_bias=self.own.flag("attention.output_bias", self.has_tensor("attn_output.bias")),
             sinks=sinks,
             gated=gated,
@@ -486,7 +494,7 @@ class Metadata:
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         final_softcap: float | None = None,
-        is_joined: bool = False,
+        joins: tuple[str, ...] = (),
     ) -> Model:
         """Return the model of these layers, with the ends that the file states."""
         return Model(
@@ -501,7 +509,7 @@ class Metadata:
             embedding_scale=embedding_scale,
             logit_scale=logit_scale,
             final_softcap=final_softcap,
-            is_joined=is_joined,
+            joins=joins,
             interleaved_dim=self._interleaved_dim,
         )
 

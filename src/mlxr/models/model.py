@@ -33,7 +33,7 @@ class Model:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None  # of logits
-    is_joined: bool = False  # files keep q, k and v as one tensor, and gate and up
+    joins: tuple[str, ...] = ()  # what files keep as one tensor: attn_qkv, and gate and up as ffn_up
     interleaved_dim: int = 0  # so many numbers of each head of queries and keys are neighbouring pairs that rotate
 
     def __post_init__(self) -> None:

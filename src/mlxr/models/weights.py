@@ -38,11 +38,8 @@ def from_gguf_name(name: str, model: Model) -> str:
 
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
-_QKV = "attn_qkv.weight"
-_JOINED: dict[str, tuple[str, ...]] = {
-    _QKV: ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
-    "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
-}
+_QKV = "attn_qkv"
+_JOINED: dict[str, tuple[str, ...]] = {_QKV: ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
 
 
@@ -77,7 +74,8 @@ def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str
     """Return name and shape of each tensor of a layer, as the file has them."""
     stored = dict(layer.tensors(model.hidden))
     for name, parts in _list_joined(layer, model, index, tensors).items():
-        stored[name] = (sum(stored.pop(part)[0] for part in parts), model.hidden)
+        shapes = [stored.pop(part) for part in parts]
+        stored[name] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     if f"blk.{index}.{BETAS_AND_ALPHAS}" in tensors and isinstance(layer.recurrence, GatedDelta):
         stored[BETAS_AND_ALPHAS] = (sum(stored.pop(part)[0] for part in PARTED_BETAS), model.hidden)
     return stored
@@ -85,11 +83,16 @@ def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str
 
 def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """List what a file has as one tensor, and the parts: all that its family joins, or q, k and v."""
-    joined = _JOINED if model.is_joined else {}
-    attention = layer.attention
-    if attention is not None and f"blk.{index}.{_QKV}" in tensors:
-        joined = joined | {_QKV: tuple(f"{name}.weight" for name in attention.parts)}
-    return joined
+    joined = {name: _JOINED[name] for name in model.joins}
+    attention, shapes = layer.attention, dict(layer.tensors(model.hidden))
+    if attention is not None and f"blk.{index}.{_QKV}.weight" in tensors:
+        joined[_QKV] = attention.parts
+    return {
+        f"{name}.{end}": tuple(f"{part}.{end}" for part in parts)
+        for name, parts in joined.items()
+        for end in ("weight", "bias")
+        if f"{parts[0]}.{end}" in shapes
+    }
 
 
 def arrange_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:

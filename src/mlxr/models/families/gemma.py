@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and after each block.
+"""Gemma, and Gemma 2 and 3, which have norms before and after each block.
 
 Gemma 2 has windows in every other layer, and scores and logits that are capped. Gemma 3 norms queries and keys; five of
 six layers have windows and a rotation of their own, which is not stretched. Folders store norms less one.
@@ -25,11 +25,16 @@ _LAYERS_OF_GEMMA2, _LAYERS_OF_GEMMA3 = 46, 62
 _TENSORS = TensorLayout(NORM_NAMES, norms_from_one=True)
 
 
-def state_gemma2(c: FolderConfig) -> None:
-    """State the sizes of a Gemma 2."""
+def state_gemma1(c: FolderConfig) -> None:
+    """State the sizes of a Gemma."""
     c.state_model(activation="gelu_tanh", biases="block", tied=True)
     c.state_width()
     state_rotation(c)
+
+
+def state_gemma2(c: FolderConfig) -> None:
+    """State the sizes of a Gemma 2."""
+    state_gemma1(c)
     state_windows(c, full_every=2)
     c.state_score_size(by_width_layers=_LAYERS_OF_GEMMA2)
     c.state_softcaps()
@@ -37,12 +42,17 @@ def state_gemma2(c: FolderConfig) -> None:
 
 def state_gemma3(c: FolderConfig) -> None:
     """State the sizes of a Gemma 3."""
-    c.state_model(activation="gelu_tanh", biases="block", tied=True)
-    c.state_width()
-    state_rotation(c)
+    state_gemma1(c)
     state_windows(c, full_every=6)
     state_window_theta(c, 10000.0)
     c.state_score_size(by_width_layers=_LAYERS_OF_GEMMA3)
+
+
+def build_gemma1(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope = Norms(m.rms_eps), m.rope()
+    layers = (Layer(m.attention(rope), m.feed_forward("gelu_tanh"), norms) for _ in range(m.layers))
+    return m.model(layers, embedding_scale=sqrt(m.hidden))
 
 
 def build_gemma2(m: Metadata) -> Model:
@@ -78,10 +88,12 @@ def build_gemma3(m: Metadata) -> Model:
 
 
 FOLDERS = (
+    FolderFamily("gemma", "GemmaForCausalLM", "gemma", state_gemma1, TensorLayout(norms_from_one=True)),
     FolderFamily("gemma2", "Gemma2ForCausalLM", "gemma2", state_gemma2, _TENSORS),
     FolderFamily("gemma3_text", "Gemma3ForCausalLM", "gemma3", state_gemma3, _TENSORS),
 )
 FAMILIES = (
+    Family("gemma", build_gemma1),
     Family("gemma2", build_gemma2),
     Family("gemma3", build_gemma3),
 )

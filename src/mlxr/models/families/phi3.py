@@ -22,7 +22,7 @@ def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
     norms, rope = Norms(m.rms_eps), m.rope()
     layers = (Layer(m.attention(rope, window=window), m.feed_forward(), norms) for window in m.windows())
-    return m.model(layers, is_joined=True)
+    return m.model(layers, joins=("attn_qkv", "ffn_up"))
 
 
 FOLDERS = (FolderFamily("phi3", "Phi3ForCausalLM", "phi3", state),)

@@ -22,7 +22,7 @@ from mlxr.kernels.sources import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import read_number
-from mlxr.models.fields import OWN, Fields, Origin
+from mlxr.models.fields import BARE, OWN, Fields, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Statement:
         """Give all keys the prefix of the architecture, but for those of our own."""
 
         def spell(name: str) -> str:
-            return name if name.startswith(OWN) else f"{self.architecture}.{name}"
+            return name if name.startswith((OWN, BARE)) else f"{self.architecture}.{name}"
 
         values = {spell(name): value for name, value in self.values.items()}
         self.values = {"general.architecture": self.architecture} | values
@@ -107,6 +107,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
     "relu2": "relu_squared",
     "xielu": "xielu",
 }

@@ -37,6 +37,7 @@ MODEL_NAMES = {
     "model.embeddings.weight": "token_embd.weight",
     "model.norm_f.weight": "output_norm.weight",
     "model.final_layernorm.weight": "output_norm.weight",
+    "model.final_layernorm.bias": "output_norm.bias",
     "lm_head.weight": "output.weight",
     "lm_head.bias": "output.bias",
 }

@@ -19,7 +19,7 @@ from mlxr.service.tools.mistral import (
     Phi4Format,
 )
 from mlxr.service.tools.pythonic import LFM2_MARKS, OLMO_START, Lfm2Format, Olmo3Format
-from mlxr.service.tools.xml import ARG_KEY, ARG_VALUE, FUNCTION, GlmFormat, QwenXmlFormat
+from mlxr.service.tools.xml import ARG_KEY, ARG_VALUE, FUNCTION, SEED_START, GlmFormat, QwenXmlFormat, Spelling
 
 __all__ = ["TOOLS_VARIABLE", "CallParser", "CallPiece", "Piece", "ToolFormat", "find_format"]
 
@@ -34,7 +34,7 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
         if TOOLS_VARIABLE in template_source:
             return SmolLM3Format()
         if FUNCTION in template_source and "<parameter=" in template_source:
-            return QwenXmlFormat()
+            return QwenXmlFormat(Spelling(SEED_START, breaks_lines=False) if SEED_START in template_source else None)
         if ARG_KEY in template_source:
             return GlmFormat(breaks_lines=f"</arg_key>{ARG_VALUE}" not in template_source)
         if any(mark in template_source for mark in LFM2_MARKS):

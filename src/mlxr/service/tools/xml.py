@@ -1,9 +1,10 @@
-"""Calls as XML-like tags: GLM 4.5 to 4.7, and Qwen3-Coder, Qwen 3.5 and Nemotron 3.
+"""Calls as XML-like tags: GLM 4.5 to 4.7, and Qwen3-Coder, Qwen 3.5, Nemotron 3 and Seed-OSS.
 
 GLM writes `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; up to GLM 4.6 every part
 stands on a line of its own. Qwen writes `<function=NAME>`, and `<parameter=KEY>` for each argument, on lines of their
-own between `<tool_call>` and `</tool_call>`; models forget the first of these. Sources: the chat templates of GLM-4.5,
-GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B and NVIDIA-Nemotron-3-Nano-30B-A3B.
+own between `<tool_call>` and `</tool_call>`; models forget the first of these. Seed-OSS writes the same between
+`<seed:tool_call>` and `</seed:tool_call>`, with values on the lines of their tags. Sources: the chat templates of
+GLM-4.5, GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B, NVIDIA-Nemotron-3-Nano-30B-A3B and Seed-OSS-36B-Instruct.
 """
 
 from __future__ import annotations
@@ -95,30 +96,41 @@ def read_glm_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
     return [(tool.name, arguments)]
 
 
-START, END, FUNCTION = "<tool_call>", "</tool_call>", "<function="
+FUNCTION, SEED_START = "<function=", "<seed:tool_call>"
 _FUNCTION_END, _PARAMETER, _PARAMETER_END = "</function>", "<parameter=", "</parameter>"
-_VALUE_END = f"\n{_PARAMETER_END}\n"
-_FOLLOWS = (_PARAMETER, _FUNCTION_END, END)
 _BLOCK = re.compile(r"\s*(?:<function=)?([^>\n]+)>(.*)", re.DOTALL)
-_TAGS = re.compile(r"</function>|</tool_call>|<parameter=[^>\n]+>\n?")
-_LOOSE_ENDS = re.compile(r"\n?</parameter>|\n(?=<parameter=([^>\n]+)>)")
 _MAX_TAG_CHARACTERS = 300
+
+
+class Spelling:
+    """How a family spells such calls: the marks around one, and whether values have lines of their own."""
+
+    def __init__(self, start: str = "<tool_call>", *, breaks_lines: bool = True) -> None:
+        self.start, self.end = start, f"</{start[1:]}"
+        self.line, line = "\n" if breaks_lines else "", r"\n?" if breaks_lines else ""
+        self.value_end = f"{self.line}{_PARAMETER_END}\n"
+        self.follows = (_PARAMETER, _FUNCTION_END, self.end)
+        self.tags = re.compile(rf"</function>|{self.end}|<parameter=[^>\n]+>{line}")
+        self.loose_ends = re.compile(rf"{line}</parameter>|\n(?=<parameter=([^>\n]+)>)")
 
 
 class QwenXmlFormat(ToolFormat):
     """See `ToolFormat`. A grammar holds what values are, but texts may be any text."""
 
-    markers: Sequence[str] = (START, END)
+    def __init__(self, spelling: Spelling | None = None) -> None:
+        self._spelling = spelling or Spelling()
+        self.markers = (self._spelling.start, self._spelling.end)
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""
         by_name = {tool.name: tool for tool in tools}
         heads = [f"{FUNCTION}{name}>" for name in by_name] if is_enforced else []
+        own = self._spelling
         return BlockParser(
-            (START, FUNCTION),
-            lambda start: _Finder(by_name, is_strict=is_enforced and start == START),
-            lambda start, body: read_block(body, by_name, is_strict=is_enforced and start == START),
-            END,
+            (own.start, FUNCTION),
+            lambda start: _Finder(own, by_name, is_strict=is_enforced and start == own.start),
+            lambda start, body: read_block(own, body, by_name, is_strict=is_enforced and start == own.start),
+            own.end,
             heads,
         )
 
@@ -132,22 +144,22 @@ class QwenXmlFormat(ToolFormat):
         answer: str | None = None,
     ) -> str | None:
         """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
-        start, end = (specials.get(marker, quote_lark(marker)) for marker in (START, END))
+        start, end = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
         more = f'("\\n" {start} call)*' if is_parallel else ""
         rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
-        rules += f"text[suffix={quote_lark(_VALUE_END)}]: /(?s:.*)/\n"
+        rules += f"text[suffix={quote_lark(self._spelling.value_end)}]: /(?s:.*)/\n"
         for index, tool in enumerate(tools):
-            rules += _write_call_rules(f"call_{index}", tool, end)
-        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
+            rules += _write_call_rules(self._spelling, f"call_{index}", tool, end)
+        return write_marked_grammar(self._spelling.start, rules, must_call=must_call, specials=specials, answer=answer)
 
 
-def _write_call_rules(rule: str, tool: Tool, end: str) -> str:
+def _write_call_rules(own: Spelling, rule: str, tool: Tool, end: str) -> str:
     """The rule for calls of one tool, and those for its values."""
     arguments, parameters, values = Arguments(tool), [], ""
     for index, key in enumerate(arguments.properties):
-        parameter = quote_lark(f"{_PARAMETER}{key}>\n") + f" {rule}_{index}"
+        parameter = quote_lark(f"{_PARAMETER}{key}>{own.line}") + f" {rule}_{index}"
         parameters.append(parameter if key in arguments.required else f"({parameter})?")
-        values += arguments.write_value_rule(f"{rule}_{index}", key, quote_lark(_VALUE_END))
+        values += arguments.write_value_rule(f"{rule}_{index}", key, quote_lark(own.value_end))
     head = quote_lark(f"\n{FUNCTION}{tool.name}>\n")
     return f'{rule}: {head} {" ".join(parameters)} "{_FUNCTION_END}\\n" {end}\n{values}'
 
@@ -157,7 +169,8 @@ class _Finder:
 
     passed = None
 
-    def __init__(self, tools: Mapping[str, Tool], *, is_strict: bool) -> None:
+    def __init__(self, own: Spelling, tools: Mapping[str, Tool], *, is_strict: bool) -> None:
+        self._own = own
         self._tools, self._is_strict = tools, is_strict
         self._keys: Collection[str] = ()
         self._place, self._is_inside = 0, False
@@ -166,18 +179,18 @@ class _Finder:
         """Return where the end marker begins and ends, if it is there."""
         while True:
             if self._is_inside:
-                end, self._place = find_value_end(text, self._place, self._keys, is_strict=self._is_strict)
+                end, self._place = find_value_end(self._own, text, self._place, self._keys, is_strict=self._is_strict)
                 if end is None:
                     return None
                 self._is_inside = False
-            tag = _TAGS.search(text, self._place)
+            tag = self._own.tags.search(text, self._place)
             if tag is None:
                 begun = text.rfind("<", self._place)
                 self._place = begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
                 return None
             if not tag[0].startswith(_PARAMETER):
                 return tag.span()
-            if tag.end() == len(text) and not tag[0].endswith("\n"):  # the line may still end
+            if tag.end() == len(text) and self._own.line and not tag[0].endswith("\n"):  # the line may still end
                 return None
             self._place, self._is_inside = tag.end(), True
             if not self._is_strict:
@@ -185,7 +198,7 @@ class _Finder:
 
 
 def find_value_end(
-    text: str, place: int, keys: Collection[str], *, is_strict: bool, is_whole: bool = False
+    own: Spelling, text: str, place: int, keys: Collection[str], *, is_strict: bool, is_whole: bool = False
 ) -> tuple[int | None, int]:
     """Where a value ends, of which nothing ends before `place`, and where what follows it begins.
 
@@ -194,17 +207,17 @@ def find_value_end(
     counts with a tag behind it, and the beginning of another one of `keys` does.
     """
     if is_strict:
-        end, next_place = text.find(_VALUE_END, place), len(text) - hold_back(text[place:], _VALUE_END)
-        return (end, end + len(_VALUE_END)) if end >= 0 else (next_place if is_whole else None, next_place)
-    for tag in _LOOSE_ENDS.finditer(text, place):
+        end, next_place = text.find(own.value_end, place), len(text) - hold_back(text[place:], own.value_end)
+        return (end, end + len(own.value_end)) if end >= 0 else (next_place if is_whole else None, next_place)
+    for tag in own.loose_ends.finditer(text, place):
         if not tag[0].endswith(_PARAMETER_END):
             if not keys or tag[1] in keys:
                 return tag.span()
             continue
         rest = text[tag.end() :].lstrip()
-        if not is_whole and (not rest or any(follow.startswith(rest) for follow in _FOLLOWS)):
+        if not is_whole and (not rest or any(follow.startswith(rest) for follow in own.follows)):
             return None, tag.start()
-        if not rest or rest.startswith(_FOLLOWS):
+        if not rest or rest.startswith(own.follows):
             return tag.start(), len(text) - len(rest)
     if is_whole:
         return len(text), len(text)
@@ -213,21 +226,21 @@ def find_value_end(
     return None, begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
 
 
-def read_block(text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> list[Call] | None:
+def read_block(own: Spelling, text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> list[Call] | None:
     """The call in the text of one block, without its end; None if it is none of a known tool."""
     block = _BLOCK.fullmatch(text)
     tool = None if block is None else tools.get(block[1].strip())
     if block is None or tool is None:
         return None
     schemas, arguments, place = Arguments(tool), dict[str, object](), 0
-    body, keys = _drop_ends(block[2]), schemas.properties
+    body, keys = _drop_ends(own, block[2]), schemas.properties
     names = [*map(re.escape, sorted(keys, key=len, reverse=True)), "[^>\n]+"]
-    parameter = re.compile(rf"\s*{_PARAMETER}({'|'.join(names)})>\n?")
+    parameter = re.compile(rf"\s*{_PARAMETER}({'|'.join(names)})>(?:{own.line})?")
     while body[place:].strip():
         begin = parameter.match(body, place)
         if begin is None:
             return None
-        end, place = find_value_end(body, begin.end(), keys, is_strict=is_strict, is_whole=True)
+        end, place = find_value_end(own, body, begin.end(), keys, is_strict=is_strict, is_whole=True)
         arguments[begin[1]] = schemas.read_value(begin[1], body[begin.end() : end])
     return [(tool.name, arguments)]
 
@@ -239,9 +252,9 @@ def _list_keys(text: str, tools: Mapping[str, Tool]) -> Collection[str]:
     return () if tool is None else Arguments(tool).properties
 
 
-def _drop_ends(body: str) -> str:
+def _drop_ends(own: Spelling, body: str) -> str:
     """The body without the ends of a block that stand behind a value which was not ended."""
     bare = body.rstrip()
-    for end in (END, _FUNCTION_END):
+    for end in (own.end, _FUNCTION_END):
         bare = bare.removesuffix(end).rstrip()
     return bare if len(bare) < len(body.rstrip()) else body

@@ -1,0 +1,30 @@
+"""Nemotron and Minitron: layer norms with biases, stored less one, half of a head rotates, and no gate but a squared
+ReLU."""
+
+from __future__ import annotations
+
+from mlxr.models.components import Layer, Norms
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
+from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
+
+
+def state(c: FolderConfig) -> None:
+    """State the sizes of a model."""
+    c.state_model(kv_heads=c.heads, eps=(LAYER_EPS,), eps_key="norm_eps", activation="relu_squared", biases="block")
+    c.state_width()
+    state_rotation(c, part=0.5)
+
+
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    norms, rope = Norms(m.layer_eps, kind="layer", bias=True), m.rope()
+    return m.model(
+        Layer(m.attention(rope), m.feed_forward("relu_squared", gated=False), norms) for _ in range(m.layers)
+    )
+
+
+FOLDERS = (FolderFamily("nemotron", "NemotronForCausalLM", "nemotron", state, TensorLayout(norms_from_one=True)),)
+FAMILIES = (Family("nemotron", build),)
