@@ -6,11 +6,13 @@ import json
 import shutil
 import socket
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mlxr.cli.connect import RECIPES
 from mlxr.cli.main import main
 from mlxr.core.stats import MachineLimits
 from mlxr.loading import ASSETS
@@ -136,3 +138,36 @@ def test_doctor(mlxr: Run, monkeypatch: pytest.MonkeyPatch, home: Path, capsys: 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def test_connect_shows_and_merges(home: Path, mlxr: Run, refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXR_API_KEYS", "secret")
+    shown = mlxr("connect", "aider", "--url", "http://box:1234/v1/", "--model", "llama3.2")
+    assert "export OPENAI_API_BASE=http://box:1234/v1\nexport OPENAI_API_KEY=secret" in shown
+    assert shown.endswith("aider --model openai/llama3.2\n")
+    assert "known are claude-code, codex" in refused("connect", "emacs")
+    assert "has no file" in refused("connect", "aider", "--write")
+    path = home / ".config" / "opencode" / "opencode.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"theme": "dark", "provider": {"other": {"npm": "x"}}}')
+    mlxr("connect", "opencode", "--write")
+    written = json.loads(path.read_text())
+    assert (written["theme"], sorted(written["provider"])) == ("dark", ["mlxr", "other"])
+    assert written["provider"]["mlxr"]["options"] == {"baseURL": "http://127.0.0.1:11434/v1", "apiKey": "secret"}
+    assert written["provider"]["mlxr"]["models"]["demo"]["limit"] == {"context": 2048, "output": 512}
+    assert "other" in (path.parent / "opencode.json.before-mlxr").read_text()
+    path.write_text("// mine\n{}")
+    assert "is no plain JSON" in refused("connect", "opencode", "--write")
+
+
+def test_connect_adds_to_toml_once(home: Path, mlxr: Run, refused: Run) -> None:
+    path = home / ".codex" / "config.toml"
+    path.parent.mkdir()
+    path.write_text('model = "gpt-5"\n')
+    mlxr("connect", "codex", "--write")
+    values = tomllib.loads(path.read_text())
+    assert (values["model"], values["profiles"]["mlxr"]["model"]) == ("gpt-5", "demo")
+    assert values["model_providers"]["mlxr"]["base_url"] == "http://127.0.0.1:11434/v1"
+    assert "is there already" in refused("connect", "codex", "--write", "--model", "other")
+    for tool in RECIPES:
+        assert "none" in mlxr("connect", tool) or tool in ("continue", "zed")

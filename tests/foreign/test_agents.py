@@ -5,77 +5,30 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from forcing_proxy import ANSWER, Json
 from long_demo import CONTEXT_TOKENS
 
-from conftest import MODEL, MakeProxy, find_program
+from conftest import COMMAND, MODEL, MakeProxy, find_program
 
 SECRET = "The secret number is 4711."
 QUESTION = "Read note.txt"
 LIMIT_S = 240
-OPENCODE = {
-    "autoupdate": False,
-    "share": "disabled",
-    "permission": {"external_directory": "allow", "read": "allow"},
-    "small_model": f"mlxr/{MODEL}",
-    "provider": {
-        "mlxr": {
-            "npm": "@ai-sdk/openai-compatible",
-            "api": "URL/v1",
-            "options": {"baseURL": "URL/v1", "apiKey": "x"},
-            "models": {MODEL: {"tool_call": True, "limit": {"context": CONTEXT_TOKENS, "output": 1024}}},
-        }
-    },
-}
-PI = {
-    "providers": {
-        "mlxr": {
-            "baseUrl": "URL/v1",
-            "api": "openai-completions",
-            "apiKey": "x",
-            "models": [{"id": MODEL, "contextWindow": CONTEXT_TOKENS, "maxTokens": 1024}],
-        }
-    }
-}
-CODEX = f"""\
-model = "{MODEL}"
-model_provider = "mlxr"
-[model_providers.mlxr]
-name = "mlxr"
-base_url = "URL/v1"
-wire_api = "responses"
-"""
-CONTINUE = f"""\
-name: local
-version: 1.0.0
-schema: v1
-models:
-  - name: {MODEL}
-    provider: openai
-    model: {MODEL}
-    apiBase: URL/v1
-    apiKey: x
-    capabilities: [tool_use]
-    roles: [chat]
-    defaultCompletionOptions: {{contextLength: {CONTEXT_TOKENS}, maxTokens: 1024}}
-"""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """How an agent is told of a server. URL, HOME and NOTE stand for the proxy, its home and the file to read."""
+    """An agent, told of the server by `mlxr connect`. HOME and NOTE stand for its home and the file to read."""
 
     program: str
     words: tuple[str, ...]
     tool: str
     arguments: Json
     path: str  # of the requests that carry the conversation
-    files: dict[str, str] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
+    recipe: str = ""  # what `mlxr connect --write` takes
     first: tuple[str, ...] = ()  # words of a command that must run before
 
 
@@ -86,19 +39,15 @@ AGENTS = [
         "Read",
         {"file_path": "NOTE"},
         "/v1/messages",
-        variables={
-            "ANTHROPIC_BASE_URL": "URL",
-            "ANTHROPIC_API_KEY": "x",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
+        recipe="claude-code",
     ),
     Agent(
         "codex",
-        ("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", QUESTION),
+        ("exec", "--profile", "mlxr", "--skip-git-repo-check", "--sandbox", "danger-full-access", QUESTION),
         "exec_command",
         {"cmd": "cat note.txt"},
         "/v1/responses",
-        files={".codex/config.toml": CODEX},
+        recipe="codex",
     ),
     Agent(
         "opencode",
@@ -106,7 +55,7 @@ AGENTS = [
         "read",
         {"filePath": "NOTE"},
         "/v1/chat/completions",
-        files={".config/opencode/opencode.json": json.dumps(OPENCODE)},
+        recipe="opencode",
     ),
     Agent(
         "pi",
@@ -114,7 +63,7 @@ AGENTS = [
         "read",
         {"path": "note.txt"},
         "/v1/chat/completions",
-        files={".pi/agent/models.json": json.dumps(PI)},
+        recipe="pi",
     ),
     Agent(
         "cline",
@@ -126,11 +75,11 @@ AGENTS = [
     ),
     Agent(
         "cn",
-        ("-p", "--auto", "--config", "HOME/config.yaml", QUESTION),
+        ("-p", "--auto", "--config", "HOME/.continue/config.yaml", QUESTION),
         "Read",
         {"filepath": "note.txt"},
         "/v1/chat/completions",
-        files={"config.yaml": CONTINUE},
+        recipe="continue",
     ),
 ]
 
@@ -145,13 +94,13 @@ def test_an_agent_calls_a_tool_and_answers(agent: Agent, make_proxy: MakeProxy, 
     places = {"NOTE": str(work / "note.txt"), "HOME": str(home)}
     proxy = make_proxy(agent.tool, json.loads(put(json.dumps(agent.arguments), places)))
     places["URL"] = proxy.url
-    for name, text in agent.files.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(put(text, places))
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("MLXR_", "OPENAI_", "ANTHROPIC_"))
     }
-    variables = keep | {"HOME": str(home)} | {name: put(value, places) for name, value in agent.variables.items()}
+    variables = keep | {"HOME": str(home), "MLXR_CONTEXT_TOKENS": str(CONTEXT_TOKENS)}
+    if agent.recipe:
+        command = [COMMAND, "connect", agent.recipe, "--model", MODEL, "--url", proxy.url, "--write"]
+        subprocess.run(command, env=variables, check=True, capture_output=True)
     for words in (agent.first, agent.words):
         if words:
             run = subprocess.run(

@@ -72,6 +72,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("profile", "mlxr.cli.bench", "Show where the time of a model's steps goes, kernel by kernel."),
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
     CommandRow("kernels", "mlxr.cli.bench", "Print the source of the GPU kernels."),
+    CommandRow("connect", "mlxr.cli.connect", "Let coding agents and editors use this server."),
     CommandRow("doctor", "mlxr.cli.doctor", "Look whether this machine and installation are well."),
     CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
     CommandRow("help", "mlxr.cli.main", "Explain a command."),

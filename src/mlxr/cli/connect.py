@@ -1,0 +1,221 @@
+"""`mlxr connect`: how other programs are told of this server, as text to copy or written into their files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlxr.cli.flags import ServerSettings
+from mlxr.cli.remote import find_own_key
+from mlxr.cli.terminal import print_note
+from mlxr.core.errors import InvalidRequest, MlxrError, NotFound
+from mlxr.core.settings import Settings
+
+USUAL_CONTEXT_TOKENS = 32768  # where the model is not here, so that its context is not known
+ANSWER_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a program must know: the address without /v1, a key (any, where none is set), the model and its context."""
+
+    url: str
+    key: str
+    model: str
+    context_tokens: int
+
+    @property
+    def answer_tokens(self) -> int:
+        """How long an answer may be."""
+        return min(ANSWER_TOKENS, self.context_tokens // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one program is told. `file` is relative to the home folder; one in JSON is merged, not replaced."""
+
+    title: str
+    command: str  # how it is started then; MODEL stands for the model
+    file: str = ""
+    content: Callable[[Server], str] = lambda _: ""
+    variables: Mapping[str, str] = field(default_factory=dict)  # URL, KEY and MODEL stand for the server's
+
+
+def _opencode(server: Server) -> str:
+    limit = {"context": server.context_tokens, "output": server.answer_tokens}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "mlxr",
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": server.key},
+        "models": {server.model: {"tool_call": True, "limit": limit}},
+    }
+    return _dump({"$schema": "https://opencode.ai/config.json", "provider": {"mlxr": provider}})
+
+
+def _pi(server: Server) -> str:
+    model = {"id": server.model, "contextWindow": server.context_tokens, "maxTokens": server.answer_tokens}
+    provider = {"baseUrl": f"{server.url}/v1", "api": "openai-completions", "apiKey": server.key, "models": [model]}
+    return _dump({"providers": {"mlxr": provider}})
+
+
+def _codex(server: Server) -> str:
+    return (
+        f'[model_providers.mlxr]\nname = "mlxr"\nbase_url = "{server.url}/v1"\nwire_api = "responses"\n'
+        f'http_headers = {{ "Authorization" = "Bearer {server.key}" }}\n\n'
+        f'[profiles.mlxr]\nmodel = "{server.model}"\nmodel_provider = "mlxr"\n'
+        f"model_context_window = {server.context_tokens}\n"
+    )
+
+
+def _continue(server: Server) -> str:
+    return (
+        "name: mlxr\nversion: 1.0.0\nschema: v1\nmodels:\n"
+        f"  - name: {server.model}\n    provider: openai\n    model: {server.model}\n"
+        f"    apiBase: {server.url}/v1\n    apiKey: {server.key}\n"
+        "    capabilities: [tool_use]\n    roles: [chat, edit, apply]\n    defaultCompletionOptions: "
+        f"{{contextLength: {server.context_tokens}, maxTokens: {server.answer_tokens}}}\n"
+    )
+
+
+def _claude(server: Server) -> str:
+    variables = RECIPES["claude-code"].variables
+    return _dump({"env": {name: _put(value, server) for name, value in variables.items()}})
+
+
+def _zed(server: Server) -> str:
+    model = {"name": server.model, "display_name": server.model, "max_tokens": server.context_tokens}
+    return _dump(
+        {
+            "language_models": {
+                "openai_compatible": {"mlxr": {"api_url": f"{server.url}/v1", "available_models": [model]}}
+            }
+        }
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "claude-code": Recipe(
+        "Claude Code",
+        "claude --model MODEL",
+        ".claude/settings.json",
+        _claude,
+        {
+            "ANTHROPIC_BASE_URL": "URL",
+            "ANTHROPIC_API_KEY": "KEY",
+            "ANTHROPIC_MODEL": "MODEL",
+            "ANTHROPIC_SMALL_FAST_MODEL": "MODEL",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+    ),
+    "codex": Recipe("Codex", "codex --profile mlxr", ".codex/config.toml", _codex),
+    "opencode": Recipe("opencode", "opencode --model mlxr/MODEL", ".config/opencode/opencode.json", _opencode),
+    "continue": Recipe("Continue", "cn", ".continue/config.yaml", _continue),
+    "pi": Recipe("pi", "pi --provider mlxr --model MODEL", ".pi/agent/models.json", _pi),
+    "zed": Recipe("Zed", "zed  # the key is asked for in the agent's panel", ".config/zed/settings.json", _zed),
+    "cline": Recipe("Cline", "cline auth -p openai-compatible -k KEY -m MODEL -b URL/v1"),
+    "aider": Recipe(
+        "aider",
+        "aider --model openai/MODEL",
+        variables={"OPENAI_API_BASE": "URL/v1", "OPENAI_API_KEY": "KEY"},
+    ),
+    "open-webui": Recipe(
+        "Open WebUI",
+        "open-webui serve",
+        variables={"OPENAI_API_BASE_URL": "URL/v1", "OPENAI_API_KEY": "KEY", "ENABLE_OLLAMA_API": "false"},
+    ),
+    "openai": Recipe(
+        "clients of OpenAI",
+        "any program that takes a base URL",
+        variables={"OPENAI_BASE_URL": "URL/v1", "OPENAI_API_KEY": "KEY"},
+    ),
+}
+
+Tool = Annotated[str, typer.Argument(metavar="TOOL", help=f"One of {', '.join(RECIPES)}.")]
+ModelName = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Default: the model that answers here.")]
+Address = Annotated[str | None, typer.Option("--url", help="The server's address; default: that of the settings.")]
+Write = Annotated[bool, typer.Option("--write", help="Write the tool's file; what it held is kept beside it.")]
+
+
+def connect(
+    tool: Tool, settings: ServerSettings, model: ModelName = None, url: Address = None, write: Write = False
+) -> None:
+    """Show how a coding agent, an editor or a chat page uses this server, or with --write configure it.
+
+    The server itself is started with `mlxr serve`.
+    """
+    recipe = RECIPES.get(tool)
+    if recipe is None:
+        raise InvalidRequest("TOOL", f"{tool!r} is not known; known are {', '.join(RECIPES)}")
+    server = _describe(settings, model, url)
+    path = Path.home() / recipe.file
+    if write:
+        if not recipe.file:
+            raise InvalidRequest("--write", f"{recipe.title} has no file for it; set what `mlxr connect {tool}` shows")
+        _write(path, recipe.content(server))
+        print_note(f"wrote {path}")
+    elif recipe.file:
+        print(f"# {path} (--write adds it):\n{recipe.content(server)}")
+    if recipe.variables and not write:
+        print("# or in the shell:" if recipe.file else "# in the shell:")
+        for name, value in recipe.variables.items():
+            print(f"export {name}={_put(value, server)}")
+        print()
+    print(f"# then:\n{_put(recipe.command, server)}")
+
+
+def _describe(settings: Settings, model: str | None, url: str | None) -> Server:
+    from mlxr.service.catalogue import choose_default, open_registry
+
+    registry = open_registry(settings)
+    name = model or choose_default(registry, settings).name
+    try:
+        context_tokens = registry.get(name).context_tokens
+    except NotFound:
+        context_tokens = USUAL_CONTEXT_TOKENS
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    address = (url or f"http://{host}:{settings.port}").rstrip("/").removesuffix("/v1")
+    tokens = settings.context_tokens or context_tokens
+    return Server(address, find_own_key(settings) or "none", name, tokens)
+
+
+def _write(path: Path, text: str) -> None:
+    """Put `text` into a configuration: merged into JSON, behind TOML; raises MlxrError where that cannot be done."""
+    old = path.read_text() if path.exists() else ""
+    if old.strip():
+        if path.suffix == ".json":
+            try:
+                text = _dump(_merge(json.loads(old), json.loads(text)))
+            except ValueError as error:
+                raise MlxrError(
+                    f"{path}: is no plain JSON ({error}); add by hand what is shown without --write"
+                ) from None
+        elif path.suffix == ".toml" and "[model_providers.mlxr]" not in old and "[profiles.mlxr]" not in old:
+            text = f"{old.rstrip()}\n\n{text}"
+        elif old != text:
+            raise MlxrError(f"{path}: is there already; add by hand what is shown without --write")
+        shutil.copy2(path, path.with_name(f"{path.name}.before-mlxr"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _merge(old: Any, new: Any) -> Any:
+    """`new` over `old`, key by key."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
+
+
+def _put(text: str, server: Server) -> str:
+    values = {"URL": server.url, "KEY": server.key, "MODEL": server.model}
+    return re.sub(r"\b(URL|KEY|MODEL)\b", lambda match: values[match[1]], text)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
