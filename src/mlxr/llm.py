@@ -1,10 +1,7 @@
 """`LLM`: the front door for Python programs. Opens a model and answers, alone or many prompts at once.
 
-The face of a `Session` for programs that wait. A thread of its own runs the engine, as in the server.
-
-Keywords of Python functions that are settings of a model: how they are shown, and how they become `Settings`.
-
-A function declares them as `**keywords: Unpack[ModelKeywords]`, which type checkers know one by one.
+The face of a `Session` for programs that wait. A thread of its own runs the engine, as in the server. Functions declare
+the settings of a model as `**keywords: Unpack[ModelKeywords]`, which type checkers know one by one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """One group of layers in the cache: its pages, who holds them, which tokens they have, and which of them goes first.
 
 A page is free; or held by tables; or cached: held by nobody, indexed, and given up when room is needed. In the group of
-the recurrent layers a page is the slot of a state, and an indexed state is a snapshot. Knows one group; what must be
-there in all groups at once is `kv_cache`'s matter.
-
-Which cached page is given up first. Integers only; what is cached and what is a leaf is told by the caller.
-
-The policy is one function, `rank_page`. Around it stands a heap of the pages that may go: of a linked index leaves
-only, because a page without the pages before it can never be found again.
+the recurrent layers a page is the slot of a state, and an indexed state is a snapshot. Which page is given up first is
+one function, `rank_page`; around it stands a heap of those that may go: of a linked index leaves only, because a page
+without the pages before it can never be found again. What must be there in all groups at once is `kv_cache`'s matter.
 """
 
 from __future__ import annotations

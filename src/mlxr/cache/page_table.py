@@ -1,24 +1,20 @@
-"""The pages of one sequence, in order: position p lies in page p // page_size of the table.
+"""Pages as integers: which are free, how many holders the others have, and which make up a sequence, in order.
 
-Integers only. A table is filled in two moves: `prepare` makes room for the next positions, `commit` counts them once
-their keys and values are really written, so that a step that failed halfway can be repeated or dropped. `fork` shares
-the pages; a page that is shared, or whose contents are kept, is copied when one of its holders is about to write into
-it, and `prepare` tells which.
+`Pager` counts holders. Pages go out by `allocate` with one holder, gain holders by `retain`, lose them by `release`,
+and are free again when the last one lets go; unless somebody asked to `keep` what lies in the page: then it stays
+cached, without holders, until it is retained again or dropped. A page is written from the time when it first goes out
+until it is given back to the system; pages that were written before go out first, so the arena takes no more memory
+than needed.
+
+In a table position p lies in page p // page_size. It is filled in two moves: `prepare` makes room for the next
+positions, `commit` counts them once their keys and values are really written, so that a step that failed halfway can be
+repeated or dropped. `fork` shares the pages; a page that is shared, or whose contents are kept, is copied when one of
+its holders is about to write into it, and `prepare` tells which.
 
 A `PageTable` is that of one group of layers. Where positions see a window only, `slide` gives back the pages before it;
 their places stay, and hold RELEASED. A `StateTable` is that of the recurrent layers: it holds the slot with the state
 after all written positions, and while a step is prepared the slot that the step writes; `commit` exchanges them. A
 `SequenceTable` has the tables of all groups, which grow together.
-
-Which pages of the arena are free, and how many holders each of the others has.
-
-Integers only: a page is a number from 0 to pages - 1. What lies in a page, which sequence holds it and how large it
-is in bytes are not known here. Pages go out by `allocate` with one holder, gain holders by `retain`, lose them by
-`release`, and are free again when the last one lets go; unless somebody asked to `keep` what lies in the page: then it
-stays cached, without holders, until it is retained again or dropped. So a page is free, held or cached.
-
-A page is written from the time when it first goes out until it is given back to the system. Pages that were written
-before go out first, so the arena takes no more memory than was needed at one time.
 """
 
 from __future__ import annotations
@@ -239,8 +235,6 @@ class PageCopy:
 class PageTable:
     """Page ids of one sequence in one group; `length_tokens` positions are written, pages before `first` released."""
 
-    __slots__ = ("_pager", "first", "length_tokens", "pages")
-
     def __init__(self, pager: Pager) -> None:
         self._pager = pager
         self.pages: list[int] = []
@@ -353,8 +347,6 @@ class StateTable:
     that others hold as well, or whose contents are kept, is read as well as any other: a step writes elsewhere in any
     case. `trail` is the snapshot that was left at the last boundary; it is not held.
     """
-
-    __slots__ = ("_pager", "length_tokens", "spare", "state", "trail")
 
     def __init__(self, pager: Pager) -> None:
         self._pager = pager
@@ -469,8 +461,6 @@ class SequenceTable:
     how far some group knew the sequence when the table was opened, if that was further than all groups did. `opened_ns`
     belongs to the store: all pages of a table count as used then while it grows.
     """
-
-    __slots__ = ("groups", "keys", "opened_ns", "paged", "sought_pages", "states")
 
     def __init__(self, groups: Sequence[PageTable | StateTable], keys: PageKeys | None = None) -> None:
         self.groups = tuple(groups)

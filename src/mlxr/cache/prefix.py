@@ -3,12 +3,9 @@
 A full page is named by a chained hash of all tokens up to its end, so equal names mean equal contents, to the bit, and
 one look-up per page finds the longest run. Pages are integers here and their contents unknown; who holds them is the
 pager's matter. Each group of layers has an index of its own pages; what all of them have at a boundary is found by the
-same key. The index of a group that needs all pages is `linked`, that is closed upwards: a page's predecessor is indexed
-as long as the page is. Where a window is enough, pages stand for themselves.
-
-How far a text is known: the longest boundary between pages at which every group of layers has what it needs.
-
-Integers only. `kv_cache` asks where pages are; here is what follows from it.
+same key, and `find_boundary` seeks the longest one at which every group has what it needs. The index of a group that
+needs all pages is `linked`, that is closed upwards: a page's predecessor is indexed as long as the page is. Where a
+window is enough, pages stand for themselves.
 """
 
 from __future__ import annotations
@@ -38,8 +35,6 @@ class PageKeys:
     `chain` has the key before the first page, then that of each page: key_i = BLAKE2b-256(key_(i-1) ‖ the page's tokens
     as little-endian int32). Tokens are only ever added to a sequence, so a key never changes.
     """
-
-    __slots__ = ("_page_size", "chain")
 
     def __init__(self, root: bytes, page_size: int) -> None:
         self._page_size = page_size

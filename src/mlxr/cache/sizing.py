@@ -5,10 +5,9 @@ A group that keeps everything needs pages for all tokens, one with a window for 
 one step adds, and for the ends of texts that were computed before. Recurrent layers need slots for the states of the
 sequences that run, and for snapshots at boundaries of cached texts.
 
-How many bytes of memory this process may still take: what the system has free, within its control groups.
-
-Knows nothing of caches. Linux is read from /proc and /sys/fs/cgroup (versions 1 and 2, all parent groups); elsewhere
-half of the physical memory stands for what is free.
+`read_available_bytes` is what this process may still take: what the system has free, within its control groups, by
+/proc and /sys/fs/cgroup (versions 1 and 2, all parent groups); elsewhere half of the physical memory stands for what is
+free.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Pages on disk: content-addressed files in a folder, bounded in bytes, for this process and those that come later.
 
 Each model has a folder of its own inside the store's folder, each page a file named by its key and, where a model has
-several groups of layers, the group it belongs to. What is in a file, and how it is proved, is `store_file`'s matter;
-who writes when, `store_writer`'s. A page that is not right in every bit is dropped, counted and never served. When the
-system refuses to write, writing stops for good with one warning, and everything else goes on. Several processes may
-share a folder: each bounds it by what it sees, and looks again before it removes anything.
+several groups of layers, the group it belongs to. Who writes when is `store_writer`'s matter. A page that is not right
+in every bit is dropped, counted and never served. When the system refuses to write, writing stops for good with one
+warning, and everything else goes on. Several processes may share a folder: each bounds it by what it sees, and looks
+again before it removes anything. Removal is least recently used first over all models in the folder, by modification
+time: whoever writes or uses a page stamps it with the time less its depth in microseconds, so the deeper go first.
 
-Removal is least recently used first over all models in the folder, by modification time: whoever writes or uses a page
-stamps it with the time less its depth in microseconds, so that of pages used together the deeper go first.
-
-The file of one stored page: written so that a reader can tell whether it is whole, right and the one it wants.
-
-Little-endian header, then the page's bytes as the arena exports them:
+The file of a page has a little-endian header, then the page's bytes as the arena exports them:
 
 | bytes | field |
 |---|---|
@@ -23,9 +19,9 @@ Little-endian header, then the page's bytes as the arena exports them:
 | 32 | key: chained hash of the tokens up to the page's end, and the name of the file |
 | 32 | BLAKE2b-256 of all of the above and of the page's bytes |
 
-A file is written under a temporary name and renamed when it is complete, so a process that dies leaves a temporary
-file at worst. Nothing is synchronised to the disk: what a power cut leaves behind a rename is caught by the checksum.
-A page that travels from one process to another has the same form. Knows no bounds, no counts and no policy.
+It is written under a temporary name and renamed when it is complete, so a process that dies leaves a temporary file at
+worst. Nothing is synchronised to the disk: what a power cut leaves behind a rename is caught by the checksum. A page
+that travels from one process to another has the same form.
 """
 
 from __future__ import annotations

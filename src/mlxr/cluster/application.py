@@ -1,10 +1,8 @@
-"""The cluster as two applications of Ray Serve: the front, and a deployment whose replicas are engines.
+"""The cluster as two applications of Ray Serve, the front and replicas that are engines; its start and its end.
 
 Ray Serve starts replicas, replaces dead ones, scales and updates them; requests and reports go past it. The only module
-that imports Ray, together with `running`. `build_front` and `build_engines` make the applications from plain values,
-as in a configuration file of Ray Serve.
-
-A cluster from its start to its end: Ray, Ray Serve's HTTP proxy, the application, and how it stands.
+that imports Ray. `build_front` and `build_engines` make the applications from plain values, as in a configuration file
+of Ray Serve.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@ replica dies, or drains and ends, the request is made again elsewhere. It has th
 same, and the client gets what it has not got yet. The router is told when the first token of an answer comes, and when
 a request leaves a replica in whatever way, so that prompt and answer count as work there no longer.
 
-The replicas that the front knows: where they are, which of them takes a request, and which have gone.
-
-A replica is known from its first report on. It gets requests until it says that it drains, cannot be reached, or has
-said nothing for a while; streams that wait for one that has gone are told.
+A replica is known from its first report on (`Fleet`). It gets requests until it says that it drains, cannot be reached,
+or has said nothing for a while; streams that wait for one that has gone are told.
 """
 
 from __future__ import annotations

@@ -11,13 +11,11 @@ Lending: requests without the token are refused. What is read is bounded before 
 the setting `fetch_bytes` and in time, and few are answered at once, since pages that are lent cannot be evicted
 meanwhile.
 
-How one replica asks another for pages, and how these travel: bytes in, bytes out, nothing taken on anybody's word.
-
 An ask is little-endian: magic `MLXRWANT`, version, groups of the model, names, names known up to a boundary, most bytes
 wanted; then what the pages of each group belong to (32 bytes each), the names (32 bytes each), and for each group a bit
 for each name that is there already, the first in the lowest bit. The reply is pages one after the other in the form
-that they have on disk (`cache/store`). Who reads it allocates what it knows a page to take, for names that it
-asked for, once each, within the bytes that it reserved; each page is proved by its checksum before it counts.
+that they have on disk (`cache/store`). Who reads it allocates what it knows a page to take, for names that it asked
+for, once each, within the bytes that it reserved; each page is proved by its checksum before it counts.
 """
 
 from __future__ import annotations

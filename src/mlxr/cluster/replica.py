@@ -1,23 +1,15 @@
-"""One engine of a cluster: the server of one machine on a port of its own, which also tells how it is.
+"""One engine of a cluster, the server of one machine that also tells how it is, and the front's connections to it.
 
-The front passes requests on to it as they came. Some things are added to the server: a request may bring the identity
-that its reply shall have, it may ask which pages its prompt fills instead of being answered, and it may name a replica
-that has pages of its prompt. Other replicas may ask for pages. And several times a second a `Report` goes to the front.
+The front passes requests on as they came. A request may bring the identity that its reply shall have, ask which pages
+its prompt fills instead of being answered, and name a replica that has pages of its prompt. Other replicas may ask for
+pages. Several times a second a `Report` goes to the front.
 
-Connections from the front to one replica, and the replies that come over them and are passed on to clients.
-
-Each connection is a client of httpx of its own: httpx's pool looks at all of its connections for every request, which
-takes most of a processor when there are hundreds. Connections that are free wait on a stack, so the one used last is
-used next, and those that are never needed any more are let go by the replica.
-
-A reply is passed on whole, or as it grows; when a client leaves, the replica's answer is closed.
-
-Streams of frames that are begun anew elsewhere and go on where they broke off.
-
-An answer does not depend on where it is computed, so the second stream has the same frames as the first, but for times
-and for what the cache had. `Continuation` keeps a short mark of each frame that was passed on, drops as many of the
-repeated stream and compares them. Knows the two framings, server-sent events and lines of JSON, and of all dialects
-only the names of what may differ.
+Each connection of the front is a client of httpx of its own: httpx's pool looks at all of its connections for every
+request, which takes most of a processor when there are hundreds. Free ones wait on a stack, so the one used last is
+used next, and those that are never needed any more are let go by the replica. A reply is passed on whole, or as it
+grows; when a client leaves, the replica's answer is closed. A stream that broke off is begun anew elsewhere:
+`Continuation` keeps a short mark of each frame that was passed on, drops as many of the repeated stream and compares
+them. It knows server-sent events and lines of JSON, and of all dialects only the names of what may differ.
 """
 
 from __future__ import annotations

@@ -1,32 +1,26 @@
 """Which replica serves a request: the one where its first token will come soonest.
 
 That is where its pages are, unless that replica has too much to do. The candidates are a few replicas that hold the
-longest known prefixes of the request, and a few drawn from all; the cost of each is an estimate in seconds (`costs`).
-A replica that lacks pages can fetch them from one that has them, if that takes less time than to compute them. So where
-there is too much to do, a request goes elsewhere and takes its pages along. A choice costs some look-ups and an
-estimate per candidate, however many replicas there are.
-
-Replicas report what they have to do and which pages they hold (`note_load`, `note_pages`). Between two reports the
-router counts on: what it sends is work that waits (`backlog`) and pages that will be there, and work is done as time
-passes, or when it is told so (`settle`, `end`). So a burst spreads, and requests with one prefix that come together go
-to one place. The router knows neither network nor processes, and it is not safe for several threads.
-
-`Routing` names the ways there are: by prefixes, and at random, which that is compared with.
-
-What a replica has still to do, and how many seconds that takes it: the one cost by which replicas are compared.
+longest known prefixes of the request, and a few drawn from all; the cost of each is an estimate in seconds. A replica
+that lacks pages can fetch them from one that has them, if that takes less time than to compute them. So where there is
+too much to do, a request goes elsewhere and takes its pages along. A choice costs some look-ups and an estimate per
+candidate, however many replicas there are. `Routing` names the ways there are: by prefixes, and at random, which that
+is compared with.
 
 A replica computes prompts one after another, in chunks, and each chunk shares its step with all answers that are being
 decoded. So a token of a prompt costs its share of the prefill and, while answers run, its share of a decode step.
+Replicas report their load and their pages a few times a second (`note_load`, `note_pages`). Between two reports the
+router counts on: what it sends is work that waits and pages that will be there, and work is done as time passes, or
+when it is told so (`settle`, `end`). So a burst spreads, and requests with one prefix that come together go to one
+place.
 
-A replica reports its load a few times a second. `Backlog` adds what was sent to it since: each prompt is an entry, from
-`send` to `settle`, and its tokens leave with it: once, whatever reports come before, between or after. A report tells
-one number, so it is shared out. The prompts that it must have counted get
-their parts of it, the last one first, as replicas compute the first one first; if it tells more than they should take,
-they have found less in the cache, or have not looked yet. Prompts sent so lately that it may have been made without
-them keep what they have, and those settled lately may be in it still. What none of them explains is of others, whom
-another router has sent. In the same way a report may still count an answer that has ended.
-
-Knows no pages and no network.
+`Backlog` adds what was sent to a replica since its report: each prompt is an entry, from `send` to `settle`, and its
+tokens leave with it: once, whatever reports come before, between or after. A report tells one number, so it is shared
+out. The prompts that it must have counted get their parts of it, the last one first, as replicas compute the first one
+first; if it tells more than they should take, they have found less in the cache, or have not looked yet. Prompts sent
+so lately that it may have been made without them keep what they have, and those settled lately may be in it still. What
+none of them explains is of others, whom another router has sent. In the same way a report may still count an answer
+that has ended. Knows neither network nor processes; not safe for several threads.
 """
 
 from __future__ import annotations

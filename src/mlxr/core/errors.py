@@ -28,10 +28,6 @@ MlxrError
 
 Messages are one line, say what is wrong with which thing, and where possible what helps. The command line prints
 them as they are and ends with exit code 2; the server turns them into the dialect's own error.
-
-Says what to install for the optional parts of mlxr, in words that work wherever mlxr itself came from.
-
-mlxr is on no package index, so the remedy names the packages that an extra of `pyproject.toml` stands for.
 """
 
 from __future__ import annotations
@@ -217,7 +213,10 @@ class QueueFull(InvalidRequest):
 
 
 def name_install(extra: str) -> str:
-    """The command that installs the packages of an extra, such as `pip install 'mlx[cuda13]>=0.32.1'`."""
+    """The command that installs the packages of an extra, such as `pip install 'mlx[cuda13]>=0.32.1'`.
+
+    mlxr is on no package index, so the remedy names the packages that the extra stands for in `pyproject.toml`.
+    """
     try:
         found = [line.split(";", 1) for line in requires("mlxr") or ()]
     except PackageNotFoundError:  # the sources, without an installation

@@ -1,13 +1,9 @@
 """The settings of a model that runs: the rows that `LLM`, every command that loads a model, and the engine share.
 
-A new one is a row here and the place that uses it. Flags, variables, lines of the settings file, documents and the
-keywords of `LLM` follow from the row; `make format` writes it into `model_keywords`.
-
-One row of the settings table: its name, what values it takes, and how text becomes such a value.
-
 A row is declared with `setting`, as the default of a field of a dataclass (`ModelSettings`, `Settings`), so that its
-name, its type and all else are said in one place. Knows no settings and no sources; `settings` says where values come
-from.
+name, its type and all else are said in one place: here, and where it is used. Flags, variables, lines of the settings
+file, documents and the keywords of `LLM` follow from the row; `make format` writes it into `model_keywords`. Where
+values come from is the matter of `settings`.
 """
 
 from __future__ import annotations
@@ -41,24 +37,17 @@ _WANTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One row of the table.
-
-    `kind` says what values it takes: bytes also as text such as 512M or 2G, a list also as text with commas,
-    an object also as a mapping; it is kept as JSON text. `default`
-    None means decided at run time. `scope` says whom it concerns: every model that is run, the registry of models,
-    whoever pulls models into it, or the server alone. A `secret` has no flag, as flags are seen by every user of the
-    machine, and is never shown.
-    """
+    """One row of the table."""
 
     name: str = ""
-    kind: Kind
-    default: Value
+    kind: Kind  # bytes also as text such as 512M, a list as text with commas, an object as a mapping, kept as JSON text
+    default: Value  # None: decided at run time
     help: str
     minimum: int = 0
     maximum: int = 2**62
     choices: tuple[str, ...] = ()
-    scope: Scope = "model"
-    secret: bool = False
+    scope: Scope = "model"  # whom it concerns: models that run, the registry, who pulls models into it, or the server
+    secret: bool = False  # has no flag, as flags are seen by every user of the machine, and is never shown
 
     @property
     def environment_variable(self) -> str:
@@ -88,29 +77,9 @@ class Setting:
         return parsed
 
 
-def setting(
-    kind: Kind,
-    default: Value,
-    text: str,
-    *,
-    minimum: int = 0,
-    maximum: int = 2**62,
-    choices: tuple[str, ...] = (),
-    scope: Scope = "model",
-    secret: bool = False,
-) -> Any:
-    """The declaration of a row, as the default of a dataclass field; `text` is its help."""
-    row = Setting(
-        kind=kind,
-        default=default,
-        help=text,
-        minimum=minimum,
-        maximum=maximum,
-        choices=choices,
-        scope=scope,
-        secret=secret,
-    )
-    return field(default=default, metadata={"setting": row})
+def setting(kind: Kind, default: Value, text: str, **more: Any) -> Any:
+    """The declaration of a row, as the default of a dataclass field; `text` is its help, `more` its other fields."""
+    return field(default=default, metadata={"setting": Setting(kind=kind, default=default, help=text, **more)})
 
 
 def list_rows(table: type) -> tuple[Setting, ...]:

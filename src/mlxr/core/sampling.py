@@ -1,14 +1,8 @@
-"""From the names that clients use for sampling parameters to fields of SamplingParams.
+"""The table of sampling parameters: the class of which a row is a field, with its checks, names and help.
 
-Describes one sampling parameter: its values, its help text, and what each dialect calls it.
-
-The table of all of them is the class `SamplingParams`, each of whose rows is declared with `parameter`; `core.sampling`
-reads it. Flags, fields of requests, options of models and checks follow from the rows.
-
-The table of sampling parameters: the class of which a row is a field, with its checks, names and help.
-
-A new sampler is a row here, a rule in `kernels/sample` with its reference, and nothing else: flags, fields of requests
-in every dialect, options of models and their defaults follow from the row.
+A new sampler is a row of `SamplingParams`, declared with `parameter`, and a rule in `kernels/sample` with its
+reference; flags, fields of requests in every dialect, options of models and their defaults follow from the row.
+`read_params` goes from the names that clients use to fields.
 """
 
 from __future__ import annotations
@@ -31,22 +25,18 @@ SMALLEST_FLOAT = 2.0**-126  # kernels compute in 32 bits, where what is smaller 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A row. `stands_for` maps numbers that clients send to what they mean here, such as a `top_k` of -1 to 0.
-
-    Numbers lie from `low` to `high`, above `low` if `open_low`; of texts there are at most `high`. `names` holds the
-    dialects that do not use `name`; `spellings` are further names that all of them understand.
-    """
+    """A row of the table: the values of a parameter, its help text, and what each dialect calls it."""
 
     name: str = ""
     kind: Kind
     default: Any
     low: float
-    high: float
+    high: float  # of numbers; of texts there are at most so many
     help: str
-    open_low: bool = False
-    stands_for: Mapping[float, Any] = field(default_factory=lambda: NOTHING)
-    names: Mapping[Dialect, str] = field(default_factory=lambda: NOTHING)
-    spellings: tuple[str, ...] = ()
+    open_low: bool = False  # numbers lie above `low`
+    stands_for: Mapping[float, Any] = field(default_factory=lambda: NOTHING)  # what is sent to what it means
+    names: Mapping[Dialect, str] = field(default_factory=lambda: NOTHING)  # in dialects that do not use `name`
+    spellings: tuple[str, ...] = ()  # further names, which all dialects understand
 
     @property
     def flag(self) -> str:
@@ -96,30 +86,9 @@ class Parameter:
         return tuple(value)
 
 
-def parameter(
-    kind: Kind,
-    default: Any,
-    low: float,
-    high: float,
-    text: str,
-    *,
-    open_low: bool = False,
-    stands_for: Mapping[float, Any] = NOTHING,
-    names: Mapping[Dialect, str] = NOTHING,
-    spellings: tuple[str, ...] = (),
-) -> Any:
-    """The declaration of a row, as the default of a dataclass field; `text` is its help."""
-    row = Parameter(
-        kind=kind,
-        default=default,
-        low=low,
-        high=high,
-        help=text,
-        open_low=open_low,
-        stands_for=stands_for,
-        names=names,
-        spellings=spellings,
-    )
+def parameter(kind: Kind, default: Any, low: float, high: float, text: str, **more: Any) -> Any:
+    """The declaration of a row, as the default of a dataclass field; `text` is its help, `more` its other fields."""
+    row = Parameter(kind=kind, default=default, low=low, high=high, help=text, **more)
     return field(default=default, metadata={"parameter": row})
 
 
@@ -139,14 +108,11 @@ def _check_count(name: str, value: int, low: int, high: int) -> None:
 class SamplingParams:
     """How the next token is chosen and when to stop: the table of sampling parameters, and what else a request sets.
 
-    `docs/sampling.md` says what each rule does and in which order. `seed` None draws one. `logprobs` None reports none,
-    0 the chosen token's, n also the n best of each step. `max_tokens` None means as far as the context and the arena
-    reach. `n` answers are given to the prompt, each from its own random stream; the first is the one that `n` = 1
-    gives. With `best_of` above `n`, that many are computed and the `n` with the highest mean log-probability given, the
-    best first. They are ranked as whole answers of the engine, which knows no text, so stop strings are refused then.
-    With `reports_progress` events tell how much of the prompt is computed. At most `draft_tokens` are guessed at a
-    time, or as many as pay where it is None; they change no token. Neither does `prediction`, a text that the answer is
-    likely to repeat in long parts; guesses are taken from it.
+    `docs/sampling.md` says what each rule does and in which order. `seed` None draws one, `max_tokens` None means as far
+    as the context and the arena reach. `n` answers are given to the prompt, each from its own random stream; the first
+    is the one that `n` = 1 gives. With `best_of` above `n`, that many are computed and the `n` with the highest mean
+    log-probability given, the best first. They are ranked as whole answers of the engine, which knows no text, so stop
+    strings are refused then.
     """
 
     max_tokens: int | None = parameter(
@@ -294,12 +260,12 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    logprobs: int | None = None
+    logprobs: int | None = None  # None reports none, 0 the chosen token's, n also the n best of each step
     n: int = 1
     best_of: int | None = None
-    reports_progress: bool = False
-    draft_tokens: int | None = None
-    prediction: str = ""
+    reports_progress: bool = False  # events tell how much of the prompt is computed
+    draft_tokens: int | None = None  # most that are guessed at a time, None: as many as pay; they change no token
+    prediction: str = ""  # a text that the answer is likely to repeat in long parts: guesses are taken from it
 
     @property
     def streams(self) -> int:

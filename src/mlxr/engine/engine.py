@@ -1,15 +1,9 @@
 """The engine: requests of token ids go in, events with token ids come out, one step at a time.
 
-Knows no text. `submit` checks a request and queues it (`requests`), every `step` computes one batch of all that can
-advance and takes in what came of it (`step`), and `cancel` ends a request at any stage. Not for several threads at
-once: one thread owns an engine.
-
-Warm-up: steps that make a GPU compile and record what requests will need, before the first one comes.
-
-The model runs as always, over pages that are given back at once. Sequences that decode come in powers of two, once with
-a short page table and once with the longest, as recorded steps are made for such classes of batches; prompts are long
-enough for each kernel that goes by the number of rows, and two come at once, so that two of their rows are drawn from.
-Nothing is counted. Steps that check drafts or have adapters are left to the first request that brings some.
+`submit` checks a request and queues it (`requests`), every `step` computes one batch of all that can advance and takes
+in what came of it (`step`), and `cancel` ends a request at any stage. `WarmUp` makes steps of nobody's, so that a GPU
+compiles and records what requests will need before the first one comes. Knows no text. Not for several threads at once:
+one thread owns an engine.
 """
 
 from __future__ import annotations

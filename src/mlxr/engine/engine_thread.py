@@ -41,8 +41,6 @@ class Job:
     and not wait. Once submitted, only the worker's thread reads or writes it.
     """
 
-    __slots__ = ("_request", "growing", "id", "loop", "receiver")
-
     def __init__(self, request: EngineRequest, receiver: Receiver, loop: asyncio.AbstractEventLoop | None) -> None:
         self._request: EngineRequest | None = request
         self.id = 0  # until the engine has given one; its own are above

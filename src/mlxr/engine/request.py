@@ -1,15 +1,13 @@
 """One request as the engine takes it: made where text becomes tokens, and never changed on its way to the answers.
 
-Whatever a request may ask of the engine is a field here. `EngineRequest` travels whole from the service, through the
+Whatever a request may ask of the engine is a field of `EngineRequest`. It travels whole from the service, through the
 thread that owns the engine, to each `Sequence` that answers it; who needs a field reads it from there.
 
-Which tokens may come next in an answer: what a grammar must offer to the engine, and its state in one answer.
-
-The engine asks for a mask before every token, applies it within its one sampling call, and tells which token was
-chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. Tokens that may be
-any need none. How many tokens may come changes no mask of a grammar. An answer that reaches its last token without an
-end has its newest tokens taken back, and others put in their place that end it; so a constraint says in time which
-tokens nobody may be shown yet. Knows no grammar and no text.
+A `TokenConstraint` is what a grammar must offer: the engine asks for a mask before every token, applies it within its
+one sampling call, and tells which token was chosen. Between the two there is a forward pass, in which a constraint may
+get the next mask ready. How many tokens may come changes no mask. An answer that reaches its last token without an end
+has its newest tokens taken back, and others put in their place that end it; so a constraint says in time which tokens
+nobody may be shown yet. Knows no grammar and no text.
 """
 
 from __future__ import annotations
@@ -88,17 +86,6 @@ class MaskSource:
     `free_tokens` may be any; if there are some, the mask says nothing. When the constraint fails the mask is empty and
     `error` says why.
     """
-
-    __slots__ = (
-        "_constraint",
-        "_has_begun",
-        "_is_filled",
-        "_tokens_left",
-        "error",
-        "free_tokens",
-        "held_tokens",
-        "mask",
-    )
 
     def __init__(self, constraint: TokenConstraint, vocab_size: int, most_tokens: int | None = None) -> None:
         self._constraint, self._tokens_left = constraint, most_tokens

@@ -125,8 +125,6 @@ class OpenRequest:
     log-probability are, all of their events at once, the best first.
     """
 
-    __slots__ = ("_arrival", "_held", "_means", "asked", "growing")
-
     def __init__(self, asked: EngineRequest, sequences: Iterable[Sequence], arrival: float) -> None:
         self.asked, self._arrival = asked, arrival
         self.growing = {sequence.index: sequence for sequence in sequences}
@@ -159,18 +157,6 @@ class OpenRequest:
 
 class RequestTable:
     """Holds the requests of one engine that have not ended; at most `max_waiting` sequences wait for their turn."""
-
-    __slots__ = (
-        "_cache",
-        "_clock",
-        "_fair_queue",
-        "_live",
-        "_max_waiting",
-        "_requests",
-        "_scheduler",
-        "_throughput",
-        "_work",
-    )
 
     def __init__(
         self,

@@ -1,18 +1,11 @@
 """Runs the model over a batch, and is the only place that touches the arena between steps.
 
-Knows no requests: parts of sequences go in, logits and hidden states come out. The caller commits the written tokens
-to the page tables once it has made use of them.
-
-From pieces of sequences to the ragged batch of one step: integer arrays that say what to compute and where.
-
-Knows page tables and tokens, no model and no sampling.
-
-What the engine tells of a text besides an answer: one vector for it, or how likely each of its tokens is.
-
-`Pool` makes a vector of the hidden states of a text, chunk by chunk; they are added up one after another in float64, so
-that neither the chunks nor the batch can change a bit. A text by itself (`score_tokens`) and the prompt of a request
-(`PromptScores`) get the log-probability of every token after the first; both go through the same pages, batches and
-forward pass as any prompt. Logits are made for some tokens at a time, so that MAX_LOGITS_BYTES are all that is held.
+`build_batch` makes the ragged batch of a step of parts of sequences: integer arrays that say what to compute and where.
+`Runner` takes it to logits and hidden states; the caller commits the written tokens to the page tables once it has made
+use of them. Of a text besides an answer, `Pool` makes one vector of its hidden states, chunk by chunk; they are added
+up one after another in float64, so that neither the chunks nor the batch can change a bit. A text by itself
+(`score_tokens`) and the prompt of a request (`PromptScores`) get the log-probability of every token after the first;
+logits are made for some tokens at a time, so that MAX_LOGITS_BYTES are all that is held. Knows no requests.
 """
 
 from __future__ import annotations
@@ -325,8 +318,6 @@ Doubles = npt.NDArray[np.float64]
 
 class Pool:
     """Hidden states of one text after the final norm: their mean, the last one, or the first (`cls`)."""
-
-    __slots__ = ("_pooling", "_tokens", "_total")
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling

@@ -36,8 +36,6 @@ class TokenHistory:
     answer. Their order says nothing.
     """
 
-    __slots__ = ("_counts", "_held", "_ids", "_recent", "_rows", "_window")
-
     def __init__(self, prompt: Sequence[int], window: int | None = None) -> None:
         self._window = window
         recent = prompt if window is None else prompt[max(len(prompt) - window, 0) :]
@@ -100,8 +98,6 @@ class Repetition:
 
     `breakers` are sequences of tokens over which no repetition reaches; those of one token are never penalised.
     """
-
-    __slots__ = ("_breakers", "_lengths", "_params", "_single", "_size", "_tokens", "_unbroken", "_window")
 
     def __init__(self, prompt: Sequence[int], params: SamplingParams, breakers: Collection[tuple[int, ...]]) -> None:
         self._params = params
@@ -213,24 +209,6 @@ def draw_uniforms(seed: int, index: int, count: int, answer: int = 0, word: int 
 
 class Sampler:
     """Sampling state of one answer to a request; `seed` is the one asked for, or else drawn from the system once."""
-
-    __slots__ = (
-        "_answer",
-        "_bias_ids",
-        "_bias_values",
-        "_drawn_tokens",
-        "_fixed",
-        "_history",
-        "_is_random",
-        "_repetition",
-        "_stop_ids",
-        "_surprise_bound",
-        "_uniforms",
-        "_uniforms_start",
-        "masks",
-        "params",
-        "seed",
-    )
 
     def __init__(
         self,

@@ -1,29 +1,18 @@
 """Who computes what in the next step, and who holds pages. Integers and queues only; knows no model and no sampling.
 
 Requests stand in one order, their rank: first come, first served, where every point of priority counts as if the
-request had come AGING_S seconds earlier. So a high priority overtakes, and nobody is overtaken for ever. When a client
-has several requests, the later ones count as having come later (`FairQueue`), so that others come in between. In the
-order of their ranks waiting sequences are admitted when there is room for their tokens, decoding sequences get one
-token each, and prompts share what is left of the step's tokens, in chunks (continuous batching, chunked prefill).
+request had come AGING_S seconds earlier, so a high priority overtakes and nobody is overtaken for ever. `FairQueue` is
+fair between clients, in seconds: each request is taken to have come when the client's earlier ones would have been
+done, had the engine worked for this client alone. In the order of their ranks waiting sequences are admitted when there
+is room for their tokens, decoding sequences get one token each, and prompts share what is left of the step's tokens, in
+chunks (continuous batching, chunked prefill). Prompts of a model with recurrent layers are cut where their state is
+kept.
 
-Prompts of a model with recurrent layers are cut where their state is to be kept (`Boundaries`).
-
-Room is promised for what is known, not for the worst case. When a sequence then lacks a page, the one that ranks last
-gives its pages back and waits again; its tokens stay, and what the cache no longer has of them is computed again. A
-waiting sequence of a higher priority takes the place of running ones in the same way, and so does one whose client has
-fewer answers running than another.
-
-How many pages of each group of layers sequences want: what admission promises them. Integers only.
-
-A group that keeps everything wants a page for every page of tokens. One with a window wants those of the window, which
-do not become more while a sequence grows, and while its prompt is computed those of the chunk. Recurrent layers want
-the slots of a state, however long a sequence is.
-
-Fair queueing by client, and the throughput that estimates of time go by.
-
-The queue is fair in seconds: each request is taken to have come when the client's earlier ones would have been done,
-had the engine worked for this client alone. So of two clients the one that asked for less comes first, and whoever
-sends much waits behind its own requests. Numbers go in after each step. Knows no sequences and no pages.
+Room is promised for what is known, not for the worst case (`PageBudget`): a group that keeps everything wants a page
+for every page of tokens, one with a window those of the window and of the chunk, recurrent layers the slots of a state.
+When a sequence then lacks a page, the one that ranks last gives its pages back and waits again; its tokens stay, and
+what the cache no longer has of them is computed again. A waiting sequence of a higher priority takes the place of
+running ones in the same way, and so does one whose client has fewer answers running than another.
 """
 
 from __future__ import annotations
@@ -92,8 +81,6 @@ class FairQueue:
 
 class Throughput:
     """Running means of the seconds per step and of the seconds between two requests that end."""
-
-    __slots__ = ("_between_ends_s", "_last_end", "_step_s")
 
     def __init__(self) -> None:
         self._step_s: float | None = None

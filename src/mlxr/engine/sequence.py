@@ -1,18 +1,14 @@
 """One answer while it grows: its tokens, its pages, its sampler, and when it is over.
 
-Knows no batch, no unrelated sequence and no model. `tokens` is prompt and answer; the first `table.length_tokens` of
-them are in the cache, the rest is pending. While more than one is pending the sequence prefills; with one it decodes.
-A sequence that lost its pages has all of its tokens pending again and goes on where it was once they are computed.
+`tokens` is prompt and answer; the first `table.length_tokens` of them are in the cache, the rest is pending. While more
+than one is pending the sequence prefills; with one it decodes. A sequence that lost its pages has all of its tokens
+pending again and goes on where it was once they are computed. Several answers to one prompt start as one sequence with
+`siblings`, which computes the prompt; then each sibling goes its own way on a fork of the pages.
 
-Several answers to one prompt start as one sequence with `siblings`, which computes the prompt; then each sibling
-goes its own way on a fork of the pages.
-
-At which boundaries of one sequence the state of the recurrent layers is kept as a snapshot. Integers only.
-
-A state is as large as the keys and values of many tokens, so it is kept where somebody is likely to go on: at the last
-boundary of the prompt; where a message ends, if the caller says so; where an earlier text was found to part from this
-one; and, so that no recomputation is long, once in so many tokens. A step can keep only the state that it ends with,
-so the scheduler cuts prompts there, which changes no bit. Of an answer the last boundary behind it is kept.
+`Boundaries` says where the state of recurrent layers, which is as large as the keys and values of many tokens, is kept
+as a snapshot: at the last boundary of the prompt; where a message ends, if the caller says so; where an earlier text
+was found to part from this one; and, so that no recomputation is long, once in so many tokens. Of an answer the last
+boundary behind it is kept. Knows no batch, no unrelated sequence and no model.
 """
 
 from __future__ import annotations
@@ -41,8 +37,6 @@ class Boundaries:
     `asked_tokens` are positions at which messages end. Snapshots beyond those that are known to be of use come every
     `spacing_tokens`, a multiple of the page size.
     """
-
-    __slots__ = ("_lasting", "_page_size", "_prompt_tokens", "_spacing_tokens")
 
     def __init__(
         self, page_size: int, spacing_tokens: int, prompt_tokens: int, asked_tokens: Iterable[int] = ()
@@ -87,8 +81,6 @@ Rank = tuple[float, int, int]
 
 class Stopwatch:
     """From the request to the end of an answer; times lost by preemption count where they fall."""
-
-    __slots__ = ("_asked_s", "_first_token_s", "_started_s")
 
     def __init__(self, asked_s: float) -> None:
         self._asked_s = asked_s
@@ -162,41 +154,6 @@ class Sequence:
     that a constraint may take back are `held`, the newest ones of the `answer_tokens`; where it did, these count what
     the answer has in the end, and `tokens` stay those that were computed.
     """
-
-    __slots__ = (
-        "_open_drafter",
-        "_prediction",
-        "_stop_ids",
-        "_told_tokens",
-        "accepted_tokens",
-        "adapter",
-        "answer_tokens",
-        "boundaries",
-        "cached_tokens",
-        "computed_tokens",
-        "drafted_tokens",
-        "drafter",
-        "draws",
-        "end_tokens",
-        "has_ended",
-        "held",
-        "id",
-        "index",
-        "keys",
-        "logprob_sum",
-        "pool",
-        "prompt_tokens",
-        "rank",
-        "replay_tokens",
-        "request",
-        "sampler",
-        "scores",
-        "siblings",
-        "table",
-        "tail",
-        "tokens",
-        "watch",
-    )
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
-"""What an engine has done and what its cache holds, as plain numbers at one moment.
+"""What an engine has done and what its cache holds: numbers at one moment, and a record for whoever watches.
 
-What an engine does, for whoever watches: recorded between two readings, and only while somebody reads.
-
-Belongs to the engine's thread. While it is off it holds nothing and its notes are not called; a reading turns it on,
-and it turns itself off when nobody has read for a while. All that it keeps is bounded. A reading is the state at one
-moment and what has happened since the one before; who reads makes the differences (`server/live_events`).
+`Work` counts as the engine works. `Live` records what happens between two readings, only while somebody reads: while it
+is off it holds nothing and its notes are not called, a reading turns it on, and it turns itself off when nobody has
+read for a while. All that it keeps is bounded; who reads makes the differences (`server/live_events`). For the engine's
+thread.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ class Drawing:
     `goes_on`: the next step is likely to compute the drawn tokens and nothing else, so a GPU may begin with it.
     """
 
-    __slots__ = ("_all", "_ctx", "_goes_on", "_logits", "chunks", "starts")
-
     def __init__(self, ctx: Context, logits: Floats, chunks: list[Chunk], *, goes_on: bool) -> None:
         self._ctx, self._logits, self._goes_on = ctx, logits, goes_on
         self.chunks = [chunk for chunk in chunks if chunk.draws_token]

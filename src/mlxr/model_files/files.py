@@ -1,17 +1,8 @@
-"""The files of a model that is to run, opened and read, but for its weights.
+"""The files of a model: found by a path or a name, opened, read, and as they would be written anew as GGUF.
 
-From what the user typed to the file or folder of a model.
-
-How the files of a model say that the states of a text's tokens become one vector.
-
-GGUF has a number for it, folders of sentence-transformers a list of modules. Nothing is refused here: a model that
-pools in a way of its own may still answer.
-
-A model's files as what GGUF files are: metadata and tensors by their names there, whichever kind of files it has.
-
-A model's files as they would be written to GGUF.
-
-What a model's files say, without the model: the sizes of its weights, its sampling parameters, its chat template.
+`read_contents` makes metadata and tensors by GGUF's names of whichever kind of files a model has. Whatever says how the
+states of a text's tokens become one vector is read, a number in GGUF or the modules of sentence-transformers, and
+nothing refused: a model that pools in a way of its own may still answer.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
-"""Low-rank adapters of a model: which of its weights they update, ready to run, and the rows of a batch that have one.
+"""Low-rank adapters of a model: which of its weights they update, ready to run, or merged into the model's tensors.
 
-`make_adapter` finds the weights that an adapter names among those of a model. Knows no files.
-
-The updates of an adapter by the weights of a model: what the model keeps apart is cut, and rows are ordered as its
-files order them.
-
-An adapter names weights as its file does. Knows no files, and not where the weights are.
-
-Updates of experts by the matrix of the expert that each is for, however a file names and joins these.
-
-A file has a pair of matrices for each expert or stacks of all, and gate and up by themselves or as one.
-
-A model's tensors with an adapter's updates added, as its file would keep them.
+An adapter names weights as its file does; what the model keeps apart is cut, and rows are ordered as its files order
+them. Of experts a file has a pair of matrices for each or stacks of all, and gate and up by themselves or as one; here
+they are updates of single matrices. `make_adapter` finds the weights among those of a model, `merge_pairs` gives the
+tensors as a file would keep them with the updates added. Knows no files.
 """
 
 from __future__ import annotations

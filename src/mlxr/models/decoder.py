@@ -1,9 +1,8 @@
 """The decoder: token ids and a paged cache in, logits out. One for all architectures.
 
 Written against the operators only; what a model is comes from its `Model`, what it weighs from its tensors. It
-schedules nothing: which tokens of which sequences run is the caller's batch.
-
-How evenly tokens were sent to experts, out of the counts of each layer.
+schedules nothing: which tokens of which sequences run is the caller's batch. `Routing` tells how evenly tokens were
+sent to experts.
 """
 
 from __future__ import annotations

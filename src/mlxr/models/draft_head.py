@@ -1,14 +1,12 @@
-"""A head that drafts: a layer that guesses from the states of another model, with the table and output of that.
+"""Heads that draft: a layer that guesses from the states of another model, with the table and output of that.
 
 For each position it gets what the model made of the tokens up to there, and the token that follows; it gives the logits
 of the token after that one. Its own result stands for the model's state where the model has not been yet, so that it
 can go on with its own guesses. The layer keeps keys and values, as those of a model do. Knows no drafts and no answers.
 
-EAGLE-3 heads: a layer in a folder of its own that drafts for the model it was trained with.
-
-It reads the model's stream before three of its layers, side by side, which a product makes one state of. Its layer
-attends to the token's embedding and that state, each normed, in one row of twice the width; the sum that leaves the
-layer stands for the state where the model has not been yet. Its output may have fewer tokens than the model, which
+An EAGLE-3 head has a folder of its own. It reads the model's stream before three of its layers, side by side, which a
+product makes one state of. Its layer attends to the token's embedding and that state, each normed, in one row of twice
+the width; the sum that leaves the layer stands for the state. Its output may have fewer tokens than the model, which
 `d2t` counts on to those of the model. Names and meanings are those of vLLM's `llama_eagle3.py`, which numbers the three
 layers by what stands before them; `eagle_config` numbers them as SGLang does, by what they give.
 """

@@ -1,7 +1,4 @@
-"""A family of models: the function that builds a model of GGUF's metadata.
-
-A class of Hugging Face folders: its names, and how its `config.json` and its tensors become those of GGUF.
-"""
+"""A family of models by the name that GGUF has for it, and the classes of Hugging Face folders that are such models."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
 """Read values out of metadata that anybody may have written: every value has a type and a range, or a ModelError.
 
-Knows no architecture. The error names the key as the file spells it, what it holds and what it may hold.
-
-Keys of our own for what GGUF has no key for, or none that readers of the family know.
-
-Files that `mlxr convert` makes of folders have them; a key of this kind that is not in the table is refused, as a later
-version may have written it. Each is read where a value without it would be the family's usual one, or one that the
-names of a file's tensors tell.
+The error names the key as the file spells it, what it holds and what it may hold. Keys of our own are for what GGUF has
+no key for, or none that readers of the family know: files that `mlxr convert` makes of folders have them, each is read
+where a value without it would be the family's usual one, and one that is not in the table is refused, as a later
+version may have written it. Knows no architecture.
 """
 
 from __future__ import annotations
@@ -36,8 +33,6 @@ class Fields:
     It knows which keys were asked for: those are understood, so no list of them has to agree with the readers. Errors
     about an entry that has an origin (by its whole key) name that one.
     """
-
-    __slots__ = ("_asked", "_origins", "_prefix", "_values")
 
     def __init__(
         self, values: Mapping[str, object], prefix: str = "", origins: Mapping[str, Origin] = NO_ORIGINS

@@ -1,6 +1,6 @@
-"""What a model's file says of its weights before any of them is read: bytes in all, and for one token; its experts.
+"""How much a model weighs, and what it reads and computes in a step: plain numbers that its speed is held against.
 
-How much a model reads and computes in a step, as plain numbers: what its speed is held against.
+`measure_footprint` reads them off a file before any tensor is read: bytes in all, and for one token; its experts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rotation tables of a model's layers: as long as the longest context so far, one for layers that turn alike.
 
-The tensors of GGUF files that hold a factor for each pair that rotates, as their metadata has no keys for these.
+GGUF files hold the factors of each pair that rotates as tensors, as their metadata has no keys for these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which tensors a model has, and in which shapes: checked completely before any of them is read.
 
-The names of tensors: GGUF's, but that all weights of layers end in `.weight`, as some files leave it out.
+Canonical names are GGUF's, but that all weights of layers end in `.weight`, as some files leave it out.
 """
 
 from __future__ import annotations

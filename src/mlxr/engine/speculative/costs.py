@@ -39,8 +39,6 @@ class Curve:
     size 1 costs `first` for ever.
     """
 
-    __slots__ = ("_anchored", "_counts", "_fresh", "_means", "_prior", "_seen", "_total", "slope", "values")
-
     def __init__(self, most: int, first: float, slope: float, *, anchored: bool = False) -> None:
         self._prior, self.slope, self._anchored = (first, slope), slope, anchored
         self.values = [max(0.0, first + slope * (size - 1)) for size in range(most + 1)]
@@ -106,8 +104,6 @@ class Curve:
 
 class StepCosts:
     """The seconds of one row, and the curves; `most_rows` is the largest number of rows that is told apart."""
-
-    __slots__ = ("_bounds", "_one_row_s", "_plain", "_plain_steps", "_steps", "_waiting")
 
     def __init__(self, most_rows: int, *, runs_ahead: bool = False) -> None:
         self._plain = Curve(most_rows, 1.0, _PRIOR_SLOPE, anchored=True)
@@ -181,8 +177,6 @@ class StepCosts:
 
 class Credit:
     """Seconds that may be spent on guesses."""
-
-    __slots__ = ("_first_s", "seconds")
 
     def __init__(self) -> None:
         self._first_s: float | None = None

@@ -1,16 +1,10 @@
 """Guesses of a small model, or of a head, for all answers at once: one step of it for each place of the drafts.
 
-It has a cache of its own, whose tables follow those of the answers: a table holds what the draft model has computed of
-an answer, and behind that the drafted tokens, of which those that turn out right count as written with the next draft.
-Prompts are caught up with when their answers have become so long that drafts are likely to make up for it.
-
-Its tokens are the likeliest ones. How sure the model is of them tells how often they are right (`Rates`), and a draft
-ends where one more token would cost more than it promises.
-
-Who guesses for answers, token after token: a small model, or a head that reads another model's states.
-
-Both have a cache of their own, whose tables the drafters hold. Knows no costs: what is computed when is decided by
-`DraftModel`.
+A `Guesser` computes, with a cache of its own whose tables follow those of the answers: a table holds what the draft
+model has computed of an answer, and behind that the drafted tokens, of which those that turn out right count as written
+with the next draft. `DraftModel` decides what is computed when: prompts are caught up with when their answers have
+become so long that drafts are likely to make up for it, and a draft ends where one more token would cost more than it
+promises. How sure the model is of its tokens, the likeliest ones, tells how often they are right (`Rates`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
-"""Who drafts for one answer: what the engine asks of it, and the books of a draft model or a head about that answer.
+"""Who drafts for one answer: its own text, a text that its caller expects, or the books of a draft model or a head.
 
-Neither knows a model: `DraftModel` computes for all answers at once and leaves here what it found. A head reads pairs:
-the model's state of a position and the token after it, and `StateTail` keeps the last states for it. `Rates` are
-running means of how often guesses are right, by how sure the guesser was.
+`Lookup` drafts what followed when the last tokens of prompt and answer were there before. It counts how often that was
+right, whether its drafts are computed or not, as only answers that copy or repeat a text go on so. `Prediction`
+compares the answer with a text that the caller expects, such as the file before the change that was asked for; where
+they part, it goes on at the next place there that has the answer's last tokens before it.
 
-Drafts from the text itself: what followed when the last tokens of prompt and answer were there before.
-
-Answers that copy or change a text, or repeat themselves, go on as they went on before; others hardly ever do. So the
-drafter takes count of how often it was right, and it does so whether its drafts are computed or not: it compares every
-token of the answer with the one that it would have drafted.
-
-Drafts from what the caller expects of an answer, such as the file before the change that was asked for.
-
-The answer is compared with that text token by token, from both their beginnings. Where they part, the next place is
-sought, further on in the text, that has the answer's last tokens before it.
+`ModelDrafter` and `HeadDrafter` know no model: `DraftModel` computes for all answers at once and leaves here what it
+found. A head reads pairs, the model's state of a position and the token after it, and `StateTail` keeps the last states
+for it. `Rates` are running means of how often guesses are right, by how sure the guesser was.
 """
 
 from __future__ import annotations
@@ -43,8 +37,6 @@ _CLASS_OF = [max(0, sum(length >= least for least in _CLASSES) - 1) for length i
 
 class Lookup:
     """The places of all pairs of tokens in the end of one text, and where the text is likely to go on from."""
-
-    __slots__ = ("_before", "_latest", "_length", "_rates", "_source", "_tokens")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens[-_MOST_TOKENS:])
@@ -173,8 +165,6 @@ DrafterMaker = Callable[[list[int], bool], Drafter]
 class Rates:
     """Begins with what `common` has counted of all answers, and counts there, too."""
 
-    __slots__ = ("_common", "_counts", "values")
-
     def __init__(self, common: Rates | None = None) -> None:
         self._common = common
         self.values: list[float] = [*(_FIRST_VALUES if common is None else common.values)]
@@ -210,8 +200,6 @@ class Rates:
 
 class StateTail:
     """States of the positions from `start` to `stop` of one answer, one after another."""
-
-    __slots__ = ("_pieces", "stop")
 
     def __init__(self) -> None:
         self._pieces: deque[Floats] = deque()
@@ -257,27 +245,6 @@ class StateTail:
 
 class ModelDrafter:
     """Follows the answer in `tokens`, a list that grows. `release_table` takes its table, `note_end` its length."""
-
-    __slots__ = (
-        "_added_tokens",
-        "_highest",
-        "_note_end",
-        "_release_table",
-        "_right_tokens",
-        "_start",
-        "drafted",
-        "end_tokens",
-        "keys",
-        "lookup",
-        "opened_tokens",
-        "probabilities",
-        "rates",
-        "reach",
-        "rests_until",
-        "table",
-        "tokens",
-        "written_tokens",
-    )
 
     def __init__(
         self,
@@ -415,8 +382,6 @@ class HeadDrafter(ModelDrafter):
     `state` is what stands for the state before the last drafted token.
     """
 
-    __slots__ = ("_inputs", "_shares_pages", "base", "state", "tail")
-
     def __init__(
         self,
         tokens: list[int],
@@ -493,8 +458,6 @@ _MOST_EXPECTED = 16_384  # of the text that are looked at, its first ones: each 
 class Prediction:
     """The place in the expected `text` where an answer is. Of the answer's tokens, `right_tokens` were expected."""
 
-    __slots__ = ("_answer", "_base", "_place", "_places", "_rates", "_run", "_text", "right_tokens")
-
     def __init__(self, text: Sequence[int], answer: Sequence[int] = ()) -> None:
         self._text = list(text[:_MOST_EXPECTED])
         self._places: dict[tuple[int, int], list[int]] = {}  # after each two tokens of the text, in rising order
@@ -553,8 +516,6 @@ class Prediction:
 
 class PredictedLookup(Lookup):
     """Guesses what is expected, or what the text itself offers where that is right more often."""
-
-    __slots__ = ("_prediction",)
 
     def __init__(self, tokens: Sequence[int], prediction: Prediction) -> None:
         super().__init__(tokens)

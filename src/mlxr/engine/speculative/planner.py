@@ -1,8 +1,7 @@
 """How many tokens to draft for each answer of a step: as many as make the tokens of a second more.
 
-Knows estimates and measured costs alone. Whatever it decides, no answer changes.
-
-Whether an engine drafts, by its settings, its device and its models; and who plans drafts and who makes them.
+`Planner` knows estimates and measured costs alone; whatever it decides, no answer changes. `open_drafts` says whether
+an engine drafts at all, by its settings, its device and its models, and who makes its drafts.
 """
 
 from __future__ import annotations
@@ -47,25 +46,6 @@ class Planner:
     """
 
     most_answers = 2
-
-    __slots__ = (
-        "_clock",
-        "_costs",
-        "_credit",
-        "_guess_s",
-        "_idle_steps",
-        "_most_tokens",
-        "_plain_every",
-        "_plain_steps",
-        "_ran_ahead",
-        "_rest_steps",
-        "_since_plain",
-        "_steps",
-        "_was_ahead",
-        "model",
-        "rests",
-        "runs_ahead",
-    )
 
     def __init__(
         self,

@@ -1,10 +1,7 @@
 """The weights of a model, as components read them: out of its tensors, one after another, ready for the operators.
 
-The source of each is released once it is read, so at most one layer is in memory twice.
-
-Which part of a model's experts is in memory where there is no room for all: a budget of bytes that layers share.
-
-Each layer keeps the experts that were used last, as many as its share holds. The others stay in the mapped file.
+The source of each is released once it is read, so at most one layer is in memory twice. Where there is no room for all
+experts, layers share an `ExpertBudget`: each keeps those that were used last, the others stay in the mapped file.
 """
 
 from __future__ import annotations

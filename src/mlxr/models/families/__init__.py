@@ -1,9 +1,7 @@
-"""The families of models that run, which are the files of this folder, and a model out of the metadata of its files.
+"""The families of models that run, one file each, and a model out of the metadata of its files.
 
 A family's file says what its folders' `config.json` states in GGUF's words (`state`), and which model such metadata are
-(`build`).
-
-From a `config.json` to what its folder amounts to as a GGUF file, by the functions of its family.
+(`build`). A folder is read as the GGUF file that it amounts to.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A `config.json` on its way to GGUF's metadata: what folders of several families have in common is stated here.
 
 A family's `state` calls what its folders have. Every value is read with its type and range, errors name the key of
-`config.json`, and a key that changes answers and that nobody asked for is refused in the end.
-
-What a model folder amounts to as a GGUF file: the metadata, with where each entry comes from, and what its tensors
-need on the way.
-
-Numbers are rounded as a GGUF file keeps them, so that a model loaded from the folder is the one that is converted.
+`config.json`, and a key that changes answers and that nobody asked for is refused in the end. What comes of it is a
+`Statement`: metadata, with where each entry comes from, and what the tensors need on the way. Numbers are rounded as a
+GGUF file keeps them, so that a model loaded from the folder is the one that is converted.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Nothing is read before it is asked for but a few small vectors. What a folder keeps in pieces (a tensor for each expert)
 stays so, as in old GGUF files; `weights.arrange_tensors` joins them.
-
-What the tensors of Hugging Face folders are called, by the canonical names, which are GGUF's but for a few.
 """
 
 from __future__ import annotations
