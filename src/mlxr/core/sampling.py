@@ -108,11 +108,11 @@ def _check_count(name: str, value: int, low: int, high: int) -> None:
 class SamplingParams:
     """How the next token is chosen and when to stop: the table of sampling parameters, and what else a request sets.
 
-    `docs/sampling.md` says what each rule does and in which order. `seed` None draws one, `max_tokens` None means as far
-    as the context and the arena reach. `n` answers are given to the prompt, each from its own random stream; the first
-    is the one that `n` = 1 gives. With `best_of` above `n`, that many are computed and the `n` with the highest mean
-    log-probability given, the best first. They are ranked as whole answers of the engine, which knows no text, so stop
-    strings are refused then.
+    `docs/sampling.md` says what each rule does and in which order. `seed` None draws one, `max_tokens` None means as
+    far as the context and the arena reach. `n` answers are given to the prompt, each from its own random stream; the
+    first is the one that `n` = 1 gives. With `best_of` above `n`, that many are computed and the `n` with the highest
+    mean log-probability given, the best first. They are ranked as whole answers of the engine, which knows no text, so
+    stop strings are refused then.
     """
 
     max_tokens: int | None = parameter(
