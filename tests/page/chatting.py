@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -74,6 +75,25 @@ def text_of(answer: Locator) -> str:
     return text
 
 
+def model_button(place: Page | Locator) -> Locator:
+    """The button that shows which model is chosen, and opens the list of models."""
+    return place.get_by_role("button", name=re.compile("Model: ")).first
+
+
+def choose_model(page: Page, name: str, place: Locator | None = None) -> None:
+    """Choose a model by its name."""
+    model_button(place or page).click()
+    page.get_by_role("combobox", name="Search the models").fill(name)
+    page.get_by_role("option", name=re.compile(f"^{re.escape(name)} ?[0-9(]")).first.click()
+    expect(page.get_by_role("listbox")).to_have_count(0)
+
+
+def figures_of(answer: Locator) -> Locator:
+    """What an answer cost, once it is opened."""
+    answer.get_by_role("button", name=re.compile("Figures: ")).click()
+    return answer.page.get_by_role("dialog", name="Figures of this answer")
+
+
 def open_settings(page: Page) -> Locator:
     """The settings of the conversation."""
     button = page.get_by_role("button", name="Settings of this conversation")
@@ -87,6 +107,8 @@ def set_up(page: Page, **fields: str) -> None:
     open_settings(page)
     for label, value in fields.items():
         field = page.get_by_label(label.replace("_", " "), exact=True)
+        if label == "List_of_tools" and not field.is_visible():
+            page.get_by_text("Tools as JSON", exact=True).click()
         field.fill(value)
         field.blur()
 

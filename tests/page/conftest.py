@@ -71,7 +71,9 @@ def make_server(browser: Browser, tmp_path: Path) -> Iterator[MakePageServer]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A browser that remembers nothing; tabs of one test share it."""
-    with browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True) as context:
+    with browser.new_context(
+        viewport={"width": 1280, "height": 800}, accept_downloads=True, service_workers="block"
+    ) as context:
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         yield context
 
@@ -89,7 +91,7 @@ def tab(browser: Browser, context: BrowserContext) -> Iterator[OpenTab]:
         chosen = context
         if options:
             size = {"width": options.pop("width", 1280), "height": options.pop("height", 800)}
-            chosen = browser.new_context(viewport=size, **options)  # type: ignore[arg-type]
+            chosen = browser.new_context(viewport=size, **{"service_workers": "block", **options})  # type: ignore[arg-type]
             contexts.append(chosen)
         opened.append(open_tab(chosen, server.url, path))
         return opened[-1]

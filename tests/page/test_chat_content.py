@@ -13,10 +13,14 @@ from typing import ClassVar
 import pytest
 from browsing import Visit
 from chatting import (
+    COMPLETIONS,
     answer_with,
     answers,
     ask,
+    choose_model,
     composer,
+    figures_of,
+    model_button,
     open_settings,
     questions,
     send,
@@ -26,7 +30,7 @@ from chatting import (
     wait_for_answer,
 )
 from page_server import PageServer
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from conftest import MakePageServer, OpenTab
 
@@ -108,6 +112,45 @@ def test_markdown_is_drawn_with_tables_colours_and_maths(page: Page) -> None:
     answer.get_by_role("button", name="Copy code").click()
     copied = page.evaluate("() => navigator.clipboard.readText()")
     assert copied == 'def greet(name):\n    return f"Hello {name}"'
+    answer.get_by_role("button", name="Wrap lines").click()
+    expect(answer.get_by_role("button", name="Wrap lines")).to_have_attribute("aria-pressed", "true")
+    with page.expect_download() as waiting:
+        answer.get_by_role("button", name="Download code").click()
+    assert waiting.value.suggested_filename == "code.py"
+
+
+def test_long_code_is_folded_and_its_bar_stays_in_sight(page: Page) -> None:
+    answer_with(page, {"content": "```python\n" + "".join(f"line_{number} = 1\n" for number in range(300)) + "```"})
+    answer = ask(page, "Long")
+    page.reload()
+    expect(answer.locator("pre")).to_contain_text("line_39")
+    expect(answer.locator("pre")).not_to_contain_text("line_40 ")
+    answer.get_by_role("button", name="Show all 300 lines").click()
+    expect(answer.locator("pre")).to_contain_text("line_299")
+    answer.get_by_role("button", name="Show fewer lines").scroll_into_view_if_needed()
+    expect(answer.get_by_role("button", name="Copy code")).to_be_in_viewport()
+
+
+def test_a_text_from_right_to_left_begins_at_the_right(page: Page) -> None:
+    answer_with(page, {"content": "مرحبا بالعالم\n\n- واحد\n- اثنان\n\nHello"})
+    answer = ask(page, "قل مرحبا")
+    sides = "nodes => nodes.map(node => getComputedStyle(node).direction)"
+    assert answer.locator("p, ul").evaluate_all(sides)[:3] == ["rtl", "rtl", "ltr"]
+    assert questions(page).locator("p").evaluate_all(sides) == ["rtl"]
+
+
+def test_a_model_without_a_template_continues_the_text(page: Page) -> None:
+    told = "base has no chat template, so it can continue text but not chat; use plain completion"
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=400, json={"error": {"message": told}}))
+    set_up(page, Max_tokens="3")
+    ask(page, "import os")
+    expect(answers(page).last.get_by_role("alert")).to_contain_text("This is a base model")
+    with page.expect_request("**/v1/completions") as waiting:
+        page.get_by_role("button", name="Continue as text").click()
+    assert json.loads(waiting.value.post_data or "")["prompt"] == "import os"
+    expect(wait_for_answer(page)).not_to_be_empty()
+    expect(answers(page).last.get_by_role("alert")).to_have_count(0)
+    page.get_by_label("Continue as text, without the chat template").uncheck()
 
 
 def test_thoughts_are_folded_with_their_time(page: Page) -> None:
@@ -138,7 +181,7 @@ def test_a_quarter_of_a_megabyte_can_be_pasted(page: Page, server: PageServer) -
 
 
 def test_dropped_text_files_become_part_of_the_message(page: Page) -> None:
-    set_up(page, Longest_answer="5")
+    set_up(page, Max_tokens="5")
     _drop(page, [("notes.txt", "Remember the milk."), ("image.png", "\0\1\2")])
     expect(page.get_by_role("list", name="Files of the message")).to_contain_text("notes.txt")
     expect(page.get_by_role("alert")).to_contain_text("“image.png” is no text file")
@@ -176,12 +219,12 @@ def test_an_answer_keeps_to_its_schema(page: Page) -> None:
 
 
 def test_calls_are_shown_and_their_results_typed(page: Page) -> None:
-    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60", Temperature="0")
-    page.get_by_label("Calls", exact=True).select_option("It must call one")
+    set_up(page, List_of_tools=json.dumps([TOOL]), Max_tokens="60", Temperature="0")
+    page.get_by_label("Tool choice", exact=True).select_option("Required")
     send(page, "What is the weather in Rome?")
     call = page.get_by_role("region", name="Call of get_weather")
     expect(call).to_contain_text(re.compile('"city": "(Bern|Rome)"'))
-    page.get_by_label("Calls", exact=True).select_option("The model decides")
+    page.get_by_label("Tool choice", exact=True).select_option("Auto")
     field = page.get_by_role("textbox", name="Result of get_weather")
     expect(page.get_by_role("button", name="Send the result")).to_be_disabled()
     field.fill('{"sky": "blue"}')
@@ -194,6 +237,69 @@ def test_calls_are_shown_and_their_results_typed(page: Page) -> None:
     expect(page.get_by_role("article", name="Result of get_weather")).to_contain_text("blue")
     expect(answers(page)).to_have_count(2)
     wait_for_answer(page)
+
+
+def test_a_tool_is_made_by_a_form_and_changed(page: Page) -> None:
+    settings = open_settings(page)
+    settings.get_by_role("button", name="Add a tool").click()
+    dialog = page.get_by_role("dialog", name="Add a tool")
+    dialog.get_by_label("Name of the tool").fill("get weather")
+    expect(dialog.get_by_role("alert")).to_contain_text("no space")
+    dialog.get_by_label("Name of the tool").fill("get_weather")
+    dialog.get_by_label("What it does").fill("The weather of a city")
+    for number in (1, 2):
+        dialog.get_by_role("button", name="Add a parameter").click()
+        parameter = dialog.get_by_role("group", name=f"Parameter {number}")
+        parameter.get_by_label("Name").fill(("city", "days")[number - 1])
+    parameter.get_by_label("Type").select_option("integer")
+    parameter.get_by_label("Description").fill("How many")
+    parameter.get_by_label("Required").uncheck()
+    dialog.get_by_role("button", name="Save the tool").click()
+    page.get_by_text("Tools as JSON", exact=True).click()
+    assert json.loads(page.get_by_label("List of tools").input_value()) == [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "description": "The weather of a city",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "description": "How many"}},
+                    "required": ["city"],
+                },
+            },
+        }
+    ]
+    settings.get_by_role("button", name="Edit get_weather").click()
+    page.get_by_role("button", name=re.compile("Remove parameter ")).last.click()
+    page.get_by_role("button", name="Save the tool").click()
+    expect(page.get_by_label("List of tools")).not_to_have_value(re.compile("days"))
+    settings.get_by_role("button", name="Remove get_weather").click()
+    expect(page.get_by_label("List of tools")).to_have_value("")
+
+
+def test_built_in_tools_answer_by_themselves(page: Page) -> None:
+    settings = open_settings(page)
+    settings.get_by_label("Current time (answered here)").check()
+    settings.get_by_label("Calculator (answered here)").check()
+    function = {"name": "calculate", "arguments": '{"expression": "6 * 7"}'}
+    answer_with(page, {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}]})
+    asked: list[dict[str, object]] = []
+
+    def go_on(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or ""))
+        if len(asked) == 1:
+            route.fallback()
+        else:
+            route.continue_()
+
+    page.route(COMPLETIONS, go_on)
+    send(page, "What is 6 times 7?")
+    expect(page.get_by_role("article", name="Result of calculate")).to_contain_text("42")
+    expect(answers(page)).to_have_count(2)
+    wait_for_answer(page)
+    assert [tool["function"]["name"] for tool in asked[1]["tools"]] == ["get_time", "calculate"]  # type: ignore[index,attr-defined]
+    assert asked[1]["messages"][-1]["content"] == "42"  # type: ignore[index]
 
 
 class Weather(BaseHTTPRequestHandler):
@@ -230,11 +336,11 @@ def weather() -> Iterator[str]:
 
 
 def _call_weather(page: Page, address: str, *, automatic: bool) -> None:
-    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60", Temperature="0")
+    set_up(page, List_of_tools=json.dumps([TOOL]), Max_tokens="60", Temperature="0")
     page.get_by_label("Address that answers get_weather").fill(f"{address}/tool")
     if automatic:
         page.get_by_label("Send calls there without asking me").check()
-    page.get_by_label("Calls", exact=True).select_option("It must call one")
+    page.get_by_label("Tool choice", exact=True).select_option("Required")
     send(page, "What is the weather in Rome?")
 
 
@@ -245,16 +351,16 @@ def test_an_address_answers_calls_once_it_is_allowed(weather: str, make_server: 
     button = page.get_by_role("button", name=f"Ask {weather}/tool")
     expect(button).to_be_visible()
     assert not Weather.asked
-    page.get_by_label("Calls", exact=True).select_option("The model decides")
+    page.get_by_label("Tool choice", exact=True).select_option("Auto")
     button.click()
     expect(page.get_by_role("textbox", name="Result of get_weather")).to_have_value('{"sky": "green"}')
     assert json.loads(Weather.asked[0])["city"] in ("Bern", "Rome")
     page.get_by_label("Send calls there without asking me").check()
-    page.get_by_label("Calls", exact=True).select_option("It must call one")
+    page.get_by_label("Tool choice", exact=True).select_option("Required")
     start_chat(page)
     _call_weather(page, weather, automatic=True)
     expect(page.get_by_role("article", name="Result of get_weather").first).to_contain_text("green")
-    page.get_by_label("Calls", exact=True).select_option("It calls none")
+    page.get_by_label("Tool choice", exact=True).select_option("None")
     wait_for_answer(page)
     visit.requests = [url for url in visit.requests if not url.startswith(weather)]
 
@@ -283,7 +389,7 @@ def test_the_context_meter_tells_what_was_used_and_cached(page: Page) -> None:
 def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
     settings = open_settings(page)
     preset = settings.get_by_label("Preset", exact=True)
-    preset.select_option("Always the likeliest")
+    preset.select_option("Deterministic")
     expect(settings.get_by_label("Temperature")).to_have_value("0")
     set_up(page, System_prompt="Be brief.", Seed="5")
     expect(preset).to_have_value("")
@@ -291,7 +397,7 @@ def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
     page.get_by_role("textbox", name="Name").fill("Brief")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(preset).to_have_value("Brief")
-    preset.select_option("As the model was made")
+    preset.select_option("Default")
     expect(settings.get_by_label("System prompt")).to_have_value("")
     page.reload()
     preset.select_option("Brief")
@@ -307,9 +413,9 @@ def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
 
 @pytest.mark.smoke
 def test_every_setting_reaches_the_server(page: Page) -> None:
-    set_up(page, Temperature="0", Top_p="0.9", Top_k="40", Min_p="0.02", Seed="7", Longest_answer="24")
+    set_up(page, Temperature="0", Top_p="0.9", Top_k="40", Min_p="0.02", Seed="7", Max_tokens="24")
     set_up(page, Repetition_penalty="1.1", Presence_penalty="0.1", Frequency_penalty="0.2")
-    page.get_by_label("Thinking", exact=True).select_option("Little")
+    page.get_by_label("Thinking", exact=True).select_option("Low")
     with page.expect_response("**/v1/chat/completions") as waiting:
         whole = text_of(ask(page))
     assert waiting.value.ok
@@ -319,8 +425,8 @@ def test_every_setting_reaches_the_server(page: Page) -> None:
     assert {name: sent.get(name) for name in wanted} == wanted
     assert sent["reasoning_effort"] == "low"
     word = whole.split()[2]
-    set_up(page, Stop_at=word)
-    answers(page).last.get_by_role("button", name="Another answer").click()
+    set_up(page, Stop_sequences=word)
+    answers(page).last.get_by_role("button", name="Regenerate").click()
     expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
     assert text_of(wait_for_answer(page)) == whole[: whole.index(word)]
 
@@ -335,14 +441,31 @@ def test_wrong_numbers_are_told_and_not_sent(page: Page) -> None:
 
 
 def test_the_model_is_chosen_for_each_conversation(page: Page) -> None:
-    page.get_by_label("Model").select_option("demo-draft")
-    answer = ask(page)
-    expect(answer.get_by_label("Figures of this answer")).to_contain_text("demo-draft")
+    expect(model_button(page)).to_have_accessible_name("Model: Demo: Python library only (default)")
+    model_button(page).click()
+    search = page.get_by_role("combobox", name="Search the models")
+    search.fill("nobody's")
+    expect(page.get_by_text("No model has “nobody's” in its name.")).to_be_visible()
+    search.fill("draft")
+    expect(page.get_by_role("option")).to_contain_text(["demo-draft"])
+    expect(page.get_by_role("option").first).to_contain_text(re.compile(r"MiB · Q8_0 · 2,048 context"))
+    search.press("Enter")
+    expect(model_button(page)).to_have_accessible_name("Model: demo-draft")
+    assert_model(page, "demo-draft")
     page.get_by_role("button", name="New chat").click()
-    expect(page.get_by_label("Model")).to_have_value("demo-draft")
-    page.get_by_label("Model").select_option("demo")
+    expect(model_button(page)).to_have_attribute("data-value", "demo-draft")
+    choose_model(page, "Demo: Python library only")
     page.get_by_role("navigation", name="Conversations").get_by_role("link").first.click()
-    expect(page.get_by_label("Model")).to_have_value("demo-draft")
+    expect(model_button(page)).to_have_attribute("data-value", "demo-draft")
+    model_button(page).click()
+    page.get_by_role("link", name="Manage models").click()
+    expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
+
+
+def assert_model(page: Page, name: str) -> None:
+    """The next answer is that model's."""
+    expect(figures_of(ask(page))).to_contain_text(f"Model{name}")
+    page.keyboard.press("Escape")
 
 
 DROP = """([target, files]) => {

@@ -12,6 +12,7 @@ from chatting import (
     ask,
     composer,
     endless_answers,
+    figures_of,
     questions,
     send,
     set_up,
@@ -30,15 +31,17 @@ def test_the_first_visit_asks_and_answers_with_one_click(page: Page) -> None:
     page.get_by_role("button", name=QUESTION).click()
     answer = wait_for_answer(page)
     expect(answer).to_contain_text("os.path.join")
-    figures = answer.get_by_label("Figures of this answer")
+    expect(answer).to_contain_text(re.compile(r"\d+ tokens · [\d.,]+ tokens/s"))
+    figures = figures_of(answer)
     expect(figures).to_contain_text(re.compile(r"First token\d.*Speed[\d.,]+ tokens/s.*Answer\d+ tokens"))
-    expect(figures).to_contain_text(re.compile(r"Cached\d+ of \d+ prompt tokens"))
+    expect(figures).to_contain_text(re.compile(r"Cached\d+ of \d+prompt tokens"))
+    page.keyboard.press("Escape")
     expect(page.get_by_role("navigation", name="Conversations").get_by_role("link", name=QUESTION)).to_be_visible()
 
 
 def test_an_answer_comes_bit_by_bit(page: Page) -> None:
     with endless_answers(page):
-        set_up(page, Longest_answer="1500")
+        set_up(page, Max_tokens="1500")
         send(page, QUESTION)
         expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
         lengths = set()
@@ -71,7 +74,7 @@ def test_escape_stops_an_answer(page: Page) -> None:
 
 def test_another_answer_becomes_a_version(page: Page) -> None:
     first = text_of(ask(page))
-    answers(page).last.get_by_role("button", name="Another answer").click()
+    answers(page).last.get_by_role("button", name="Regenerate").click()
     second = wait_for_answer(page)
     expect(second.get_by_text("2 of 2")).to_be_visible()
     second.get_by_role("button", name="Version before").click()
@@ -114,10 +117,10 @@ def test_an_answer_can_be_edited_and_gone_on_with(page: Page) -> None:
 
 
 def test_an_answer_that_was_cut_goes_on_where_it_ended(page: Page) -> None:
-    set_up(page, Longest_answer="4", Temperature="0")
+    set_up(page, Max_tokens="4", Temperature="0")
     beginning = text_of(ask(page))
     expect(page.get_by_text("The answer is as long as it may be")).to_be_visible()
-    set_up(page, Longest_answer="")
+    set_up(page, Max_tokens="")
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("The answer is as long as it may be")).to_have_count(0)
     whole = text_of(wait_for_answer(page))
@@ -129,7 +132,7 @@ def test_an_answer_that_was_cut_goes_on_where_it_ended(page: Page) -> None:
 
 
 def test_any_last_answer_can_be_continued(page: Page) -> None:
-    set_up(page, Longest_answer="5")
+    set_up(page, Max_tokens="5")
     before = text_of(ask(page))
     with page.expect_response("**/v1/chat/completions") as waiting:
         answers(page).last.get_by_role("button", name="Continue", exact=True).click()
@@ -142,16 +145,17 @@ def test_any_last_answer_can_be_continued(page: Page) -> None:
 def test_the_same_seed_gives_the_same_answer(page: Page) -> None:
     set_up(page, Seed="7", Temperature="1.5")
     first = text_of(ask(page, "Tell me about lists."))
-    answers(page).last.get_by_role("button", name="Another answer").click()
+    answers(page).last.get_by_role("button", name="Regenerate").click()
     expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
     assert text_of(wait_for_answer(page)) == first
     set_up(page, Seed="")
     seeds = set()
     for version in (3, 4):
-        answers(page).last.get_by_role("button", name="Another answer").click()
+        answers(page).last.get_by_role("button", name="Regenerate").click()
         expect(answers(page).last.get_by_text(f"{version} of {version}")).to_be_visible()
-        found = re.search(r"Seed\s*(\d+)", wait_for_answer(page).get_by_label("Figures").inner_text())
+        found = re.search(r"Seed\s*(\d+)", figures_of(wait_for_answer(page)).inner_text())
         assert found is not None
+        page.keyboard.press("Escape")
         seeds.add(found[1])
     assert len(seeds - {"7"}) == 2
 
@@ -166,7 +170,7 @@ def test_a_reload_in_the_middle_keeps_what_had_come(page: Page, server: PageServ
     expect(answers(page).last).to_contain_text("Join two or more")
     expect(page.get_by_text("The page was left in the middle of this answer.")).to_be_visible()
     before = text_of(answers(page).last)
-    set_up(page, Longest_answer="20")
+    set_up(page, Max_tokens="20")
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("The page was left in the middle")).to_have_count(0)
     assert text_of(wait_for_answer(page)).startswith(before)
@@ -184,7 +188,7 @@ def test_a_server_lost_in_the_middle_leaves_what_came(make_server: MakePageServe
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("Start it again with").first).to_be_visible()
     server.start()
-    set_up(page, Longest_answer="10")
+    set_up(page, Max_tokens="10")
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("What had come is kept.")).to_have_count(0)
     expect(wait_for_answer(page)).to_contain_text("os.path.join")
@@ -210,13 +214,13 @@ def test_a_wrong_key_is_told_and_the_question_stays(make_server: MakePageServer,
 
 def test_a_message_can_be_deleted(page: Page) -> None:
     ask(page)
-    answers(page).last.get_by_role("button", name="Another answer").click()
+    answers(page).last.get_by_role("button", name="Regenerate").click()
     expect(wait_for_answer(page).get_by_text("2 of 2")).to_be_visible()
     answers(page).last.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Keep it").click()
+    expect(page.get_by_text("2 of 2")).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
     expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
     answers(page).last.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete it").click()
     expect(page.get_by_text("2 of 2")).to_have_count(0)
     expect(answers(page)).to_have_count(1)
     page.reload()
@@ -257,3 +261,34 @@ def test_a_question_while_the_prompt_is_too_long_says_what_to_do(visit: Visit) -
     expect(page.get_by_text(re.compile("the context has 2,048. Shorten the message"))).to_be_visible()
     page.get_by_role("button", name="Send").click()
     expect(answers(page).last.get_by_role("alert")).to_contain_text("context")
+
+
+def test_shortcuts_do_what_their_sheet_says(page: Page) -> None:
+    first = text_of(ask(page))
+    page.keyboard.press("Alt+R")
+    expect(wait_for_answer(page).get_by_text("2 of 2")).to_be_visible()
+    page.keyboard.press("Alt+C")
+    page.wait_for_function("text => navigator.clipboard.readText().then(read => read === text)", arg=first)
+    composer(page).press("ArrowUp")
+    expect(page.get_by_role("textbox", name="Your message")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+b")
+    expect(page.get_by_role("navigation", name="Conversations")).to_have_count(0)
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.keyboard.press("Control+k")
+    expect(page.get_by_role("searchbox", name="Search the conversations")).to_be_focused()
+    page.keyboard.press("Control+Shift+O")
+    expect(questions(page)).to_have_count(0)
+    page.get_by_role("link", name="Chat", exact=True).focus()
+    page.keyboard.press("/")
+    expect(composer(page)).to_be_focused()
+    page.keyboard.press("Alt+M")
+    expect(page.get_by_role("combobox", name="Search the models")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+,")
+    expect(page.get_by_label("Settings of this conversation").last).to_be_visible()
+    page.get_by_role("link", name="Chat", exact=True).focus()
+    page.keyboard.press("?")
+    sheet = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(sheet).to_contain_text("Regenerate the last answer")
+    sheet.get_by_role("button", name="Close").click()

@@ -19,6 +19,7 @@ from chatting import (
     questions,
     send,
     start_chat,
+    text_of,
     wait_for_answer,
 )
 from long_demo import write_long_demo
@@ -35,7 +36,7 @@ def list_of(page: Page) -> Locator:
     return page.get_by_role("navigation", name="Conversations").get_by_role("link")
 
 
-def choose(page: Page, action: str, name: str = "Import and export") -> None:
+def choose(page: Page, action: str, name: str = "Import, export, select") -> None:
     """Choose something from a menu."""
     page.get_by_role("button", name=name).first.click()
     page.get_by_role("menuitem", name=action).click()
@@ -87,25 +88,98 @@ def test_conversations_are_searched_renamed_and_deleted(page: Page) -> None:
     expect(list_of(page)).to_have_text(["Lengths", QUESTION])
     expect(page.get_by_role("heading", level=1, name="Lengths")).to_be_visible()
     choose(page, "Delete", "Actions for “Lengths”")
-    page.get_by_role("button", name="Keep it").click()
-    expect(list_of(page)).to_have_count(2)
+    expect(list_of(page)).to_have_text([QUESTION])
+    page.get_by_role("button", name="Undo").click()
+    expect(list_of(page)).to_have_text(["Lengths", QUESTION])
     choose(page, "Delete", "Actions for “Lengths”")
-    page.get_by_role("button", name="Delete it").click()
+    expect(page.get_by_text("Deleted “Lengths”.")).to_be_visible()
+    page.get_by_role("button", name="Dismiss").click()
     expect(list_of(page)).to_have_text([QUESTION])
     page.reload()
     expect(list_of(page)).to_have_text([QUESTION])
 
 
+def test_conversations_are_pinned_put_into_folders_and_deleted_together(page: Page, tmp_path: Path) -> None:
+    import_file(page, make_file(tmp_path / "talks.json", 4, 2))
+    column = page.get_by_role("navigation", name="Conversations")
+    expect(column.get_by_role("button", name="Older")).to_be_visible()
+    choose(page, "Pin", "Actions for “Talk 0”")
+    expect(list_of(page).first).to_have_text("Talk 0")
+    choose(page, "Move to a folder", "Actions for “Talk 1”")
+    page.get_by_label("Folder", exact=True).fill("Work")
+    page.get_by_role("button", name="Move", exact=True).click()
+    expect(list_of(page)).to_have_text(["Talk 0", "Talk 1", "Talk 3", "Talk 2"])
+    column.get_by_role("button", name="Work").click()
+    expect(list_of(page)).to_have_text(["Talk 0", "Talk 3", "Talk 2"])
+    page.reload()
+    expect(list_of(page)).to_have_text(["Talk 0", "Talk 3", "Talk 2"])
+    choose(page, "Unpin", "Actions for “Talk 0”")
+    choose(page, "Select several")
+    page.get_by_label("Select “Talk 2”").check()
+    page.get_by_label("Select “Talk 3”").check()
+    page.get_by_role("button", name="Move the selected to a folder").click()
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Delete the selected").click()
+    expect(list_of(page)).to_have_text(["Talk 0"])
+    expect(page.get_by_text("Deleted 2 conversations.")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(list_of(page)).to_have_text(["Talk 3", "Talk 2", "Talk 0"])
+    choose(page, "Select several")
+    page.get_by_role("button", name="Done").click()
+
+
+def test_all_conversations_are_exported_and_deleted_from_the_settings(page: Page, tmp_path: Path) -> None:
+    import_file(page, make_file(tmp_path / "talks.json", 3, 2))
+    expect(page.get_by_text("Imported 3 conversations.")).to_be_visible()
+    page.get_by_role("link", name="Settings", exact=True).click()
+    expect(page.get_by_text("3 conversations are kept in this browser")).to_be_visible()
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Export all conversations").click()
+    assert len(json.loads(Path(waiting.value.path()).read_text())["conversations"]) == 3
+    page.get_by_role("button", name="Delete all conversations").click()
+    expect(page.get_by_text("0 conversations are kept in this browser")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("3 conversations are kept in this browser")).to_be_visible()
+
+
+def test_a_group_is_folded(page: Page) -> None:
+    ask(page)
+    page.get_by_role("navigation", name="Conversations").get_by_role("button", name="Today").click()
+    expect(list_of(page)).to_have_count(0)
+
+
+def test_a_conversation_is_shown_as_code_that_runs(page: Page, server: PageServer) -> None:
+    answer = text_of(ask(page))
+    choose(page, "View code", f"Actions for “{QUESTION}”")
+    dialog = page.get_by_role("dialog", name="View code")
+    expect(dialog).to_contain_text(f"curl {server.url}/v1/chat/completions")
+    dialog.get_by_role("tab", name="Python").click()
+    expect(dialog).to_contain_text("client.chat.completions.create(")
+    dialog.get_by_role("tab", name="curl").click()
+    dialog.get_by_role("tab", name="JavaScript").click()
+    program = dialog.locator("code").inner_text()
+    page.keyboard.press("Escape")
+    reply = page.evaluate(SEND_CODE, program)
+    assert reply == answer
+
+
+SEND_CODE = """async code => {
+  const body = JSON.parse(code.slice(code.indexOf("JSON.stringify(") + 15, code.lastIndexOf("),\\n});")));
+  const response = await fetch("/v1/chat/completions", { method: "POST", body: JSON.stringify(body),
+    headers: { "Content-Type": "application/json" } });
+  return (await response.json()).choices[0].message.content;
+}"""
+
+
 def test_what_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
     first = ask(page).inner_text()
-    answers(page).last.get_by_role("button", name="Another answer").click()
+    answers(page).last.get_by_role("button", name="Regenerate").click()
     wait_for_answer(page)
     with page.expect_download() as waiting:
         choose(page, "Export all")
     file = tmp_path / "conversations.json"
     waiting.value.save_as(file)
     choose(page, "Delete", f"Actions for “{QUESTION}”")
-    page.get_by_role("button", name="Delete it").click()
     expect(list_of(page)).to_have_count(0)
     import_file(page, file)
     expect(page.get_by_text("Imported 1 conversation.")).to_be_visible()

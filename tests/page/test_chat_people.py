@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from chatting import answer_with, answers, ask, composer, open_settings, send, wait_for_answer
+from chatting import answer_with, answers, ask, composer, model_button, open_settings, send, set_up, wait_for_answer
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 from test_chat_content import MARKDOWN, TOOL
@@ -62,7 +62,7 @@ def test_nothing_of_the_chat_stands_in_the_way_of_anybody(
     assert find_violations(page) == []
     page.mouse.move(2, 2)
     settings = open_settings(page)
-    settings.get_by_label("Tools", exact=True).fill(json.dumps([TOOL]))
+    set_up(page, List_of_tools=json.dumps([TOOL]))
     expect(settings.get_by_label("Address that answers get_weather")).to_be_visible()
     settings.get_by_label("Temperature").fill("hot")
     assert find_violations(page) == []
@@ -141,9 +141,10 @@ def test_ones_own_model_answers_by_default_and_usual_numbers_are_shown_and_sent(
         made = {"model": "coder", "from": "demo-draft", "parameters": {"top_k": 7}, "stream": False}
         assert client.post("/api/create", json=made).is_success
     page = tab(server).page
-    chosen = page.get_by_label("Model", exact=True).first.locator("option:checked")
-    expect(chosen).to_have_text("coder (default)")
-    expect(page.get_by_label("Model", exact=True).first).to_contain_text("Demo: Python library only")
+    expect(model_button(page)).to_have_accessible_name("Model: coder (default)")
+    model_button(page).click()
+    expect(page.get_by_role("option", name="Demo: Python library only")).to_be_visible()
+    page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Explain recursion with a short example.")).to_be_visible()
     page.get_by_role("button", name="Settings of this conversation").click()
     for label, usual in (("Temperature", "0"), ("Top k", "7"), ("Top p", "0.95"), ("Min p", "0.05")):

@@ -74,10 +74,10 @@ def test_tokens_are_reached_by_keyboard(page: Page) -> None:
 def test_the_branch_that_the_model_would_take_gives_the_same_answer(page: Page) -> None:
     answer = ask_for_tokens(page)
     whole = text_of(answer)
-    set_up(page, Longest_answer="3")
+    set_up(page, Max_tokens="3")
     beginning = text_of(ask_again(page))
     assert whole.startswith(beginning)
-    set_up(page, Longest_answer="")
+    set_up(page, Max_tokens="")
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("The answer is as long as it may be")).to_have_count(0)
     assert text_of(wait_for_answer(page)) == whole
@@ -86,7 +86,7 @@ def test_the_branch_that_the_model_would_take_gives_the_same_answer(page: Page) 
 
 def ask_again(page: Page) -> Locator:
     """Another answer to the last question."""
-    answers(page).last.get_by_role("button", name="Another answer").click()
+    answers(page).last.get_by_role("button", name="Regenerate").click()
     expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
     return wait_for_answer(page)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from browsing import Visit
+from chatting import choose_model
 from page_server import PageServer, wait_until
 from playwright.sync_api import Page, expect
 from questions import ANSWER, QUESTION
@@ -21,33 +22,53 @@ def compare(visit: Visit, server: PageServer) -> Page:
 
 @pytest.mark.smoke
 def test_two_answers_stand_side_by_side(compare: Page) -> None:
-    compare.get_by_label("One question for both").fill(QUESTION)
-    right = compare.get_by_role("region", name="Right")
-    right.get_by_label("Longest answer").fill("3")
-    compare.get_by_role("button", name="Ask both").click()
-    left = compare.get_by_role("region", name="Left")
+    compare.get_by_label("One question for all").fill(QUESTION)
+    right = compare.get_by_role("region", name="B", exact=True)
+    right.get_by_label("Max tokens").fill("3")
+    compare.get_by_role("button", name="Ask all").click()
+    left = compare.get_by_role("region", name="A", exact=True)
     expect(left).to_contain_text("Join two or more pathname components")
     expect(left).to_contain_text("tokens/s")
     expect(right).to_contain_text("3 tokens")
-    expect(compare.get_by_role("button", name="Ask both")).to_be_visible()
+    expect(compare.get_by_role("button", name="Ask all")).to_be_visible()
 
 
 def test_two_models_answer(compare: Page, server: PageServer) -> None:
-    compare.get_by_role("region", name="Right").get_by_label("Model").select_option("demo-draft")
-    for side in ("Left", "Right"):
-        compare.get_by_role("region", name=side).get_by_label("Longest answer").fill("8")
-    compare.get_by_role("button", name="Ask both").click()
+    choose_model(compare, "demo-draft", compare.get_by_role("region", name="B", exact=True))
+    for side in ("A", "B"):
+        compare.get_by_role("region", name=side, exact=True).get_by_label("Max tokens").fill("8")
+    compare.get_by_role("button", name="Ask all").click()
     expect(compare.get_by_text("8 tokens")).to_have_count(2)
     with server.client() as client:
         names = {model["name"] for model in client.get("/api/ps").json()["models"]}
     assert names >= {"demo:latest", "demo-draft:latest"}
 
 
+def test_up_to_four_answer_and_the_best_gets_a_vote(compare: Page) -> None:
+    compare.get_by_role("button", name="Add a model").click()
+    compare.get_by_role("button", name="Add a model").click()
+    expect(compare.get_by_role("button", name="Add a model")).to_be_disabled()
+    compare.get_by_role("button", name="Remove D").click()
+    for side in "ABC":
+        compare.get_by_role("region", name=side, exact=True).get_by_label("Max tokens").fill("4")
+    compare.get_by_role("button", name="Ask all").click()
+    compare.get_by_role("button", name="A is best").click()
+    votes = compare.get_by_role("region", name="Votes")
+    expect(votes.get_by_role("row")).to_contain_text(["Model", "demo, temperature 01 (100 %)1", "0 (0 %)1"])
+    compare.get_by_role("button", name="Ask all").click()
+    compare.get_by_role("button", name="None is better").click()
+    expect(votes.get_by_role("row").nth(1)).to_contain_text("1 (50 %)2")
+    compare.reload()
+    expect(votes.get_by_role("row").nth(1)).to_contain_text("1 (50 %)2")
+    votes.get_by_role("button", name="Clear the votes").click()
+    expect(votes).to_have_count(0)
+
+
 def test_stopping_ends_both_on_the_server(compare: Page, server: PageServer) -> None:
-    for side in ("Left", "Right"):
-        compare.get_by_role("region", name=side).get_by_label("Longest answer").fill("")
-        compare.get_by_role("region", name=side).get_by_label("Temperature").fill("5")
-    compare.get_by_role("button", name="Ask both").click()
+    for side in ("A", "B"):
+        compare.get_by_role("region", name=side, exact=True).get_by_label("Max tokens").fill("")
+        compare.get_by_role("region", name=side, exact=True).get_by_label("Temperature").fill("5")
+    compare.get_by_role("button", name="Ask all").click()
     expect(compare.get_by_text("first after")).to_have_count(2)
     compare.get_by_role("button", name="Stop").click()
     expect(compare.get_by_text("stopped")).to_have_count(2)
@@ -56,14 +77,14 @@ def test_stopping_ends_both_on_the_server(compare: Page, server: PageServer) -> 
 
 def test_a_model_that_is_gone_is_an_error_in_words(compare: Page) -> None:
     compare.route("**/v1/chat/completions", lambda route: route.abort())
-    compare.get_by_role("button", name="Ask both").click()
+    compare.get_by_role("button", name="Ask all").click()
     expect(compare.get_by_role("alert").first).to_contain_text("The server does not answer")
 
 
 def test_sixteen_answers_are_the_one_asked_alone(compare: Page) -> None:
     compare.get_by_role("tab", name="16 times at once").click()
     compare.get_by_label("A question, asked alone and then 16 times at once").fill(QUESTION)
-    compare.get_by_label("Longest answer").fill("24")
+    compare.get_by_label("Max tokens").fill("24")
     compare.get_by_role("button", name="Ask it 16 times").click()
     expect(compare.get_by_text("All 16 answers are equal")).to_be_visible(timeout=90_000)
     expect(compare.get_by_text("equal", exact=True)).to_have_count(16)

@@ -72,7 +72,9 @@ def find_names(call: ast.Call) -> Iterator[tuple[str | None, re.Pattern[str]]]:
         yield from ((None, re.compile(re.escape(word.arg.replace("_", " ")))) for word in call.keywords if word.arg)
     if function == "choose":
         yield "menuitem", make_pattern(call.args[1])
-        yield from (("button", make_pattern(name)) for name in call.args[2:] or [ast.Constant("Import and export")])
+        yield from (
+            ("button", make_pattern(name)) for name in call.args[2:] or [ast.Constant("Import, export, select")]
+        )
 
 
 def make_pattern(name: ast.expr) -> re.Pattern[str]:
@@ -134,18 +136,20 @@ def add(page: Page, found: set[Control], opened: Locator) -> None:
 
 def visit_menus(page: Page, found: set[Control]) -> None:
     menu = page.get_by_role("button", name=f"Actions for “{QUESTION}”").first
-    for action in ("Rename", "Delete"):
+    for action in ("Rename", "Move to a folder", "View code"):
         menu.click()
         found |= list_controls(page)
         page.get_by_role("menuitem", name=action).click()
         add(page, found, page.get_by_role("dialog"))
-    page.get_by_role("button", name="Import and export").click()
+    page.get_by_role("button", name="Import, export, select").click()
     add(page, found, page.get_by_role("menu"))
+    page.get_by_role("button", name=re.compile("Model: ")).first.click()
+    add(page, found, page.get_by_role("listbox"))
 
 
 def visit_messages(page: Page, found: set[Control]) -> None:
     answer = page.get_by_role("article", name="Answer").last
-    answer.get_by_role("button", name="Another answer").click()
+    answer.get_by_role("button", name="Regenerate").click()
     expect(answer.get_by_text("2 of 2")).to_be_visible()
     wait_for_answer(page)
     for message in (first_question(page), answer):
@@ -153,7 +157,8 @@ def visit_messages(page: Page, found: set[Control]) -> None:
         message.get_by_role("button", name="Edit").click()
         add(page, found, message.get_by_role("textbox"))
     answer.get_by_role("button", name="Delete").click()
-    add(page, found, page.get_by_role("dialog", name="Delete this message?"))
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+    found |= list_controls(page)
 
 
 def visit_settings(page: Page, found: set[Control]) -> None:
@@ -165,7 +170,10 @@ def visit_settings(page: Page, found: set[Control]) -> None:
 
 
 def visit_tools(page: Page, found: set[Control]) -> None:
-    set_up(page, Tools='[{"name": "get_weather", "parameters": {"type": "object", "properties": {}}}]')
+    set_up(page, List_of_tools='[{"name": "get_weather", "parameters": {"type": "object", "properties": {}}}]')
+    page.get_by_role("button", name="Edit get_weather").click()
+    page.get_by_role("button", name="Add a parameter").click()
+    add(page, found, page.get_by_role("dialog", name="Edit get_weather"))
     page.get_by_label("Address that answers get_weather").fill("http://127.0.0.1:9/tool")
     expect(page.get_by_label("Send calls there without asking me")).to_be_visible()
     found |= list_controls(page)
@@ -190,7 +198,7 @@ def visit_what_went_wrong(page: Page, found: set[Control]) -> None:
     page.route("**/api/pull", lambda route: route.fulfill(status=502, json={"error": "the hub does not answer"}))
     page.get_by_label("Pull a model").fill("hf.co/nobody/nothing")
     page.get_by_role("button", name="Pull", exact=True).click()
-    expect(page.get_by_role("list", name="Pulls").get_by_role("button", name="Resume")).to_be_visible()
+    expect(page.get_by_role("list", name="Pulls").get_by_role("button", name="Edit")).to_be_visible()
     found |= list_controls(page)
 
 

@@ -160,3 +160,12 @@ def test_nothing_is_in_the_way(
         expect(rows).to_have_count(2)
         assert find_violations(page) == []
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+
+
+def test_each_figure_says_what_it_means(engine: Page) -> None:
+    for name, meaning in (("Decode", "How fast answers are written"), ("Kernels", "small programs")):
+        engine.get_by_role("button", name=f"About {name}").click()
+        expect(engine.get_by_role("dialog", name=name)).to_contain_text(meaning)
+        engine.keyboard.press("Escape")
+    helps = engine.get_by_role("button", name=re.compile("About "))
+    assert helps.count() >= 13

@@ -12,7 +12,10 @@ def test_memory_is_told_before_a_model_is_loaded(server: PageServer, tab: OpenTa
     page = tab(server, "/#/models/demo-draft").page
     memory = page.get_by_role("region", name="Memory")
     expect(memory).to_contain_text("needed")
-    expect(memory).to_contain_text("Cache 64 MiB")
+    expect(memory).to_contain_text("Reserved up to 64 MiB for the cache")
+    expect(memory).to_contain_text("A conversation of 2,048 tokens fills")
+    page.get_by_label("Length of a conversation").press("Home")
+    expect(memory).to_contain_text("A conversation of 512 tokens fills")
     with server.client() as client:
         assert client.post("/api/generate", json={"model": "demo-draft"}).status_code == 200
         page.reload()

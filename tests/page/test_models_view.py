@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from browsing import Visit
+from chatting import model_button
 from page_server import PageServer, wait_until
 from playwright.sync_api import Locator, Page, expect
 
@@ -73,6 +74,7 @@ def test_a_model_is_copied_and_the_copy_deleted(models: Page, server: PageServer
     row_of(models, "twin").get_by_role("button", name="More for twin").click()
     models.get_by_role("menuitem", name="Delete").click()
     question = models.get_by_role("dialog", name="Delete twin?")
+    expect(question).to_contain_text("Only this name goes: demo has the same file.")
     question.get_by_role("button", name="Keep it").click()
     assert "twin:latest" in listed(server)
     row_of(models, "twin").get_by_role("button", name="More for twin").click()
@@ -114,11 +116,11 @@ def test_a_model_is_replaced_only_when_that_is_said(models: Page, server: PageSe
 def test_a_chat_begins_with_the_model(models: Page) -> None:
     row_of(models, "demo-draft").get_by_role("button", name="More for demo-draft").click()
     models.get_by_role("menuitem", name="Chat with it").click()
-    expect(models.get_by_label("Model", exact=True).first).to_have_value("demo-draft")
+    expect(model_button(models)).to_have_attribute("data-value", "demo-draft")
     models.get_by_role("link", name="Models", exact=True).click()
     row_of(models, "demo").get_by_role("link", name="demo", exact=True).click()
     models.get_by_role("button", name="Chat with it").click()
-    expect(models.get_by_label("Model", exact=True).first).to_have_value("demo")
+    expect(model_button(models)).to_have_attribute("data-value", "demo")
 
 
 def test_the_details_tell_metadata_tensors_and_memory(models: Page) -> None:
@@ -152,9 +154,22 @@ def test_a_pull_that_fails_says_why_and_can_be_dismissed(make_server: MakePageSe
     page.get_by_role("button", name="Pull", exact=True).click()
     pulls = page.get_by_role("list", name="Pulls")
     expect(pulls).to_contain_text("hf.co/somebody/something")
-    expect(pulls.get_by_role("button", name="Resume")).to_be_visible(timeout=60_000)
-    page.reload()
+    expect(pulls.get_by_role("button", name="Try again")).to_be_visible(timeout=60_000)
+    pulls.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Pull a model")).to_have_value("hf.co/somebody/something")
+    expect(pulls).to_have_count(0)
+
+
+def test_a_pull_that_broke_off_is_resumed_or_taken_off_the_list(models: Page) -> None:
+    some = '{"status": "pulling", "digest": "sha256:1", "total": 9, "completed": 4}\n{"error": "the hub went away"}\n'
+    models.route("**/api/pull", lambda route: route.fulfill(body=some))
+    models.get_by_label("Pull a model").fill("hf.co/somebody/something")
+    models.get_by_role("button", name="Pull", exact=True).click()
+    pulls = models.get_by_role("list", name="Pulls")
+    expect(pulls).to_contain_text("the hub went away")
+    models.reload()
     expect(pulls).to_contain_text("Not finished")
+    expect(pulls.get_by_role("button", name="Resume")).to_be_visible()
     pulls.get_by_role("button", name="Take it off the list").click()
     expect(pulls).to_have_count(0)
 

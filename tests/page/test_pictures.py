@@ -27,7 +27,7 @@ def open_chat(page: Page, server: PageServer) -> None:
 
 def open_compare(page: Page, server: PageServer) -> None:
     page.goto(f"{server.url}/#/compare/sixteen")
-    page.get_by_label("Longest answer").fill("40")
+    page.get_by_label("Max tokens").fill("40")
     page.get_by_role("button", name="Ask it 16 times").click()
     expect(page.get_by_text("All 16 answers are equal")).to_be_visible(timeout=90_000)
 

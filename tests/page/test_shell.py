@@ -86,6 +86,34 @@ def test_a_theme_is_kept(page: Page) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
+def test_letters_grow_and_the_server_says_what_it_is(page: Page) -> None:
+    page.get_by_role("link", name="Settings", exact=True).click()
+    page.get_by_label("Text size").select_option("large")
+    assert page.evaluate("() => getComputedStyle(document.documentElement).fontSize") == "18px"
+    server = page.get_by_role("region", name="Server")
+    expect(server).to_contain_text("Default modelDemo: Python library only")
+    expect(server.get_by_role("link", name="openapi.json")).to_have_attribute("href", "./openapi.json")
+    page.get_by_role("button", name="Keyboard shortcuts").click()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+
+
+def test_an_installed_page_opens_while_the_server_is_away(make_server: MakePageServer, tab: OpenTab) -> None:
+    server = make_server()
+    visit = tab(server, service_workers="allow")
+    page = visit.page
+    page.evaluate("() => navigator.serviceWorker.ready.then(() => undefined)")
+    page.wait_for_function("() => navigator.serviceWorker.controller !== null")
+    page.get_by_role("link", name="Settings", exact=True).click()
+    expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
+    server.kill()
+    page.reload()
+    expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
+    expect(page.get_by_text("The server does not answer")).to_be_visible()
+    page.get_by_role("link", name="Chat", exact=True).click()
+    expect(page.get_by_label("Message")).to_be_visible()
+    visit.faults.clear()
+
+
 def test_a_key_can_be_entered_before_it_is_asked_for(page: Page) -> None:
     page.get_by_role("link", name="Settings", exact=True).click()
     page.get_by_role("button", name="Enter a key").click()

@@ -63,6 +63,33 @@ def test_which_models_would_make_room(make_server: MakeServer) -> None:
         assert ask_memory(client, "demo-draft")["unloads"] == []
 
 
+def test_what_a_conversation_fills(client: httpx.Client) -> None:
+    whole = ask_memory(client, "demo")
+    half = client.get("/v1/admin/models/demo/memory", params={"tokens": "1024"}).json()
+    assert (whole["conversation_tokens"], half["conversation_tokens"]) == (2048, 1024)
+    assert whole["conversation_bytes"] == 2 * half["conversation_bytes"]
+    caches = client.get("/v1/admin/cache").json()["caches"]
+    engine = next(cache["engine"] for cache in caches if cache["model"] == "demo:latest")
+    assert whole["conversation_bytes"] == 2048 // engine["page_size"] * engine["page_bytes"]
+    assert client.get("/v1/admin/models/demo/memory", params={"tokens": "-1"}).status_code == 400
+
+
+def test_where_the_files_of_a_model_lie(client: httpx.Client, tmp_path: Path) -> None:
+    def ask(name: str) -> dict[str, object]:
+        return dict(client.get(f"/v1/admin/models/{name}/files").json())
+
+    assert ask("demo-draft") == {
+        "model": "demo-draft",
+        "path": str(DRAFT),
+        "size_bytes": DRAFT.stat().st_size,
+        "stays": True,
+        "shared_with": [],
+    }
+    assert client.post("/api/copy", json={"source": "demo-draft", "destination": "twin"}).status_code == 200
+    assert (ask("twin")["shared_with"], ask("demo-draft")["shared_with"]) == (["demo-draft"], ["twin"])
+    assert client.request("DELETE", "/api/delete", json={"model": "twin"}).status_code == 200
+
+
 def test_a_name_with_slashes_and_one_that_nobody_has(client: httpx.Client) -> None:
     assert client.post("/api/copy", json={"source": "demo", "destination": "me/copied:v1"}).status_code == 200
     for name in ("me/copied:v1", "me%2Fcopied%3Av1"):

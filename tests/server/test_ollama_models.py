@@ -89,6 +89,7 @@ def test_list(http: httpx.Client, api: ollama.Client) -> None:
     assert demo["size"] == (ASSETS / "demo.gguf").stat().st_size
     assert len(demo["digest"]) == 64
     assert demo["capabilities"] == ["completion", "tools"]
+    assert demo["has_chat_template"] is True
     assert demo["details"] == {
         "parent_model": "",
         "format": "gguf",

@@ -152,6 +152,8 @@ def test_the_browser_is_told_to_run_and_fetch_nothing_from_elsewhere(asking: htt
         "style-src": {"'self'"},
         "font-src": {"'self'"},
         "img-src": {"'self'", "data:", "blob:"},
+        "manifest-src": {"'self'"},
+        "worker-src": {"'self'"},
         "connect-src": {"'self'", "http://localhost:9000", "https://a.example"},
         "base-uri": {"'none'"},
         "form-action": {"'none'"},

@@ -23,6 +23,7 @@ from mlxr.server.app import DIALECTS
 from mlxr.server.errors import ServerError
 from mlxr.server.guard import MAX_CALLERS, RateLimit
 from mlxr.server.listen import open_socket
+from mlxr.server.page_files import ROOT_PATHS
 
 KEY = "correct horse battery staple"
 
@@ -50,7 +51,7 @@ def test_every_route_but_health_needs_a_key(locked: RunningServer) -> None:
             status = client.request(method, path).status_code
             if path in ("/health", "/health/live", "/health/ready"):
                 assert status == 200, path
-            elif path in ("/icon.svg", "/assets/x") and method in ("GET", "HEAD"):  # the same for everybody
+            elif path in ROOT_PATHS | {"/assets/x"} and method in ("GET", "HEAD"):  # the same for everybody
                 assert status in ((401,) if locked.app.state.parts.page is None else (200, 404)), path
             else:
                 assert status == 401, (method, path)

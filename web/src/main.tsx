@@ -2,6 +2,7 @@ import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { ApiError } from "./api/client";
+import { keepForOffline } from "./lib/offline";
 import { App } from "./shell/App";
 import "./styles/tokens.css";
 import "./styles/base.css";
@@ -16,6 +17,8 @@ const queries = new QueryClient({
     },
   },
 });
+
+keepForOffline();
 
 const root = document.getElementById("root");
 if (root === null) throw new Error("index.html has no element #root");

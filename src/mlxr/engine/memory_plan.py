@@ -251,6 +251,21 @@ def estimate_arena(
     return sum(arena.nbytes for arena in arenas if arena is not None)
 
 
+def measure_conversation(config: ModelShape, settings: ModelSettings, tokens: int | None = None) -> tuple[int, int]:
+    """Tokens of a conversation, `tokens` or as many as the context takes, and the bytes of cache that it fills.
+
+    Nothing is allocated but one page of each kind, to measure it. Raises SettingError and DeviceError.
+    """
+    context_tokens = choose_context(settings.context_tokens, config.context_length)
+    held = min(tokens or context_tokens, context_tokens)
+    device = choose_device(settings.device)
+    groups = form_groups(config.cache_layers)
+    ctx = Context(device, 1 if device == "cpu" else None)
+    sizes = measure_pages(ctx, groups, settings.page_size, parse_kv_type(settings.kv_type))
+    pages = [shape.count_resting(held, settings.page_size) for shape in groups.shapes]
+    return held, sum(count * size for count, size in zip(pages, sizes, strict=True))
+
+
 def open_store(plan: MemoryPlan) -> PageStore | None:
     """The store on disk that the plan wants, if it wants one."""
     return None if plan.store_folder is None else PageStore(plan.store_folder, plan.store_bytes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import Request
 
-from mlxr.core.errors import RequestFailed
+from mlxr.core.errors import InvalidRequest, RequestFailed
 from mlxr.core.sampling import read_params
 from mlxr.core.types import PARAMETERS
 from mlxr.core.work_threads import Stop
@@ -19,7 +19,7 @@ from mlxr.server.routes import Router
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look, start_make
 from mlxr.service.catalogue import recommend
-from mlxr.service.memory_need import find_memory_need
+from mlxr.service.memory_need import find_conversation_need, find_memory_need
 
 if TYPE_CHECKING:
     from mlxr.service.adapters import AdapterUse
@@ -41,7 +41,8 @@ class MemoryReply(_Row):
     `cache_bytes` are kept for its cache whatever other models want. It takes memory as it is used, now
     `cache_in_use_bytes`, and up to `cache_max_bytes` where there is room. `free_bytes` is what all models may take less
     what pinned ones do and what is in use. `unloads` names the models that would make room; `reason` says why it does
-    not fit, and what to do about it.
+    not fit, and what to do about it. A conversation of `conversation_tokens` tokens, those of the query `tokens` or a
+    whole context, fills `conversation_bytes` of the cache.
     """
 
     model: str
@@ -51,9 +52,24 @@ class MemoryReply(_Row):
     cache_in_use_bytes: int
     cache_max_bytes: int
     free_bytes: int
+    conversation_tokens: int
+    conversation_bytes: int
     fits: bool
     unloads: list[str]
     reason: str | None
+
+
+class FilesReply(_Row):
+    """Where the files of a model lie. `stays` says that they are not deleted with its name.
+
+    They stay where they lie outside the models folder, or where the models in `shared_with` have the same ones.
+    """
+
+    model: str
+    path: str
+    size_bytes: int
+    stays: bool
+    shared_with: list[str]
 
 
 class SamplingReply(RootModel[dict[str, int | float]]):
@@ -83,7 +99,11 @@ async def show_memory(request: Request, name: str) -> MemoryReply:
     """Return what a model takes in memory, before it is loaded or as it is."""
     parts = parts_of(request)
     record: ModelRecord = await look(request, parts.served.find_base, name)
+    asked = request.query_params.get("tokens", "")
+    if asked and not (asked.isascii() and asked.isdigit() and 0 < len(asked) < 10 and int(asked)):
+        raise InvalidRequest("tokens", f"must be a positive number, not {asked[:20]!r}")
     need = await find_memory_need(parts.pool, record, parts.settings)
+    tokens, conversation_bytes = await find_conversation_need(record, parts.settings, int(asked) if asked else None)
     return MemoryReply(
         model=record.short_name,
         is_loaded=need.is_loaded,
@@ -92,9 +112,27 @@ async def show_memory(request: Request, name: str) -> MemoryReply:
         cache_in_use_bytes=need.cache_in_use_bytes,
         cache_max_bytes=need.cache_max_bytes,
         free_bytes=need.free_bytes,
+        conversation_tokens=tokens,
+        conversation_bytes=conversation_bytes,
         fits=need.reason is None,
         unloads=list(need.leaving),
         reason=need.reason,
+    )
+
+
+@router.get("/models/{name:path}/files")
+async def show_files(request: Request, name: str) -> FilesReply:
+    """Return where the files of a model lie, and whether deleting it deletes them."""
+    served = parts_of(request).served
+    record: ModelRecord = await look(request, served.find_base, name)
+    records = await look(request, served.list)
+    shared = [one.short_name for one in records if one.name != record.name and one.path == record.path]
+    return FilesReply(
+        model=record.short_name,
+        path=str(record.path),
+        size_bytes=record.size_bytes,
+        stays=bool(shared) or not record.is_owned,
+        shared_with=shared,
     )
 
 

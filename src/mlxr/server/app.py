@@ -33,7 +33,7 @@ from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.live import Hub
 from mlxr.server.metrics import Metrics
 from mlxr.server.openai.responses import ResponseStore
-from mlxr.server.page_files import ASSET_PATH, ICON_PATH, Page
+from mlxr.server.page_files import ASSET_PATH, ROOT_PATHS, Page
 from mlxr.server.parts import ServerParts
 from mlxr.server.routes import IGNORED, Dialect, RouteRow, build_route
 from mlxr.server.work import ServerWork
@@ -146,7 +146,7 @@ def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:
     for path, operation in _operations(schema):
         operation["responses"].pop("422", None)  # bodies that do not fit are answered with 400, see `errors`
         operation["responses"]["default"] = ERROR
-        if path not in OPEN_PATHS | {ICON_PATH, ASSET_PATH}:
+        if path not in OPEN_PATHS | ROOT_PATHS | {ASSET_PATH}:
             operation["security"] = [{"bearer": []}, {"header": []}, {}]
     components = schema.setdefault("components", {})
     for unused in ("HTTPValidationError", "ValidationError"):

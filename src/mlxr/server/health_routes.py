@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from mlxr.server import admin, live_routes
 from mlxr.server.admin import collect_stats
 from mlxr.server.errors import ServerError
-from mlxr.server.page_files import ASSET_PATH, ASSETS, ICON, ICON_PATH, find_page_file
+from mlxr.server.page_files import ASSET_PATH, ASSETS, ROOT_FILES, find_page_file
 from mlxr.server.parts import parts_of
 from mlxr.server.routes import Dialect, Router
 
@@ -60,10 +60,13 @@ async def metrics(request: Request) -> Response:
     return Response(parts.metrics.render(len(parts.activity), stored_bytes, stats), media_type=METRICS_TYPE)
 
 
-@router.get(ICON_PATH, response_class=Response)
-async def page_icon(request: Request) -> Response:
-    """The icon of the page."""
-    return await _require_file(request, ICON)
+async def page_file(request: Request) -> Response:
+    """A file that browsers look for beside the page: its icons, what an installed page is, what it needs offline."""
+    return await _require_file(request, request.url.path.removeprefix("/"))
+
+
+for name in ROOT_FILES:
+    router.get(f"/{name}", response_class=Response)(page_file)
 
 
 @router.get(ASSET_PATH, response_class=Response)

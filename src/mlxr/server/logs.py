@@ -14,7 +14,7 @@ from typing import TextIO
 from mlxr.core.settings import Settings
 from mlxr.server.access import OPEN_PATHS
 from mlxr.server.activity import InFlight
-from mlxr.server.page_files import ASSET_PATH, ICON_PATH
+from mlxr.server.page_files import ASSET_PATH, ROOT_PATHS
 
 access = logging.getLogger("mlxr.access")
 prompts = logging.getLogger("mlxr.prompts")
@@ -23,7 +23,7 @@ models = logging.getLogger("mlxr.models")
 _FIELDS = "fields"
 MAX_REASON_CHARACTERS = 300
 MAX_NAME_CHARACTERS = 80
-QUIET_ROUTES = OPEN_PATHS | {"/metrics", ICON_PATH, ASSET_PATH}
+QUIET_ROUTES = OPEN_PATHS | ROOT_PATHS | {"/metrics", ASSET_PATH}
 
 
 class JsonLines(logging.Formatter):

@@ -25,9 +25,10 @@ from mlxr.server.parts import parts_of
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
-ICON = "icon.svg"
 ASSETS = "assets"
-ICON_PATH, ASSET_PATH = f"/{ICON}", f"/{ASSETS}/{{name}}"
+ROOT_FILES = ("icon.svg", "icon.png", "manifest.webmanifest", "sw.js")  # names that browsers look for
+ROOT_PATHS = frozenset(f"/{name}" for name in ROOT_FILES)
+ASSET_PATH = f"/{ASSETS}/{{name}}"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", re.ASCII)  # no folder, and never . or ..
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -35,10 +36,11 @@ MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
     ".json": "application/json",
+    ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
     ".png": "image/png",
 }
-COMPRESSED = frozenset({".html", ".js", ".css", ".svg", ".json"})
+COMPRESSED = frozenset({".html", ".js", ".css", ".svg", ".json", ".webmanifest"})
 FOR_EVER = "public, max-age=31536000, immutable"  # the name of an asset changes with what is in it
 ASK_AGAIN = "no-cache"  # may be kept, and is used only after the server said that it still holds
 TOOL_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)
@@ -79,7 +81,7 @@ class Page:
     def has(self, head: Head) -> bool:
         """Tell whether a request is for a file of the page, which is the same for everybody and needs no key."""
         path, accept = head.path, head.headers.get("accept", "")
-        is_file = path == ICON_PATH or path.startswith(f"/{ASSETS}/") or (path == "/" and wants_page(accept))
+        is_file = path in ROOT_PATHS or path.startswith(f"/{ASSETS}/") or (path == "/" and wants_page(accept))
         return is_file and head.method in ("GET", "HEAD")
 
     def reply(self, headers: Headers, name: str, folder: str = "") -> Response | None:
@@ -137,6 +139,8 @@ def write_policy(tool_origins: tuple[str, ...]) -> str:
         "style-src": "'self'",
         "font-src": "'self'",
         "img-src": "'self' data: blob:",
+        "manifest-src": "'self'",
+        "worker-src": "'self'",
         "connect-src": " ".join(("'self'", *tool_origins)),
         "base-uri": "'none'",
         "form-action": "'none'",

@@ -105,12 +105,15 @@ def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
     return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
 
 
+SHORT_LIST = 16  # entries of a list that is told unasked
+
+
 def read_metadata(
     path: Path, *, with_arrays: bool = False
 ) -> tuple[dict[str, object], list[tuple[str, str, tuple[int, ...]]]]:
     """What the files of a model say of themselves, under GGUF's keys, and name, type and shape of all tensors.
 
-    Lists such as the vocabulary are None unless they are asked for, as they are long.
+    Lists of more than `SHORT_LIST` entries, such as the vocabulary, are None unless they are asked for.
     """
     source = open_source(find_model(path))
     with source.file:
@@ -123,7 +126,7 @@ def _to_json(value: object, with_arrays: bool) -> object:
     if isinstance(value, np.ndarray | list):
         return (
             [_to_json(item, True) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
-            if with_arrays
+            if with_arrays or len(value) <= SHORT_LIST
             else None
         )
     if isinstance(value, float) and not math.isfinite(value):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mlxr.core.errors import DoesNotFit, MlxrError
 from mlxr.core.settings import Settings
-from mlxr.engine.memory_plan import estimate_arena, read_room_bytes
+from mlxr.engine.memory_plan import estimate_arena, measure_conversation, read_room_bytes
 from mlxr.loading import open_source
 from mlxr.registry import ModelRecord
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room, measure_weights
@@ -56,6 +56,17 @@ async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Setti
     max_bytes, reason = await asyncio.to_thread(_plan_cache, record, settings, weight_bytes, room.free_bytes)
     kept_bytes = min(least_bytes, max_bytes)
     return MemoryNeed(False, weight_bytes, kept_bytes, 0, max_bytes, room.free_bytes, room.leaving, reason)
+
+
+async def find_conversation_need(record: ModelRecord, settings: Settings, tokens: int | None) -> tuple[int, int]:
+    """Tokens of a conversation, `tokens` or as many as the context takes, and the bytes of cache that it fills."""
+
+    def measure() -> tuple[int, int]:
+        source = open_source(record.path)
+        source.file.close()
+        return measure_conversation(source.config, settings, tokens)
+
+    return await asyncio.to_thread(measure)
 
 
 def _plan_cache(record: ModelRecord, settings: Settings, weight_bytes: int, free_bytes: int) -> tuple[int, str | None]:

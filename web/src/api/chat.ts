@@ -82,9 +82,23 @@ export class StreamError extends Error {
   override readonly name = "StreamError";
 }
 
+/** As `streamChat`, of a model that continues a text. */
+export async function* streamText(body: Record<string, unknown>, signal: AbortSignal): AsyncGenerator<Chunk> {
+  for await (const chunk of stream("/v1/completions", body, signal)) {
+    const choices = (chunk.choices as unknown as { text: string; finish_reason: "stop" | "length" | null }[]).map(
+      ({ text, finish_reason }) => ({ index: 0, delta: { content: text }, finish_reason }),
+    );
+    yield { ...chunk, choices };
+  }
+}
+
 /** The chunks of an answer as they come. Leaving the loop, or the signal, ends the request on the server. */
 export async function* streamChat(body: ChatBody, signal: AbortSignal): AsyncGenerator<Chunk> {
-  const response = await send("/v1/chat/completions", {
+  yield* stream("/v1/chat/completions", body, signal);
+}
+
+async function* stream(path: string, body: object, signal: AbortSignal): AsyncGenerator<Chunk> {
+  const response = await send(path, {
     body: {
       ...body,
       stream: true,

@@ -1,4 +1,4 @@
-import { type QueryClient, useQuery } from "@tanstack/react-query";
+import { keepPreviousData, type QueryClient, useQuery } from "@tanstack/react-query";
 import { ApiError, getJson, send } from "./client";
 import { readLines } from "./sse";
 
@@ -20,6 +20,8 @@ export interface ListedModel {
   digest: string;
   details: Details;
   capabilities: string[];
+  /** Without one it is a base model, which continues text and does not chat. */
+  has_chat_template: boolean;
 }
 
 /** A model in memory; `size` is what it takes now, its cache takes more as it is used, up to `cache_max_bytes`. */
@@ -88,6 +90,22 @@ export function refreshModels(queries: QueryClient): Promise<void> {
   return queries.invalidateQueries({ queryKey: ["models"] });
 }
 
+/** Where the files of a model lie, and whether they stay when it is deleted. */
+export interface ModelFiles {
+  path: string;
+  size_bytes: number;
+  stays: boolean;
+  shared_with: string[];
+}
+
+export function useModelFiles(name: string) {
+  return useQuery({
+    queryKey: ["models", "files", name],
+    queryFn: ({ signal }) => getJson<ModelFiles>(`/v1/admin/models/${encodeURIComponent(name)}/files`, { signal }),
+    retry: false,
+  });
+}
+
 /** Load a model; resolves when it answers. It stays for the server's usual time. */
 export async function loadModel(model: string): Promise<void> {
   await send("/api/generate", { body: { model, stream: false } });
@@ -129,8 +147,19 @@ export async function importModel(path: string, replace: boolean): Promise<strin
 export interface ServerInfo {
   version: string;
   device: string;
+  dialects: string[];
+  needs_key: boolean;
   default_model: string;
+  context_tokens: number | null;
+  max_sequences: number;
+  max_waiting: number;
+  max_body_bytes: number;
+  keep_alive_s: number;
+  models_memory_bytes: number;
+  store_bytes: number;
+  hub_url: string;
   import_folders: string[];
+  tool_origins: string[];
 }
 
 export function useServerInfo() {
@@ -153,14 +182,21 @@ export interface MemoryEstimate {
   fits: boolean;
   /** Models that would be unloaded to make room. */
   unloads: string[];
+  /** A conversation of this many tokens fills that much of the cache. */
+  conversation_tokens: number;
+  conversation_bytes: number;
   /** Why it does not fit, and what to do about it. */
   reason: string | null;
 }
 
-export function useMemoryEstimate(name: string) {
+/** The estimate for a conversation of `tokens` tokens; of the whole context where that is null. */
+export function useMemoryEstimate(name: string, tokens: number | null = null) {
+  const query = tokens === null ? "" : `?tokens=${tokens}`;
   return useQuery({
-    queryKey: ["models", "memory", name],
-    queryFn: ({ signal }) => getJson<MemoryEstimate>(`/v1/admin/models/${encodeURIComponent(name)}/memory`, { signal }),
+    queryKey: ["models", "memory", name, tokens],
+    queryFn: ({ signal }) =>
+      getJson<MemoryEstimate>(`/v1/admin/models/${encodeURIComponent(name)}/memory${query}`, { signal }),
+    placeholderData: keepPreviousData,
     retry: false,
   });
 }

@@ -8,6 +8,11 @@ export interface Model {
   owned_by: string;
 }
 
+/** Whether a model is one of those that come with mlxr, which know little. */
+export function isDemo(id: string): boolean {
+  return id === "demo" || id === "demo-draft";
+}
+
 /** What a person reads for a model: the demo says what it is good for. */
 export function nameModel(id: string): string {
   return id === "demo" ? "Demo: Python library only" : id;

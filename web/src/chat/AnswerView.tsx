@@ -1,10 +1,11 @@
 import { FastForward, RefreshCw } from "lucide-react";
+import { useConnection } from "../api/connection";
 import { useKept } from "../lib/kept";
 import { Button, IconButton } from "../ui/Button";
 import { Markdown } from "../ui/Markdown";
 import { Notice } from "../ui/Notice";
 import styles from "./AnswerView.module.css";
-import { answer, branchAnswer, continueAnswer, type Run } from "./answering";
+import { answer, branchAnswer, continueAnswer, continueAsText, type Run } from "./answering";
 import { CallsView } from "./CallsView";
 import { EditBox } from "./EditBox";
 import { MessageActions } from "./MessageActions";
@@ -56,10 +57,15 @@ export function AnswerView({ message: stored, tree, showTokens, isLast }: Props)
       )}
       {message.calls && <CallsView message={message} open={isLast && status === "done"} />}
       {!growing && <Ending message={message} status={status} />}
-      <StatsLine message={message} growing={growing} />
+      {growing && <StatsLine message={message} growing />}
       {!growing && (
-        <MessageActions message={message} tree={tree} onEdit={() => setEditing(true)}>
-          <IconButton small label="Another answer" onClick={() => void answer(message.conversation, message.parent)}>
+        <MessageActions
+          message={message}
+          tree={tree}
+          onEdit={() => setEditing(true)}
+          end={<StatsLine message={message} growing={false} />}
+        >
+          <IconButton small label="Regenerate" onClick={() => void answer(message.conversation, message.parent)}>
             <RefreshCw />
           </IconButton>
           {isLast && !message.calls && (
@@ -97,6 +103,9 @@ function Waiting({ run, message }: { run: Run; message: AssistantMessage }) {
   );
 }
 
+const WHY_NO_CHAT =
+  "This is a base model: it has no chat template, so it cannot chat, but it can continue a text that you begin.";
+
 /** How the answer ended, where that is not simply its end, with what can be done. */
 function Ending({ message, status }: { message: AssistantMessage; status: Status }) {
   const goOn = (text: string) => (
@@ -104,17 +113,24 @@ function Ending({ message, status }: { message: AssistantMessage; status: Status
       {text}
     </Button>
   );
+  const isBase = /no chat template/.test(message.error ?? "");
+  const asText = (
+    <Button small onClick={() => void continueAsText(message)}>
+      Continue as text
+    </Button>
+  );
+  const isLost = useConnection() === "lost"; // then the whole page says so
   const isEmpty = !message.content && !message.reasoning && !message.calls;
   if (status === "failed")
     return (
-      <Notice kind="error" actions={goOn("Try again")}>
-        {message.error ?? "There is no answer."}
+      <Notice kind="error" actions={isBase ? asText : goOn("Try again")}>
+        {isBase ? WHY_NO_CHAT : (message.error ?? "There is no answer.")}
       </Notice>
     );
   if (status === "interrupted")
     return (
       <Notice kind="warning" actions={goOn(isEmpty ? "Try again" : "Continue the answer")}>
-        {message.error ?? "The page was left in the middle of this answer."}
+        {!isLost && (message.error ?? "The page was left in the middle of this answer.")}
         {!isEmpty && " What had come is kept."}
       </Notice>
     );
@@ -127,7 +143,7 @@ function Ending({ message, status }: { message: AssistantMessage; status: Status
   if (status === "length")
     return (
       <Notice kind="plain" actions={goOn("Continue the answer")}>
-        The answer is as long as it may be: the setting “Longest answer” or the context ended it.
+        The answer is as long as it may be: the setting “Max tokens” or the context ended it.
       </Notice>
     );
   if (isEmpty) return <p className={styles.empty}>The model answered nothing.</p>;

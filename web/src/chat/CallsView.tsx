@@ -6,6 +6,7 @@ import { Button } from "../ui/Button";
 import { CodeBlock } from "../ui/CodeBlock";
 import { Field } from "../ui/Field";
 import { giveResults } from "./answering";
+import { answerBuiltIn } from "./builtInTools";
 import styles from "./CallsView.module.css";
 import { askUrl } from "./tools";
 import type { AssistantMessage, ToolCall } from "./types";
@@ -30,11 +31,13 @@ export function CallsView({ message, open }: { message: AssistantMessage; open: 
   );
 }
 
-const NO_RESULTS: readonly string[] = [];
-
 /** Takes a result for each call: typed in, or from the address that the person allowed. */
 function ResultsForm({ message, calls }: { message: AssistantMessage; calls: readonly ToolCall[] }) {
-  const [results, setResults] = useKept(`results ${message.id}`, NO_RESULTS);
+  const tools = useConversation(message.conversation)?.settings.tools ?? "";
+  const [results, setResults] = useKept<readonly string[]>(
+    `results ${message.id}`,
+    calls.map((call) => answerBuiltIn(call, tools) ?? ""),
+  );
   const setResult = (index: number, text: string) =>
     setResults((before) => calls.map((_, at) => (at === index ? text : (before[at] ?? ""))));
   const send = (event: React.FormEvent) => {

@@ -1,4 +1,5 @@
 import { useEffect, useState } from "react";
+import { useCommand } from "../lib/commands";
 import { useMedia } from "../lib/media";
 import { go } from "../lib/route";
 import { savedStore } from "../lib/saved";
@@ -28,6 +29,16 @@ export function ChatView({ conversationId }: { conversationId: string }) {
   const conversation = useConversation(conversationId);
   const ready = useStore(conversations) !== null;
   const panels = usePanels();
+  useCommand("newChat", () => {
+    go("chat");
+    panels.closeSheets();
+  });
+  useCommand("search", () => {
+    panels.showList(true);
+    requestAnimationFrame(() => document.querySelector<HTMLElement>("[data-search]")?.focus());
+  });
+  useCommand("sidebar", () => panels.showList(!panels.list));
+  useCommand("settings", () => panels.showSettings(!panels.settings));
   useEffect(() => {
     if (conversations.get() === null) void openLibrary();
   }, []);

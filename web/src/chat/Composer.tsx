@@ -1,5 +1,6 @@
 import { ArrowUp, Paperclip, Square, X } from "lucide-react";
 import { type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { runCommand, useCommand } from "../lib/commands";
 import { formatBytes } from "../lib/format";
 import { Button, IconButton } from "../ui/Button";
 import { Notice } from "../ui/Notice";
@@ -51,6 +52,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
   useEffect(() => {
     if (!isTouch()) area.current?.focus();
   }, []);
+  useCommand("write", () => area.current?.focus());
   const send = () => {
     if (!canSend) return;
     onSend(text, files);
@@ -60,6 +62,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
   };
   const press = (event: KeyboardEvent) => {
     if (event.key === "Escape" && run) run.stop();
+    if (event.key === "ArrowUp" && text === "" && runCommand("editLast")) event.preventDefault();
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing || isTouch()) return;
     event.preventDefault();
     send();
@@ -76,6 +79,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
         <textarea
           ref={area}
           rows={1}
+          dir="auto"
           aria-label="Message"
           placeholder="Ask something"
           value={text}

@@ -4,7 +4,7 @@ import { ContextMeter } from "./ContextMeter";
 import styles from "./ConversationHeader.module.css";
 import { ConversationMenu } from "./ConversationMenu";
 import { changeSettings } from "./library";
-import { ModelSelect } from "./ModelSelect";
+import { ModelPicker } from "./ModelPicker";
 import type { Conversation, Message } from "./types";
 
 interface Props {
@@ -24,10 +24,10 @@ export function ConversationHeader({ conversation, path, listShown, settingsShow
       <IconButton label="Conversations" aria-expanded={listShown} onClick={onList}>
         <PanelLeft />
       </IconButton>
-      <h1 className={styles.title} title={title}>
+      <ModelPicker value={settings.model} onChange={(model) => changeSettings(id, { model })} />
+      <h1 className={styles.title} title={title} dir="auto">
         {title}
       </h1>
-      <ModelSelect value={settings.model} onChange={(model) => changeSettings(id, { model })} />
       <ContextMeter conversation={conversation} path={path} />
       <IconButton
         label="Tokens by probability"

@@ -1,26 +1,35 @@
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { Download, Plus, Upload } from "lucide-react";
+import { ChevronDown, Download, FolderInput, ListChecks, Plus, Trash2, Upload } from "lucide-react";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { describeError } from "../api/client";
 import { go, routeHref } from "../lib/route";
+import { saveFile } from "../lib/save";
+import { savedStore } from "../lib/saved";
 import { useStore } from "../lib/store";
-import { Button } from "../ui/Button";
+import { Button, IconButton } from "../ui/Button";
 import { Menu, MenuItem } from "../ui/Menu";
 import { Notice } from "../ui/Notice";
 import { runs } from "./answering";
 import styles from "./ConversationList.module.css";
 import { ConversationMenu } from "./ConversationMenu";
-import { saveFile } from "./files";
-import { conversations, importWholes, readWholes } from "./library";
+import { FolderDialog } from "./FolderDialog";
+import { groupConversations, type Line } from "./groups";
+import { conversations, importWholes, readWholes, removeConversations } from "./library";
 import { searchMessages } from "./storage";
 import { exportJson, importJson } from "./transfer";
 import type { Conversation } from "./types";
 
-/** All conversations, the last used first, with search, import and export. */
+/** All conversations in groups, the last used first, with search, import and export. */
 export function ConversationList({ current, onChoose }: { current: string; onChoose: () => void }) {
   const all = useStore(conversations) ?? [];
   const [wanted, setWanted] = useState("");
   const found = useFound(all, wanted.trim());
+  const [selected, setSelected] = useState<ReadonlySet<string> | null>(null);
+  const toggle = (id: string) => {
+    const next = new Set(selected);
+    if (!next.delete(id)) next.add(id);
+    setSelected(next);
+  };
   const startNew = () => {
     go("chat");
     onChoose();
@@ -31,10 +40,11 @@ export function ConversationList({ current, onChoose }: { current: string; onCho
         <Button className={styles.new ?? ""} onClick={startNew}>
           <Plus /> New chat
         </Button>
-        <TransferMenu all={all} />
+        <TransferMenu all={all} onSelect={() => setSelected(new Set())} />
       </div>
       <input
         type="search"
+        data-search
         className={styles.search}
         aria-label="Search the conversations"
         placeholder="Search"
@@ -43,51 +53,123 @@ export function ConversationList({ current, onChoose }: { current: string; onCho
       />
       {all.length === 0 && <p className={styles.none}>Conversations appear here.</p>}
       {all.length > 0 && found.length === 0 && <p className={styles.none}>Nothing has “{wanted.trim()}” in it.</p>}
-      <Rows rows={found} current={current} onChoose={onChoose} />
+      {selected && <SelectionBar ids={[...selected]} onEnd={() => setSelected(null)} />}
+      <Rows rows={found} current={current} selected={selected} onSelect={toggle} onChoose={onChoose} />
     </div>
   );
 }
 
-const ROW = 44;
+const ROW = 40;
+const folded = savedStore<string[]>("chat.folded", [], isNames);
 
-function Rows({ rows, current, onChoose }: { rows: readonly Conversation[]; current: string; onChoose: () => void }) {
+function isNames(value: unknown): value is string[] {
+  return Array.isArray(value) && value.every((name) => typeof name === "string");
+}
+
+interface RowsProps {
+  rows: readonly Conversation[];
+  current: string;
+  selected: ReadonlySet<string> | null;
+  onSelect: (id: string) => void;
+  onChoose: () => void;
+}
+
+function Rows({ rows, current, selected, onSelect, onChoose }: RowsProps) {
   const scroll = useRef<HTMLElement>(null);
+  const hidden = useStore(folded);
+  const lines = useMemo(() => groupConversations(rows, new Set(hidden)), [rows, hidden]);
   const answering = new Set([...useStore(runs).values()].map((run) => run.conversation));
   const virtual = useVirtualizer({
-    count: rows.length,
+    count: lines.length,
     getScrollElement: () => scroll.current,
     estimateSize: () => ROW,
     overscan: 8,
-    getItemKey: (index) => rows[index]?.id ?? index,
+    getItemKey: (index) => nameLine(lines[index], index),
   });
   return (
     <nav ref={scroll} className={styles.rows} aria-label="Conversations">
       <ul style={{ height: virtual.getTotalSize() }}>
         {virtual.getVirtualItems().map((item) => {
-          const row = rows[item.index];
-          if (!row) return null;
+          const line = lines[item.index];
+          const style = { transform: `translateY(${item.start}px)` };
+          if (line?.kind === "heading") return <Heading key={item.key} style={style} {...line} />;
+          if (!line) return null;
+          const row = line.conversation;
           return (
-            <li
-              key={item.key}
-              style={{ transform: `translateY(${item.start}px)` }}
-              data-current={row.id === current}
-              data-answering={answering.has(row.id)}
-            >
+            <li key={item.key} style={style} data-current={row.id === current} data-answering={answering.has(row.id)}>
+              {selected && (
+                <input
+                  type="checkbox"
+                  aria-label={`Select “${row.title}”`}
+                  checked={selected.has(row.id)}
+                  onChange={() => onSelect(row.id)}
+                />
+              )}
               <a
                 href={routeHref("chat", row.id)}
                 aria-current={row.id === current ? "page" : undefined}
                 title={row.title}
+                dir="auto"
                 onClick={onChoose}
               >
                 {row.title}
                 {answering.has(row.id) && <span className="hidden-text">, the model answers</span>}
               </a>
-              <ConversationMenu conversation={row} />
+              {!selected && <ConversationMenu conversation={row} />}
             </li>
           );
         })}
       </ul>
     </nav>
+  );
+}
+
+function nameLine(line: Line | undefined, index: number): string | number {
+  return line?.kind === "row" ? line.conversation.id : line ? `heading ${line.title}` : index;
+}
+
+/** The heading of a group, which folds it. */
+function Heading({ title, count, style }: { title: string; count: number; style: { transform: string } }) {
+  const isFolded = folded.get().includes(title);
+  const toggle = () => folded.set(isFolded ? folded.get().filter((name) => name !== title) : [...folded.get(), title]);
+  return (
+    <li className={styles.group} style={style}>
+      <button type="button" aria-expanded={!isFolded} onClick={toggle}>
+        <ChevronDown aria-hidden="true" />
+        <span>{title}</span>
+        <span className={styles.count}>{count}</span>
+      </button>
+    </li>
+  );
+}
+
+/** What is done with several conversations at once. */
+function SelectionBar({ ids, onEnd }: { ids: readonly string[]; onEnd: () => void }) {
+  const [moving, setMoving] = useState(false);
+  const remove = async () => {
+    await removeConversations(ids);
+    if (ids.some((id) => location.hash.endsWith(id))) go("chat");
+    onEnd();
+  };
+  return (
+    <div className={styles.selection}>
+      <span role="status">{ids.length} selected</span>
+      <IconButton
+        small
+        label="Move the selected to a folder"
+        disabled={ids.length === 0}
+        onClick={() => setMoving(true)}
+      >
+        <FolderInput />
+      </IconButton>
+      <IconButton small label="Delete the selected" disabled={ids.length === 0} onClick={() => void remove()}>
+        <Trash2 />
+      </IconButton>
+      <Button small kind="quiet" onClick={onEnd}>
+        Done
+      </Button>
+      <FolderDialog open={moving} ids={ids} onClose={() => setMoving(false)} />
+    </div>
   );
 }
 
@@ -114,7 +196,7 @@ function useFound(all: readonly Conversation[], wanted: string): readonly Conver
   }, [all, wanted, inside]);
 }
 
-function TransferMenu({ all }: { all: readonly Conversation[] }) {
+function TransferMenu({ all, onSelect }: { all: readonly Conversation[]; onSelect: () => void }) {
   const input = useRef<HTMLInputElement>(null);
   const [told, setTold] = useState<{ kind: "good" | "error"; text: string } | null>(null);
   const importFile = async (file: File | undefined) => {
@@ -144,12 +226,15 @@ function TransferMenu({ all }: { all: readonly Conversation[] }) {
           event.target.value = "";
         }}
       />
-      <Menu label="Import and export" small={false}>
+      <Menu label="Import, export, select" small={false}>
         <MenuItem onSelect={() => input.current?.click()}>
           <Upload /> Import a file
         </MenuItem>
         <MenuItem onSelect={() => void exportAll()} disabled={all.length === 0}>
           <Download /> Export all
+        </MenuItem>
+        <MenuItem onSelect={onSelect} disabled={all.length === 0}>
+          <ListChecks /> Select several
         </MenuItem>
       </Menu>
       {told && (

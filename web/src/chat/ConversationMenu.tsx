@@ -1,24 +1,39 @@
-import { FileJson, FileText, Pencil, Trash2 } from "lucide-react";
+import { Code, FileJson, FileText, FolderInput, Pencil, Pin, PinOff, Trash2 } from "lucide-react";
 import { useState } from "react";
+import { lazily } from "../lib/lazily";
 import { go } from "../lib/route";
+import { saveFile } from "../lib/save";
 import { Button } from "../ui/Button";
 import { Dialog, DialogForm } from "../ui/Dialog";
 import { Field } from "../ui/Field";
 import { Menu, MenuItem } from "../ui/Menu";
-import { fileName, saveFile } from "./files";
-import { readWholes, removeConversation, renameConversation } from "./library";
+import { FolderDialog } from "./FolderDialog";
+import { fileName } from "./files";
+import { arrangeConversations, readWholes, removeConversations, renameConversation } from "./library";
 import { exportJson, exportMarkdown } from "./transfer";
 import type { Conversation } from "./types";
 
+const CodeDialog = lazily(() => import("./CodeDialog"));
+
 /** What can be done with a whole conversation. */
 export function ConversationMenu({ conversation, small = true }: { conversation: Conversation; small?: boolean }) {
-  const [asked, setAsked] = useState<"rename" | "delete" | null>(null);
+  const [asked, setAsked] = useState<"rename" | "folder" | "code" | null>(null);
   const close = () => setAsked(null);
+  const { id, pinned = false } = conversation;
   return (
     <>
       <Menu label={`Actions for “${conversation.title}”`} small={small}>
         <MenuItem onSelect={() => setAsked("rename")}>
           <Pencil /> Rename
+        </MenuItem>
+        <MenuItem onSelect={() => arrangeConversations([id], { pinned: !pinned })}>
+          {pinned ? <PinOff /> : <Pin />} {pinned ? "Unpin" : "Pin"}
+        </MenuItem>
+        <MenuItem onSelect={() => setAsked("folder")}>
+          <FolderInput /> Move to a folder
+        </MenuItem>
+        <MenuItem onSelect={() => setAsked("code")}>
+          <Code /> View code
         </MenuItem>
         <MenuItem onSelect={() => void saveAs(conversation, "json")}>
           <FileJson /> Export as JSON
@@ -26,14 +41,20 @@ export function ConversationMenu({ conversation, small = true }: { conversation:
         <MenuItem onSelect={() => void saveAs(conversation, "md")}>
           <FileText /> Export as Markdown
         </MenuItem>
-        <MenuItem danger onSelect={() => setAsked("delete")}>
+        <MenuItem danger onSelect={() => void remove(conversation.id)}>
           <Trash2 /> Delete
         </MenuItem>
       </Menu>
       <RenameDialog key={asked} open={asked === "rename"} conversation={conversation} onClose={close} />
-      <DeleteDialog open={asked === "delete"} conversation={conversation} onClose={close} />
+      <FolderDialog open={asked === "folder"} ids={[conversation.id]} onClose={close} />
+      {asked === "code" && <CodeDialog conversation={conversation} onClose={close} />}
     </>
   );
+}
+
+async function remove(id: string): Promise<void> {
+  await removeConversations([id]);
+  if (location.hash.endsWith(id)) go("chat");
 }
 
 async function saveAs(conversation: Conversation, ending: "json" | "md"): Promise<void> {
@@ -66,31 +87,6 @@ function RenameDialog({ open, conversation, onClose }: DialogProps) {
           Rename
         </Button>
       </DialogForm>
-    </Dialog>
-  );
-}
-
-function DeleteDialog({ open, conversation, onClose }: DialogProps) {
-  const remove = () => {
-    onClose();
-    removeConversation(conversation.id);
-    if (location.hash.endsWith(conversation.id)) go("chat");
-  };
-  return (
-    <Dialog
-      open={open}
-      title="Delete this conversation?"
-      onClose={onClose}
-      actions={
-        <>
-          <Button onClick={onClose}>Keep it</Button>
-          <Button kind="danger" onClick={remove}>
-            Delete it
-          </Button>
-        </>
-      }
-    >
-      <p>“{conversation.title}” with all its branches is removed from this browser. It cannot be brought back.</p>
     </Dialog>
   );
 }

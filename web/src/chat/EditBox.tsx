@@ -37,6 +37,7 @@ export function EditBox({ id, label, text, onCancel, actions }: Props) {
       <textarea
         ref={area}
         aria-label={label}
+        dir="auto"
         value={value}
         onChange={(event) => setValue(event.target.value)}
         onKeyDown={press}

@@ -1,8 +1,7 @@
 import { Check, ChevronLeft, ChevronRight, Copy, Pencil, Trash2 } from "lucide-react";
 import { type ReactNode, useState } from "react";
 import { copyText } from "../lib/copy";
-import { Button, IconButton } from "../ui/Button";
-import { Dialog } from "../ui/Dialog";
+import { IconButton } from "../ui/Button";
 import { removeMessage, showMessage } from "./library";
 import styles from "./MessageActions.module.css";
 import { listSiblings, type Tree } from "./tree";
@@ -15,19 +14,16 @@ interface Props {
   align?: "start" | "end";
   /** Further buttons. */
   children?: ReactNode;
+  /** What stands at the end of the row. */
+  end?: ReactNode;
 }
 
 /** The row below a message: its versions, copy, edit, delete. */
-export function MessageActions({ message, tree, onEdit, align = "start", children }: Props) {
+export function MessageActions({ message, tree, onEdit, align = "start", children, end }: Props) {
   const [copied, setCopied] = useState(false);
-  const [asked, setAsked] = useState(false);
   const copy = async () => {
     setCopied(await copyText(message.content));
     setTimeout(() => setCopied(false), 1_500);
-  };
-  const remove = () => {
-    setAsked(false);
-    removeMessage(message.conversation, message.id);
   };
   return (
     <div className={`${styles.actions} ${styles[align]}`}>
@@ -39,24 +35,10 @@ export function MessageActions({ message, tree, onEdit, align = "start", childre
       <IconButton small label="Edit" onClick={onEdit}>
         <Pencil />
       </IconButton>
-      <IconButton small label="Delete" onClick={() => setAsked(true)}>
+      <IconButton small label="Delete" onClick={() => removeMessage(message.conversation, message.id)}>
         <Trash2 />
       </IconButton>
-      <Dialog
-        open={asked}
-        title="Delete this message?"
-        onClose={() => setAsked(false)}
-        actions={
-          <>
-            <Button onClick={() => setAsked(false)}>Keep it</Button>
-            <Button kind="danger" onClick={remove}>
-              Delete it
-            </Button>
-          </>
-        }
-      >
-        <p>The message and all that follows it on this branch are removed. Its other versions stay.</p>
-      </Dialog>
+      {end}
     </div>
   );
 }

@@ -50,7 +50,7 @@ function ResultView({ message, tree }: { message: ToolMessage; tree: Tree }) {
           actions={{ "Save and ask again": (text) => editResult(message, text) }}
         />
       ) : (
-        <pre>{message.content}</pre>
+        <pre dir="auto">{message.content}</pre>
       )}
       <MessageActions message={message} tree={tree} onEdit={() => setEditing(true)} />
     </article>

@@ -1,4 +1,5 @@
 import { useSampling } from "../api/sampling";
+import { CheckField } from "../ui/Field";
 import { SelectField } from "../ui/SelectField";
 import { changeSettings } from "./library";
 import { NumberInput } from "./NumberInput";
@@ -10,11 +11,11 @@ import { ToolsSettings } from "./ToolsSettings";
 import type { Conversation, Settings } from "./types";
 
 const EFFORTS: Record<Settings["reasoning"], string> = {
-  "": "As the model does by itself",
-  none: "None",
-  low: "Little",
+  "": "Default",
+  none: "Off",
+  low: "Low",
   medium: "Medium",
-  high: "Much",
+  high: "High",
 };
 
 /** How answers of this conversation are made. A change holds from the next answer on. */
@@ -52,7 +53,7 @@ export function SettingsPanel({ conversation }: { conversation: Conversation }) 
         onChange={(reasoning) => change({ reasoning })}
       />
       <TextSetting
-        label="Stop at"
+        label="Stop sequences"
         hint="The answer ends before one of these texts; one a line."
         rows={2}
         value={settings.stop}
@@ -66,6 +67,11 @@ export function SettingsPanel({ conversation }: { conversation: Conversation }) 
         check={(text) => asProblem(readSchema(text))}
         value={settings.schema}
         onChange={(schema) => change({ schema })}
+      />
+      <CheckField
+        label="Continue as text, without the chat template"
+        checked={settings.asText}
+        onChange={(asText) => change({ asText })}
       />
       <ToolsSettings settings={settings} onChange={change} />
     </div>

@@ -39,6 +39,7 @@ export function TextSetting({ label, hint, value, rows, onChange, check, code = 
         <textarea
           {...ids}
           rows={rows}
+          dir={code ? "ltr" : "auto"}
           className={code ? styles.code : undefined}
           spellCheck={!code}
           placeholder={placeholder}

@@ -1,7 +1,11 @@
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { ArrowDown } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
+import { useCommand } from "../lib/commands";
+import { copyText } from "../lib/copy";
 import { IconButton } from "../ui/Button";
+import { answer } from "./answering";
+import { editing } from "./editing";
 import { MessageView } from "./MessageView";
 import styles from "./Thread.module.css";
 import type { Tree } from "./tree";
@@ -35,6 +39,7 @@ export function Thread({
     scrollEndThreshold: NEAR,
   });
   useOpenAtEnd(virtual, scroll);
+  useMessageCommands(path);
   const noteScroll = () => {
     const element = scroll.current;
     if (element) setAtEnd(element.scrollHeight - element.scrollTop - element.clientHeight < NEAR);
@@ -102,6 +107,22 @@ function useOpenAtEnd(
     if (!grewByTurn || scroll.current === null) return;
     virtual.scrollToIndex(count - 1, { align: "end" });
   }, [count, virtual, scroll]);
+}
+
+/** What the keyboard does with the last question and the last answer. */
+function useMessageCommands(path: readonly Message[]): void {
+  const answered = path.findLast((message) => message.role === "assistant");
+  const asked = path.findLast((message) => message.role === "user");
+  const run = useRunOf(path);
+  useCommand("editLast", () => {
+    if (asked && !run) editing.set(asked.id);
+  });
+  useCommand("regenerate", () => {
+    if (answered && !run) void answer(answered.conversation, answered.parent);
+  });
+  useCommand("copyLast", () => {
+    if (answered) void copyText(answered.content);
+  });
 }
 
 /** Says to screen readers when an answer begins and when it is complete. */

@@ -43,9 +43,18 @@ export function TokensView({ message, growing }: { message: AssistantMessage; gr
   return (
     <Popover.Root open={token !== undefined} onOpenChange={(open) => !open && setActive(null)}>
       <Popover.Anchor virtualRef={anchor as React.RefObject<HTMLElement>} />
+      <p className={styles.legend}>
+        {SHADES.map(([shade, text]) => (
+          <span key={shade}>
+            <i className={styles[shade]} aria-hidden="true" /> {text}
+          </span>
+        ))}
+        <span>Point at a token, or move with the arrow keys, to see what else might have stood there.</span>
+      </p>
       {/* biome-ignore lint/a11y/noStaticElementInteractions: the tokens inside are the buttons; their events are heard here. */}
       <div
         className={styles.tokens}
+        dir="auto"
         onPointerOver={(event) => show(event.target as Element)}
         onPointerLeave={hideSoon}
         onFocus={(event) => show(event.target)}
@@ -92,6 +101,15 @@ export function TokensView({ message, growing }: { message: AssistantMessage; gr
     </Popover.Root>
   );
 }
+
+/** The shades from likely to surprising, with the probabilities that `shadeOf` gives them to. */
+const SHADES = [
+  ["shade0", "over 90 %"],
+  ["shade1", "60 to 90 %"],
+  ["shade2", "30 to 60 %"],
+  ["shade3", "10 to 30 %"],
+  ["shade4", "less"],
+] as const;
 
 const TokenRun = memo(
   function TokenRun({ pieces, first }: { pieces: readonly Piece[]; first: boolean; growing: boolean }) {

@@ -1,15 +1,21 @@
+import { Pencil, Plus, Trash2 } from "lucide-react";
+import { useState } from "react";
+import { Button, IconButton } from "../ui/Button";
 import { CheckField, Field } from "../ui/Field";
 import { SelectField } from "../ui/SelectField";
-import { readTools } from "./settings";
+import { BUILT_IN_TOOLS } from "./builtInTools";
+import { readTools, type ToolDefinition } from "./settings";
 import { TextSetting } from "./TextSetting";
+import { ToolDialog } from "./ToolDialog";
 import styles from "./ToolsSettings.module.css";
+import { readForm, type ToolForm } from "./toolForm";
 import { readUrl } from "./tools";
 import type { Settings, ToolUrl } from "./types";
 
 const CHOICES: Record<Settings["toolChoice"], string> = {
-  auto: "The model decides",
-  required: "It must call one",
-  none: "It calls none",
+  auto: "Auto",
+  required: "Required",
+  none: "None",
 };
 
 const EXAMPLE = `[{
@@ -30,36 +36,120 @@ export function ToolsSettings({
   settings: Settings;
   onChange: (part: Partial<Settings>) => void;
 }) {
-  const tools = readTools(settings.tools);
-  const names = typeof tools === "string" ? [] : tools.map((tool) => tool.function.name);
+  const [edited, setEdited] = useState<ToolForm | null>(null);
+  const read = readTools(settings.tools);
+  const tools = typeof read === "string" ? [] : read;
+  const isBuiltIn = (tool: ToolDefinition) => BUILT_IN_TOOLS.some((one) => isSame(one.definition, tool));
+  const own = tools.filter((tool) => !isBuiltIn(tool));
+  const write = (next: readonly ToolDefinition[]) =>
+    onChange({ tools: next.length > 0 ? JSON.stringify(next, null, 2) : "" });
   const setUrl = (name: string, url: ToolUrl) => onChange({ toolUrls: { ...settings.toolUrls, [name]: url } });
+  const save = (tool: ToolDefinition) => {
+    const at = tools.findIndex((one) => one.function.name === edited?.name);
+    write(at < 0 ? [...tools, tool] : tools.map((one, index) => (index === at ? tool : one)));
+  };
   return (
     <section className={styles.tools} aria-label="Tools and who answers them">
-      <TextSetting
-        label="Tools"
-        hint="A JSON list of functions, as OpenAI's clients send them. You type a call's result, or an address answers it."
-        rows={6}
-        code
-        placeholder={EXAMPLE}
-        check={(text) => {
-          const read = readTools(text);
-          return typeof read === "string" ? read : null;
-        }}
-        value={settings.tools}
-        onChange={(text) => onChange({ tools: text })}
-      />
-      {names.length > 0 && (
+      <h3>Tools</h3>
+      {typeof read !== "string" && (
+        <>
+          <div>
+            {BUILT_IN_TOOLS.map(({ label, definition }) => (
+              <CheckField
+                key={label}
+                label={`${label} (answered here)`}
+                checked={tools.some((tool) => isSame(tool, definition))}
+                onChange={(checked) =>
+                  write(checked ? [...tools, definition] : tools.filter((tool) => !isSame(tool, definition)))
+                }
+              />
+            ))}
+          </div>
+          {own.map((tool) => (
+            <OwnTool
+              key={tool.function.name}
+              tool={tool}
+              url={settings.toolUrls[tool.function.name]}
+              onUrl={(url) => setUrl(tool.function.name, url)}
+              onEdit={setEdited}
+              onRemove={() => write(tools.filter((one) => one !== tool))}
+            />
+          ))}
+          <div>
+            <Button onClick={() => setEdited({ name: "", description: "", parameters: [] })}>
+              <Plus /> Add a tool
+            </Button>
+          </div>
+        </>
+      )}
+      {edited && (
+        <ToolDialog
+          form={edited}
+          taken={tools.map((tool) => tool.function.name).filter((name) => name !== edited.name)}
+          onSave={save}
+          onClose={() => setEdited(null)}
+        />
+      )}
+      {tools.length > 0 && (
         <SelectField
-          label="Calls"
+          label="Tool choice"
           choices={CHOICES}
           value={settings.toolChoice}
           onChange={(toolChoice) => onChange({ toolChoice })}
         />
       )}
-      {names.map((name) => (
-        <UrlField key={name} name={name} value={settings.toolUrls[name]} onChange={(url) => setUrl(name, url)} />
-      ))}
+      <details className={styles.json} open={typeof read === "string" || undefined}>
+        <summary>Tools as JSON</summary>
+        <TextSetting
+          label="List of tools"
+          hint="Functions as OpenAI's clients send them."
+          rows={6}
+          code
+          placeholder={EXAMPLE}
+          check={(text) => {
+            const checked = readTools(text);
+            return typeof checked === "string" ? checked : null;
+          }}
+          value={settings.tools}
+          onChange={(text) => onChange({ tools: text })}
+        />
+      </details>
     </section>
+  );
+}
+
+function isSame(a: ToolDefinition, b: ToolDefinition): boolean {
+  return JSON.stringify(a) === JSON.stringify(b);
+}
+
+interface OwnProps {
+  tool: ToolDefinition;
+  url: ToolUrl | undefined;
+  onUrl: (url: ToolUrl) => void;
+  onEdit: (form: ToolForm) => void;
+  onRemove: () => void;
+}
+
+/** A tool of the person's own: what it is, who answers it, and what changes it. */
+function OwnTool({ tool, url, onUrl, onEdit, onRemove }: OwnProps) {
+  const { name, description } = tool.function;
+  const form = readForm(tool);
+  return (
+    <div className={styles.own}>
+      <div className={styles.head}>
+        <code>{name}</code>
+        {form && (
+          <IconButton small label={`Edit ${name}`} onClick={() => onEdit(form)}>
+            <Pencil />
+          </IconButton>
+        )}
+        <IconButton small label={`Remove ${name}`} onClick={onRemove}>
+          <Trash2 />
+        </IconButton>
+      </div>
+      {description && <p>{description}</p>}
+      <UrlField name={name} value={url} onChange={onUrl} />
+    </div>
   );
 }
 

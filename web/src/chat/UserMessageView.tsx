@@ -1,9 +1,12 @@
+import { useEffect } from "react";
 import { formatCount } from "../lib/format";
 import { useKept } from "../lib/kept";
+import { useStore } from "../lib/store";
 import { Button } from "../ui/Button";
 import { branchMessage } from "./answering";
 import { FileChips } from "./Composer";
 import { EditBox } from "./EditBox";
+import { editing as editWanted } from "./editing";
 import { MessageActions } from "./MessageActions";
 import type { Tree } from "./tree";
 import type { UserMessage } from "./types";
@@ -15,6 +18,12 @@ const LONG = 2_000;
 export function UserMessageView({ message, tree }: { message: UserMessage; tree: Tree }) {
   const [editing, setEditing] = useKept(`editing ${message.id}`, false);
   const [whole, setWhole] = useKept(`whole ${message.id}`, false);
+  const wanted = useStore(editWanted) === message.id;
+  useEffect(() => {
+    if (!wanted) return;
+    editWanted.set(null);
+    setEditing(true);
+  }, [wanted, setEditing]);
   const isLong = message.content.length > LONG;
   if (editing)
     return (
@@ -33,7 +42,9 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
       <div className={styles.bubble}>
         <FileChips files={message.files ?? []} />
         {message.content && (
-          <p className={styles.text}>{isLong && !whole ? `${message.content.slice(0, LONG)}…` : message.content}</p>
+          <p className={styles.text} dir="auto">
+            {isLong && !whole ? `${message.content.slice(0, LONG)}…` : message.content}
+          </p>
         )}
         {isLong && (
           <Button kind="quiet" small aria-expanded={whole} onClick={() => setWhole(!whole)}>

@@ -1,4 +1,6 @@
 import { MessageSquare } from "lucide-react";
+import { ApiError } from "../api/client";
+import { keyWanted } from "../api/key";
 import { useServerInfo } from "../api/manage";
 import { nameModel, useModels } from "../api/models";
 import { routeHref } from "../lib/route";
@@ -13,6 +15,16 @@ const FOR_OTHERS = [
   "Explain recursion with a short example.",
   "Compare TCP and UDP in a table.",
 ];
+
+function Problem({ error }: { error: Error }) {
+  if (error instanceof ApiError && error.status === 0) return null; // the whole page says that the server is away
+  if (!(error instanceof ApiError && error.status === 401)) return <Notice kind="error">{error.message}</Notice>;
+  return (
+    <Notice kind="warning" actions={<Button onClick={() => keyWanted.set("offered")}>Enter a key</Button>}>
+      This server wants an API key.
+    </Notice>
+  );
+}
 
 /** An empty conversation: what this is, and questions that a click asks. */
 export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string) => void }) {
@@ -29,8 +41,11 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
   return (
     <Empty title="What would you like to know?" icon={<MessageSquare className={styles.icon} aria-hidden="true" />}>
       {name && <p>{nameModel(name)} answers.</p>}
-      <p>The model runs where this page comes from. Conversations stay in this browser.</p>
-      {models.error && <Notice kind="error">{models.error.message}</Notice>}
+      <p>
+        The model runs where this page comes from. Conversations stay in this browser. Text files can be dropped here,
+        and <kbd>?</kbd> shows the keyboard shortcuts.
+      </p>
+      {models.error && <Problem error={models.error} />}
       <ul className={styles.questions} aria-label="Questions to begin with">
         {(name.startsWith("demo") ? FOR_DEMO : FOR_OTHERS).map((question) => (
           <li key={question}>

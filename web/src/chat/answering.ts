@@ -1,4 +1,4 @@
-import { streamChat } from "../api/chat";
+import { streamChat, streamText } from "../api/chat";
 import { isAbort } from "../api/client";
 import { readSampling } from "../api/sampling";
 import { makeId } from "../lib/id";
@@ -6,11 +6,11 @@ import { createStore, type Store } from "../lib/store";
 import { explain } from "./explain";
 import { Growth } from "./growth";
 import { leave } from "./left";
-import { addMessage, changeMessage, findConversation, keepMessage, loadTree } from "./library";
+import { addMessage, changeMessage, changeSettings, findConversation, keepMessage, loadTree } from "./library";
 import { answerCalls } from "./tools";
 import { listPath } from "./tree";
 import type { AssistantMessage, Attachment, Message, Token, ToolMessage } from "./types";
-import { writeRequest } from "./wire";
+import { writeRequest, writeTextRequest } from "./wire";
 
 /** An answer that grows in this tab. */
 export interface Run {
@@ -46,6 +46,12 @@ export async function answer(id: string, parent: string | null): Promise<void> {
 /** Ask for more of an answer; of one that is still empty, for the whole of it. */
 export async function continueAnswer(message: AssistantMessage): Promise<void> {
   await grow(message, Boolean(message.content || message.reasoning));
+}
+
+/** Ask for an answer that was refused again, and from now on as the continuation of a text. */
+export async function continueAsText(message: AssistantMessage): Promise<void> {
+  changeSettings(message.conversation, { asText: true });
+  await continueAnswer(message);
 }
 
 /** A version of an answer with another text; with `tokens`, those of the text, the answer goes on from there. */
@@ -123,8 +129,10 @@ async function grow(given: AssistantMessage, continues: boolean): Promise<void> 
   async function read(): Promise<AssistantMessage> {
     try {
       const usual = await readSampling(settings.model).catch(() => ({})); // who asks for the answer hears the reason
-      const body = writeRequest(path, settings, seed, continues, usual);
-      for await (const chunk of streamChat(body, controller.signal)) {
+      const chunks = settings.asText
+        ? streamText(writeTextRequest(path, settings, seed, usual), controller.signal)
+        : streamChat(writeRequest(path, settings, seed, continues, usual), controller.signal);
+      for await (const chunk of chunks) {
         growth.push(chunk);
         run.note();
       }
@@ -176,14 +184,14 @@ function setRun(id: string, run: Run | null): void {
   runs.set(next);
 }
 
-/** Let the addresses that may be asked without a question answer the calls, if that holds for every one of them. */
+/** Let built-in tools and addresses that may be asked without a question answer the calls, if they can all of them. */
 async function answerAutomatically(message: AssistantMessage): Promise<void> {
   const settings = findConversation(message.conversation)?.settings;
   const calls = message.calls ?? [];
-  if (!settings || !calls.every((call) => settings.toolUrls[call.name]?.automatic)) return;
+  if (!settings) return;
   const path = listPath(await loadTree(message.conversation), message.id);
   const asked = path.slice(path.findLastIndex((one) => one.role === "user"));
   if (asked.filter((one) => one.role === "assistant").length > MOST_ROUNDS) return;
-  const results = await answerCalls(calls, settings.toolUrls);
+  const results = await answerCalls(calls, settings);
   if (results) await giveResults(message, results);
 }

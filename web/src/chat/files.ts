@@ -29,16 +29,6 @@ async function readText(file: File): Promise<string | { reason: string }> {
   return { reason: `“${file.name}” is no text file. A model here reads text only.` };
 }
 
-/** Have the browser save a text as a file. */
-export function saveFile(name: string, text: string, type: string): void {
-  const url = URL.createObjectURL(new Blob([text], { type }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
-}
-
 /** A conversation's title as the name of a file. */
 export function fileName(title: string, ending: string): string {
   const plain = title

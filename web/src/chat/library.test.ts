@@ -66,7 +66,7 @@ describe("the library", () => {
     one.addMessage(user(id, "q", null));
     await vi.waitFor(async () => expect((await openTab()).findConversation(id)).toBeDefined());
     const other = await openTab();
-    one.removeConversation(id);
+    await one.removeConversations([id]);
     await vi.waitFor(() => expect(other.findConversation(id)).toBeUndefined());
     const storage = await import("./storage");
     await vi.waitFor(async () => expect(await storage.listMessages(id)).toEqual([]));

@@ -1,6 +1,7 @@
 import { makeId } from "../lib/id";
 import { savedStore } from "../lib/saved";
 import { createStore, type Store } from "../lib/store";
+import { tell } from "../lib/toasts";
 import { takeLeft } from "./left";
 import * as storage from "./storage";
 import { hearTabs, type News, tellTabs } from "./tabs";
@@ -118,10 +119,27 @@ export function renameConversation(id: string, title: string): void {
     saveConversation({ ...conversation, title: title.trim().slice(0, 200), named: true });
 }
 
-export function removeConversation(id: string): void {
-  takeRemoved(id);
-  void storage.forgetConversation(id).catch(complain);
-  tellTabs({ kind: "removed", conversation: id });
+/** Pin conversations, put them into a folder, or take that back with `undefined`. */
+export function arrangeConversations(ids: readonly string[], change: { pinned?: boolean; folder?: string }): void {
+  for (const id of ids) {
+    const conversation = findConversation(id);
+    if (conversation) saveConversation({ ...conversation, ...change });
+  }
+}
+
+/** Remove conversations; what is told meanwhile brings them back. */
+export async function removeConversations(ids: readonly string[]): Promise<void> {
+  const chosen = ids.map(findConversation).filter((one) => one !== undefined);
+  const wholes = await readWholes(chosen);
+  for (const { id } of chosen) {
+    takeRemoved(id);
+    void storage.forgetConversation(id).catch(complain);
+    tellTabs({ kind: "removed", conversation: id });
+  }
+  const title = chosen[0]?.title ?? "";
+  const what =
+    chosen.length === 1 ? `“${title.slice(0, 40)}${title.length > 40 ? "…" : ""}”` : `${chosen.length} conversations`;
+  tell(`Deleted ${what}.`, () => void importWholes(wholes));
 }
 
 /** Put a new message behind the branch that is shown, or behind its own parent, and show it. */
@@ -159,6 +177,15 @@ export function removeMessage(conversation: string, id: string): void {
   moveTo(conversation, next);
   void storage.forgetMessages(removed).catch(complain);
   tellTabs({ kind: "pruned", conversation, ids: removed });
+  const messages = removed.flatMap((one) => tree.messages.get(one) ?? []);
+  const text =
+    removed.length === 1 ? "Deleted the message." : `Deleted the message and ${removed.length - 1} behind it.`;
+  tell(text, () => {
+    if (!findConversation(conversation)) return;
+    for (const message of messages) keepMessage(message, false);
+    const now = treeOf(conversation).get() ?? EMPTY_TREE;
+    moveTo(conversation, makeTree([...now.messages.values(), ...messages], tree.leaf));
+  });
 }
 
 export async function importWholes(wholes: readonly Whole[]): Promise<void> {

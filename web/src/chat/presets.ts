@@ -5,17 +5,17 @@ import { DEFAULT_SETTINGS, type Settings } from "./types";
 /** A named choice of settings. It leaves the model as it is. */
 export interface Preset {
   name: string;
-  settings: Omit<Settings, "model" | "toolUrls" | "showTokens">;
+  settings: Omit<Settings, "model" | "toolUrls" | "asText" | "showTokens">;
 }
 
 /** The presets that the person saved. */
 export const ownPresets = savedStore<readonly Preset[]>("presets", [], isPresets);
 
 export const BUILT_IN: readonly Preset[] = [
-  { name: "As the model was made", settings: pickPreset(DEFAULT_SETTINGS) },
-  { name: "Always the likeliest", settings: pickPreset({ ...DEFAULT_SETTINGS, temperature: 0 }) },
-  { name: "Even", settings: pickPreset({ ...DEFAULT_SETTINGS, temperature: 0.7, topP: 0.9 }) },
-  { name: "Varied", settings: pickPreset({ ...DEFAULT_SETTINGS, temperature: 1.2, minP: 0.05 }) },
+  { name: "Default", settings: pickPreset(DEFAULT_SETTINGS) },
+  { name: "Deterministic", settings: pickPreset({ ...DEFAULT_SETTINGS, temperature: 0 }) },
+  { name: "Balanced", settings: pickPreset({ ...DEFAULT_SETTINGS, temperature: 0.7, topP: 0.9 }) },
+  { name: "Creative", settings: pickPreset({ ...DEFAULT_SETTINGS, temperature: 1.2, minP: 0.05 }) },
 ];
 
 export function savePreset(name: string, settings: Settings): void {
@@ -35,7 +35,7 @@ export function findPreset(settings: Settings, presets: readonly Preset[]): Pres
 }
 
 function pickPreset(settings: Settings): Preset["settings"] {
-  const { model: _model, toolUrls: _urls, showTokens: _tokens, ...rest } = readSettings(settings);
+  const { model: _model, toolUrls: _urls, asText: _text, showTokens: _tokens, ...rest } = readSettings(settings);
   return rest;
 }
 

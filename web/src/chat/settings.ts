@@ -39,7 +39,7 @@ export const NUMBERS: readonly NumberField[] = [
   ),
   field("presencePenalty", "presence_penalty", "Presence penalty", "Taken from tokens that occurred.", -2, 2, 0.1),
   field("frequencyPenalty", "frequency_penalty", "Frequency penalty", "Taken for each occurrence.", -2, 2, 0.1),
-  field("maxTokens", "max_tokens", "Longest answer", "Tokens; empty goes on until the context is full.", 1, 1e6, 1),
+  field("maxTokens", "max_tokens", "Max tokens", "Of an answer; empty goes on until the context is full.", 1, 1e6, 1),
   field("seed", "seed", "Seed", "The same seed gives the same answer; empty draws one.", 0, 2 ** 32 - 1, 1),
 ];
 

@@ -1,5 +1,6 @@
 import { describeError } from "../api/client";
-import type { ToolCall, ToolUrl } from "./types";
+import { answerBuiltIn } from "./builtInTools";
+import type { Settings, ToolCall } from "./types";
 
 const MOST_CHARACTERS = 200_000;
 const TIMEOUT_MS = 60_000;
@@ -31,13 +32,19 @@ export async function askUrl(call: ToolCall, url: string): Promise<string> {
   }
 }
 
-/** The results of all calls, in their order; null where one of them got none. */
-export async function answerCalls(
-  calls: readonly ToolCall[],
-  urls: Readonly<Record<string, ToolUrl>>,
-): Promise<string[] | null> {
+/**
+ * The results of all calls, in their order; null where one of them got none, or may not be made without a question:
+ * built-in tools answer here, others by an address for which the person allowed that.
+ */
+export async function answerCalls(calls: readonly ToolCall[], settings: Settings): Promise<string[] | null> {
+  const known = calls.map((call) => answerBuiltIn(call, settings.tools));
+  if (!calls.every((call, at) => known[at] !== null || settings.toolUrls[call.name]?.automatic)) return null;
   const results = await Promise.all(
-    calls.map((call) => askUrl(call, urls[call.name]?.url ?? "").catch((error) => new Error(describeError(error)))),
+    calls.map(
+      (call, at) =>
+        known[at] ??
+        askUrl(call, settings.toolUrls[call.name]?.url ?? "").catch((error) => new Error(describeError(error))),
+    ),
   );
   return results.every((result) => typeof result === "string") ? results : null;
 }

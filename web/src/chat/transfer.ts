@@ -74,6 +74,8 @@ function readWhole(given: unknown, where: string): Whole {
     named: given.named === true,
     created: numberOr(given.created, now),
     updated: numberOr(given.updated, now),
+    ...(given.pinned === true && { pinned: true }),
+    ...(typeof given.folder === "string" && given.folder && { folder: given.folder.slice(0, 60) }),
     settings: readSettings(given.settings),
     leaf: ids.get(given.leaf) ?? null,
   };

@@ -98,6 +98,8 @@ export interface Settings {
   toolUrls: Record<string, ToolUrl>;
   /** A JSON schema that the answer keeps to. */
   schema: string;
+  /** The model continues the text of the messages, as one without a chat template must. */
+  asText: boolean;
   /** Ask for the probabilities of all tokens. */
   showTokens: boolean;
 }
@@ -116,6 +118,10 @@ export interface Conversation {
   named: boolean;
   created: number;
   updated: number;
+  /** It stands above all others in the list. */
+  pinned?: boolean;
+  /** The folder that it lies in. */
+  folder?: string;
   settings: Settings;
   /** The last message of the branch that is shown; null while there is none. */
   leaf: string | null;
@@ -139,5 +145,6 @@ export const DEFAULT_SETTINGS: Settings = {
   toolChoice: "auto",
   toolUrls: {},
   schema: "",
+  asText: false,
   showTokens: false,
 };

@@ -20,6 +20,28 @@ export function writeRequest(
   return { ...rest, ...(choice === "none" && { tool_choice: choice }), messages: body.messages };
 }
 
+/** The request that has the model continue the texts of a path, one after another, without a chat template. */
+export function writeTextRequest(
+  path: readonly Message[],
+  settings: Settings,
+  seed: number,
+  usual: Sampling = {},
+): Record<string, unknown> {
+  const {
+    tools: _,
+    tool_choice: _choice,
+    response_format: _format,
+    reasoning_effort: _effort,
+    ...rest
+  } = writeSettings(settings, seed, usual);
+  const texts = path.map((message) => (message.role === "user" ? joinFiles(message) : message.content));
+  const prompt = [settings.system.trim(), ...texts].filter(Boolean).join("\n\n");
+  return { max_tokens: TEXT_TOKENS, ...rest, logprobs: undefined, top_logprobs: undefined, prompt };
+}
+
+/** A text without a template has no end of its own. */
+const TEXT_TOKENS = 400;
+
 function writeMessage(message: Message): WireMessage {
   if (message.role === "user") return { role: "user", content: joinFiles(message) };
   if (message.role === "tool")

@@ -1,5 +1,5 @@
 import { useId } from "react";
-import { ModelSelect } from "../chat/ModelSelect";
+import { ModelPicker } from "../chat/ModelPicker";
 import { NumberInput } from "../chat/NumberInput";
 import { NUMBERS } from "../chat/settings";
 import { Field } from "../ui/Field";
@@ -15,7 +15,7 @@ export function OptionsForm({ options, onChange }: { options: Options; onChange:
     <div className={styles.ask}>
       <Field label="Model">
         {({ id }) => (
-          <ModelSelect id={id} value={options.model} onChange={(model) => onChange({ ...options, model })} />
+          <ModelPicker id={id} value={options.model} onChange={(model) => onChange({ ...options, model })} />
         )}
       </Field>
       <div className={styles.numbers} id={id}>

@@ -11,11 +11,13 @@ interface Props {
   onAsk: (prompt: string) => void;
   onStop: () => void;
   note?: ReactNode;
+  /** Further buttons beside that which asks. */
+  beside?: ReactNode;
   children?: ReactNode;
 }
 
 /** The question, and the button that asks it or stops the answers. */
-export function Prompt({ label, verb, isRunning, onAsk, onStop, note, children }: Props) {
+export function Prompt({ label, verb, isRunning, onAsk, onStop, note, beside, children }: Props) {
   const [prompt, setPrompt] = useState("What does os.path.join do?");
   const ask = () => {
     if (prompt.trim() && !isRunning) onAsk(prompt);
@@ -33,6 +35,7 @@ export function Prompt({ label, verb, isRunning, onAsk, onStop, note, children }
           <textarea
             {...ids}
             rows={3}
+            dir="auto"
             value={prompt}
             onChange={(event) => setPrompt(event.target.value)}
             onKeyDown={(event) => {
@@ -53,6 +56,7 @@ export function Prompt({ label, verb, isRunning, onAsk, onStop, note, children }
             <Play aria-hidden="true" /> {verb}
           </Button>
         )}
+        {beside}
         <p className={styles.note} role="status">
           {note}
         </p>

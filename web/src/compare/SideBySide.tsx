@@ -1,5 +1,8 @@
+import { Plus, ThumbsUp, X } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
+import { useServerInfo } from "../api/manage";
 import { formatCount, formatRate, formatSeconds } from "../lib/format";
+import { Button, IconButton } from "../ui/Button";
 import { Markdown } from "../ui/Markdown";
 import { Notice } from "../ui/Notice";
 import { type Asked, ask } from "./ask";
@@ -7,13 +10,17 @@ import styles from "./CompareView.module.css";
 import { OptionsForm } from "./OptionsForm";
 import { DEFAULTS, type Options, writeBody } from "./options";
 import { Prompt } from "./Prompt";
+import { addVote, nameOptions } from "./tally";
+import { Votes } from "./Votes";
 
-const SIDES = ["Left", "Right"] as const;
+const NAMES = ["A", "B", "C", "D"] as const;
 
-/** One question, two answers next to each other. */
+/** One question to two, three or four models or settings; the person says which answer is best. */
 export function SideBySide() {
   const [options, setOptions] = useState<readonly Options[]>([{ ...DEFAULTS, temperature: 0 }, DEFAULTS]);
   const [answers, setAnswers] = useState<readonly (Asked | null)[]>([null, null]);
+  const [voted, setVoted] = useState(false);
+  const usual = useServerInfo().data?.default_model ?? "";
   const stop = useRef<AbortController | null>(null);
   const [isRunning, setRunning] = useState(false);
   useEffect(() => () => stop.current?.abort(), []);
@@ -21,7 +28,8 @@ export function SideBySide() {
     const control = new AbortController();
     stop.current = control;
     setRunning(true);
-    setAnswers([null, null]);
+    setVoted(false);
+    setAnswers(options.map(() => null));
     await Promise.all(
       options.map((one, side) =>
         ask(writeBody(prompt, one), control.signal, (asked) => setAnswers((all) => put(all, side, asked))),
@@ -29,26 +37,64 @@ export function SideBySide() {
     );
     setRunning(false);
   };
+  const add = () => {
+    setOptions([...options, { ...DEFAULTS, ...options.at(-1) }]);
+    setAnswers([...answers, null]);
+  };
+  const remove = (side: number) => {
+    setOptions(options.filter((_, at) => at !== side));
+    setAnswers(answers.filter((_, at) => at !== side));
+  };
+  const vote = (best: number | null) => {
+    addVote(
+      options.map((one) => nameOptions(one, usual)),
+      best,
+    );
+    setVoted(true);
+  };
+  const canVote = !isRunning && !voted && answers.every((asked) => asked?.state === "done");
   return (
     <>
       <Prompt
-        label="One question for both"
-        verb="Ask both"
+        label="One question for all"
+        verb="Ask all"
         isRunning={isRunning}
         onAsk={(prompt) => void run(prompt)}
         onStop={() => stop.current?.abort()}
+        beside={
+          <Button onClick={add} disabled={isRunning || options.length >= NAMES.length}>
+            <Plus aria-hidden="true" /> Add a model
+          </Button>
+        }
       />
-      <div className={styles.sides}>
-        {SIDES.map((name, side) => (
-          <section key={name} className={styles.side} aria-label={name}>
-            <OptionsForm
-              options={options[side] ?? DEFAULTS}
-              onChange={(changed) => setOptions((all) => put(all, side, changed))}
-            />
+      <div className={styles.sides} data-count={options.length}>
+        {options.map((one, side) => (
+          // biome-ignore lint/suspicious/noArrayIndexKey: a side has no other name than its place.
+          <section key={side} className={styles.side} aria-label={NAMES[side]}>
+            <div className={styles.sideHead}>
+              <h2>{NAMES[side]}</h2>
+              {options.length > 2 && (
+                <IconButton small label={`Remove ${NAMES[side]}`} disabled={isRunning} onClick={() => remove(side)}>
+                  <X />
+                </IconButton>
+              )}
+            </div>
+            <OptionsForm options={one} onChange={(changed) => setOptions((all) => put(all, side, changed))} />
             <Answer asked={answers[side] ?? null} />
+            {canVote && (
+              <Button onClick={() => vote(side)}>
+                <ThumbsUp aria-hidden="true" /> {NAMES[side]} is best
+              </Button>
+            )}
           </section>
         ))}
       </div>
+      {canVote && (
+        <div>
+          <Button onClick={() => vote(null)}>None is better</Button>
+        </div>
+      )}
+      <Votes />
     </>
   );
 }

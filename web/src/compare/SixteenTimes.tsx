@@ -1,5 +1,6 @@
 import { type ReactNode, useEffect, useRef, useState } from "react";
 import { formatCount, formatSeconds } from "../lib/format";
+import { Markdown } from "../ui/Markdown";
 import { type Asked, ask, findDifference, NOTHING } from "./ask";
 import styles from "./CompareView.module.css";
 import { OptionsForm } from "./OptionsForm";
@@ -85,7 +86,7 @@ function Cell({ title, asked, verdict, kind }: { title: string; asked: Asked } &
         </span>
         <span>{verdict}</span>
       </h3>
-      <p>{asked.error ?? text}</p>
+      {asked.error === null ? <Markdown text={text} growing={asked.state === "growing"} /> : <p>{asked.error}</p>}
     </article>
   );
 }

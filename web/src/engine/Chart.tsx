@@ -1,5 +1,6 @@
 import { useEffect, useRef } from "react";
 import uPlot from "uplot";
+import { Help } from "../ui/Help";
 import "uplot/dist/uPlot.min.css";
 import styles from "./Chart.module.css";
 import { useThemeName, useWidth } from "./useCanvas";
@@ -15,6 +16,8 @@ interface Props {
   title: string;
   /** The newest values in words, for those who cannot see the lines. */
   summary: string;
+  /** What it shows, for those who have not seen an engine before. */
+  meaning: string;
   lines: readonly Line[];
   /** Times in seconds since 1970, then the values of each line. */
   data: uPlot.AlignedData;
@@ -35,7 +38,7 @@ function describeMark(_: number, index: number): string {
 }
 
 /** Lines over the last minute. */
-export function Chart({ title, summary, lines, data }: Props) {
+export function Chart({ title, summary, meaning, lines, data }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const width = useWidth(box);
@@ -86,7 +89,9 @@ export function Chart({ title, summary, lines, data }: Props) {
   return (
     <figure className={styles.chart}>
       <figcaption>
-        <h2>{title}</h2>
+        <h2>
+          {title} <Help about={title}>{meaning}</Help>
+        </h2>
         <ul>
           {lines.map((line) => (
             <li key={line.label}>

@@ -32,6 +32,7 @@ export function Charts({ history }: { history: readonly Moment[] }) {
     <div className={styles.charts}>
       <Chart
         title="Tokens per second"
+        meaning="Decode is the writing of answers, prefill the reading of questions. Reading goes many tokens at a time, so it is much faster."
         summary={`${formatCount(data.tokens[1].at(-1) ?? 0)} decoded, ${formatCount(data.tokens[2].at(-1) ?? 0)} of prompts`}
         lines={[
           { label: "decode", colour: "--page-private", isFilled: true },
@@ -41,12 +42,14 @@ export function Charts({ history }: { history: readonly Moment[] }) {
       />
       <Chart
         title="Milliseconds per step"
+        meaning="In a step the model runs once, for all answers at once: each gets its next token, and questions are read on."
         summary={`${data.steps[1].at(-1)?.toFixed(1) ?? "none"} now`}
         lines={[{ label: "step", colour: "--page-shared", isFilled: true }]}
         data={data.steps}
       />
       <Chart
         title="Answers"
+        meaning="How many answers are being written together, and how many questions wait."
         summary={`${last?.running ?? 0} running, ${last?.waiting ?? 0} waiting`}
         lines={[
           { label: "running", colour: "--page-shared", isFilled: true },

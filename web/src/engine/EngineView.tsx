@@ -2,6 +2,7 @@ import { Activity, Pause, Play } from "lucide-react";
 import { useMemo, useState } from "react";
 import { formatBytes, formatCount } from "../lib/format";
 import { Button } from "../ui/Button";
+import { Help } from "../ui/Help";
 import { Empty, Notice } from "../ui/Notice";
 import { Charts } from "./Charts";
 import styles from "./EngineView.module.css";
@@ -44,6 +45,11 @@ export default function EngineView(_: { detail: string }) {
           {isPaused ? "Go on" : "Pause"}
         </Button>
       </header>
+      <p className={styles.lead}>
+        The engine reads questions and writes answers token by token. What it has read it remembers in pages of memory,
+        so the next question of a conversation begins where the last one ended. Here you see that memory and the work as
+        they happen.
+      </p>
       {problem && <Notice kind="warning">{problem}</Notice>}
       {live?.model && <Watched live={live} />}
       {live && !live.model && (
@@ -95,21 +101,55 @@ function Figures({ live }: { live: Live }) {
   const recent = sumRecent(live.history.slice(-20), 1);
   const found = counters.memory_hit_tokens + counters.disk_hit_tokens + counters.peer_hit_tokens;
   const looked = found + counters.missed_tokens;
-  const figures: [string, string][] = [
-    ["Decode", `${formatCount((recent?.decodeTokens ?? 0) / Math.max(recent?.stepSeconds ?? 1, 0.001))} tokens/s`],
-    ["Running", `${queue.running}${queue.waiting ? `, ${queue.waiting} wait` : ""}`],
-    ["Prompt from cache", looked ? `${Math.round((100 * found) / looked)} %` : "–"],
-    ["Tokens from disk", formatCount(counters.disk_hit_tokens)],
-    ["Preemptions", formatCount(counters.preemptions)],
-    ["Evicted pages", formatCount(counters.evicted_pages)],
-    ["On disk", store ? formatBytes(store.bytes) : "no store"],
-    ["Device", `${model?.device ?? ""} ${model?.isa ?? ""}, ${model?.threads ?? 0} threads`],
+  const figures: [string, string, string][] = [
+    [
+      "Decode",
+      `${formatCount((recent?.decodeTokens ?? 0) / Math.max(recent?.stepSeconds ?? 1, 0.001))} tokens/s`,
+      "How fast answers are written now, all answers together. A token is about four letters of English.",
+    ],
+    [
+      "Running",
+      `${queue.running}${queue.waiting ? `, ${queue.waiting} wait` : ""}`,
+      "Answers that are being written at this moment, and questions that wait for their turn.",
+    ],
+    [
+      "Prompt from cache",
+      looked ? `${Math.round((100 * found) / looked)} %` : "–",
+      "How much of all prompts was still in memory and was not computed again. The more, the sooner answers begin.",
+    ],
+    [
+      "Tokens from disk",
+      formatCount(counters.disk_hit_tokens),
+      "Tokens of prompts that came back from the disk instead of being computed again.",
+    ],
+    [
+      "Preemptions",
+      formatCount(counters.preemptions),
+      "Answers that were paused as the memory of conversations was full. They go on by themselves; many of them mean that the cache is small.",
+    ],
+    [
+      "Evicted pages",
+      formatCount(counters.evicted_pages),
+      "Pages of old conversations that were forgotten to make room. Whoever goes on with such a conversation waits a little longer.",
+    ],
+    [
+      "On disk",
+      store ? formatBytes(store.bytes) : "no store",
+      "Memory of conversations that is kept on the disk, also while the server is off.",
+    ],
+    [
+      "Device",
+      `${model?.device ?? ""} ${model?.isa ?? ""}, ${model?.threads ?? 0} threads`,
+      "What computes: the processor with its fastest instructions, or a graphics card.",
+    ],
   ];
   return (
     <dl className={styles.figuresRow}>
-      {figures.map(([term, text]) => (
+      {figures.map(([term, text, meaning]) => (
         <div key={term}>
-          <dt>{term}</dt>
+          <dt>
+            {term} <Help about={term}>{meaning}</Help>
+          </dt>
           <dd>{text}</dd>
         </div>
       ))}

@@ -1,4 +1,5 @@
 import { formatCount } from "../lib/format";
+import { Help } from "../ui/Help";
 import styles from "./EngineView.module.css";
 import type { KernelRow } from "./liveState";
 
@@ -9,7 +10,13 @@ export function Kernels({ kernels }: { kernels: ReadonlyMap<string, KernelRow> }
   );
   return (
     <section className={styles.panel} aria-label="Kernels">
-      <h2>Kernels</h2>
+      <h2>
+        Kernels{" "}
+        <Help about="Kernels">
+          The small programs that compute a model, such as a product of matrices, with the form that was chosen for this
+          machine and how often each has run.
+        </Help>
+      </h2>
       {rows.length === 0 ? (
         <p className={styles.small}>None has run yet.</p>
       ) : (

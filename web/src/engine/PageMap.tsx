@@ -1,13 +1,14 @@
-import { useCallback, useEffect, useRef, useState } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { formatBytes, formatCount } from "../lib/format";
 import { countPages, type GroupPages } from "./liveState";
 import styles from "./PageMap.module.css";
 import { PageNote } from "./PageNote";
-import { drawPage, KINDS, readPalette } from "./pageColours";
+import { drawPage, drawPages, KINDS, readPalette } from "./pageColours";
 import { useCanvas, useWidth } from "./useCanvas";
 
 const MOST_HEIGHT = 320;
 const LARGEST_CELL = 16;
+const SMALLEST_CELL = 6;
 const FLASH_MS = 900;
 
 interface Props {
@@ -24,19 +25,22 @@ export function PageMap({ group, model, marked, version }: Props) {
   const box = useRef<HTMLElement>(null);
   const width = useWidth(box);
   const [chosen, setChosen] = useState<number | null>(null);
-  const layout = arrange(group.state.pages, width);
+  const layout = useMemo(() => arrange(group.state.pages, width), [group.state.pages, width]);
   const now = useFlashClock(group, version);
   // biome-ignore lint/correctness/useExhaustiveDependencies: the pages are changed in place; `version` tells when.
   const draw = useCallback(
     (context: CanvasRenderingContext2D) => {
       const palette = readPalette(context.canvas);
-      const { cell, columns } = layout;
+      const { cell, columns, per } = layout;
       const gap = cell >= 5 ? 1 : 0;
-      for (let page = 0; page < group.codes.length; page++) {
-        const x = (page % columns) * cell;
-        const y = Math.floor(page / columns) * cell;
-        drawPage(context, palette, group.codes[page] ?? 0, x, y, cell - gap, cell - gap);
-        const flash = group.flashes.get(page);
+      for (let square = 0; square * per < group.codes.length; square++) {
+        const page = square * per;
+        const x = (square % columns) * cell;
+        const y = Math.floor(square / columns) * cell;
+        if (per === 1) drawPage(context, palette, group.codes[page] ?? 0, x, y, cell - gap, cell - gap);
+        else drawPages(context, palette, group.codes.subarray(page, page + per), x, y, cell - gap);
+        const pages = Array.from({ length: per }, (_, at) => page + at);
+        const flash = group.flashes.size > 0 ? pages.map((one) => group.flashes.get(one)).find(Boolean) : undefined;
         const age = flash ? (now - flash.at) / FLASH_MS : 1;
         if (flash && age < 1) {
           context.globalAlpha = 1 - Math.max(age, 0);
@@ -44,21 +48,21 @@ export function PageMap({ group, model, marked, version }: Props) {
           context.fillRect(x, y, cell - gap, cell - gap);
           context.globalAlpha = 1;
         }
-        if (page === chosen || marked.has(page)) {
+        if (page === chosen || (marked.size > 0 && pages.some((one) => marked.has(one)))) {
           context.strokeStyle = palette.ink;
           context.lineWidth = page === chosen ? 2 : 1;
           context.strokeRect(x + 0.5, y + 0.5, cell - gap - 1, cell - gap - 1);
         }
       }
     },
-    [group, version, layout.cell, layout.columns, chosen, marked, now],
+    [group, version, layout, chosen, marked, now],
   );
   const canvas = useCanvas(layout.height, draw);
   const find = (event: React.PointerEvent) => {
     const place = canvas.current?.getBoundingClientRect();
     if (!place) return;
     const column = Math.floor((event.clientX - place.left) / layout.cell);
-    const page = Math.floor((event.clientY - place.top) / layout.cell) * layout.columns + column;
+    const page = layout.per * (Math.floor((event.clientY - place.top) / layout.cell) * layout.columns + column);
     setChosen(column < layout.columns && page >= 0 && page < group.state.pages ? page : null);
   };
   const move = (event: React.KeyboardEvent) => {
@@ -74,7 +78,7 @@ export function PageMap({ group, model, marked, version }: Props) {
       return;
     }
     event.preventDefault();
-    const next = chosen === null ? 0 : chosen + step;
+    const next = chosen === null ? 0 : chosen + step * layout.per;
     if (next >= 0 && next < group.state.pages) setChosen(next);
   };
   const counts = countPages(group.codes);
@@ -85,9 +89,10 @@ export function PageMap({ group, model, marked, version }: Props) {
       <header className={styles.head}>
         <h2>{ofStates ? "States" : "Pages"}</h2>
         <p>
-          {formatCount(state.pages)} {ofStates ? "slots of" : `of ${state.page_size} tokens and`}{" "}
-          {formatBytes(state.page_bytes)}, {state.layers} layers ({state.name})
-          {ofStates && ". Cached ones are snapshots, from which an answer can go on"}
+          {ofStates
+            ? `${formatCount(state.pages)} slots of ${formatBytes(state.page_bytes)}. Cached ones are snapshots, from which an answer can go on`
+            : `Memory of conversations: ${formatCount(state.pages)} pages, each for ${state.page_size} tokens in ${formatBytes(state.page_bytes)}`}
+          {layout.per > 1 && `. Each square is ${layout.per} pages`}. {state.layers} layers ({state.name})
         </p>
       </header>
       {state.short_tokens > 0 && (
@@ -122,13 +127,22 @@ export function PageMap({ group, model, marked, version }: Props) {
 }
 
 /** How large cells are so that all pages fit, and how many stand in a row. */
-export function arrange(pages: number, width: number): { cell: number; columns: number; height: number } {
-  if (width === 0 || pages === 0) return { cell: 1, columns: 1, height: 1 };
-  for (let cell = LARGEST_CELL; ; cell--) {
-    const columns = Math.max(1, Math.floor(width / cell));
-    const height = Math.ceil(pages / columns) * cell;
-    if (height <= MOST_HEIGHT || cell === 2) return { cell, columns, height };
-  }
+export function arrange(pages: number, width: number): Layout {
+  if (width === 0 || pages === 0) return { cell: 1, columns: 1, height: 1, per: 1 };
+  for (let per = 1; ; per *= 2)
+    for (let cell = LARGEST_CELL; cell >= SMALLEST_CELL; cell--) {
+      const columns = Math.max(1, Math.floor(width / cell));
+      const height = Math.ceil(pages / per / columns) * cell;
+      if (height <= MOST_HEIGHT) return { cell, columns, height, per };
+    }
+}
+
+interface Layout {
+  cell: number;
+  columns: number;
+  height: number;
+  /** Pages that one square stands for. */
+  per: number;
 }
 
 /** A clock that runs while pages flash, and stands still otherwise. */

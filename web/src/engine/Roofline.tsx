@@ -1,6 +1,7 @@
 import { useMutation } from "@tanstack/react-query";
 import { describeError, send } from "../api/client";
 import { Button } from "../ui/Button";
+import { Help } from "../ui/Help";
 import { Notice } from "../ui/Notice";
 import styles from "./EngineView.module.css";
 import { type Live, sumRecent } from "./liveState";
@@ -32,7 +33,13 @@ export function Roofline({ live }: { live: Live }) {
   return (
     <section className={styles.panel} aria-label="Roofline">
       <div className={styles.panelHead}>
-        <h2>Against the machine&apos;s limits</h2>
+        <h2>
+          Against the machine&apos;s limits{" "}
+          <Help about="the machine's limits">
+            Writing an answer means to read the whole model for each token, so the speed of the memory bounds it;
+            reading questions is bound by how fast the machine multiplies. Near 100 % it cannot go faster.
+          </Help>
+        </h2>
         {live.limits && (
           <Button small kind="quiet" onClick={() => measure.mutate()} disabled={measure.isPending}>
             Measure again

@@ -52,6 +52,31 @@ export function drawPage(
   context.fillRect(x, y + height - foot, width, foot);
 }
 
+/** Draw several pages in one square: how many of them are free, cached, shared and private, from above. */
+export function drawPages(
+  context: CanvasRenderingContext2D,
+  palette: Palette,
+  codes: ArrayLike<number>,
+  x: number,
+  y: number,
+  side: number,
+): void {
+  const counts = [0, 0, 0, 0];
+  for (let at = 0; at < codes.length; at++) {
+    const holder = holderOf(codes[at] ?? 0);
+    counts[holder] = (counts[holder] ?? 0) + 1;
+  }
+  let from = 0;
+  for (const holder of FROM_ABOVE) {
+    const part = ((counts[holder] ?? 0) * side) / codes.length;
+    context.fillStyle = palette.holders[holder] ?? "";
+    context.fillRect(x, y + from, side, part);
+    from += part;
+  }
+}
+
+const FROM_ABOVE = [0, 3, 2, 1];
+
 /** What a page is, in words. */
 export function describePage(code: number): string {
   const holder = [

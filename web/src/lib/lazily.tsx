@@ -1,6 +1,7 @@
 import { type ComponentType, createElement, useCallback, useEffect, useRef, useState } from "react";
 import { Button } from "../ui/Button";
 import { Notice } from "../ui/Notice";
+import { Skeleton } from "../ui/Skeleton";
 import { saveKept } from "./kept";
 
 /** Whether the page may be loaded anew by itself now: not while an answer grows in it. */
@@ -49,7 +50,7 @@ export function lazily<P extends object>(load: () => Promise<{ default: Componen
       };
     }, [fetchIt]);
     if (found && state === "there") return createElement(found, props);
-    return state === "fetching" ? null : <Missing onRetry={fetchIt} />;
+    return state === "fetching" ? <Skeleton /> : <Missing onRetry={fetchIt} />;
   };
 }
 

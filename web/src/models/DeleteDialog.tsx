@@ -1,6 +1,6 @@
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { describeError } from "../api/client";
-import { deleteModel, type ListedModel, refreshModels, shortName } from "../api/manage";
+import { deleteModel, type ListedModel, type ModelFiles, refreshModels, shortName, useModelFiles } from "../api/manage";
 import { formatBytes } from "../lib/format";
 import { Button } from "../ui/Button";
 import { Dialog } from "../ui/Dialog";
@@ -17,6 +17,7 @@ export function DeleteDialog({ model, onClose }: { model: ListedModel; onClose: 
     },
   });
   const name = shortName(model.name);
+  const files = useModelFiles(model.name).data;
   return (
     <Dialog
       open
@@ -31,11 +32,17 @@ export function DeleteDialog({ model, onClose }: { model: ListedModel; onClose: 
         </>
       }
     >
-      <p>
-        Its name goes, and its file of {formatBytes(model.size)} too, unless another name uses it or it lies outside
-        mlxr's folder. It can be pulled again.
-      </p>
+      <p>{describeFate(name, model.size, files)}</p>
       {remove.error && <Notice kind="error">{describeError(remove.error)}</Notice>}
     </Dialog>
   );
+}
+
+/** What becomes of the files of a model. */
+function describeFate(name: string, bytes: number, files: ModelFiles | undefined): string {
+  if (!files) return `The name ${name} goes.`;
+  if (!files.stays) return `Its file of ${formatBytes(bytes)} is deleted with it. To have it again, pull it again.`;
+  if (files.shared_with.length > 0)
+    return `Only this name goes: ${files.shared_with.join(", ")} ${files.shared_with.length === 1 ? "has" : "have"} the same file.`;
+  return `Only the name goes. The file ${files.path} stays.`;
 }

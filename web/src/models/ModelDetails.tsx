@@ -6,6 +6,7 @@ import { formatCount, formatDay } from "../lib/format";
 import { routeHref } from "../lib/route";
 import { Button } from "../ui/Button";
 import { Notice } from "../ui/Notice";
+import { Skeleton } from "../ui/Skeleton";
 import { FilteredTable } from "./FilteredTable";
 import { MemoryNeed } from "./MemoryNeed";
 import styles from "./ModelDetails.module.css";
@@ -29,20 +30,31 @@ export default function ModelDetails({ name }: { name: string }) {
           {shortName(name)} could not be read. {describeError(shown.error)}
         </Notice>
       )}
+      {shown.isPending && <Skeleton bare />}
       {shown.data && <Parts name={name} model={shown.data} />}
     </>
   );
 }
 
+/** What a model can do, in the words of the field. */
+const ABILITIES: Readonly<Record<string, string>> = {
+  completion: "Text",
+  tools: "Tools",
+  thinking: "Thinking",
+  insert: "Fill in the middle",
+  embedding: "Embeddings",
+  vision: "Images",
+};
+
 function Parts({ name, model }: { name: string; model: ShownModel }) {
   const facts = [
     ["Family", model.details.family],
     ["Parameters", model.details.parameter_size],
-    ["Type of weights", model.details.quantization_level],
-    ["Format", model.details.format],
-    ["Context", `${formatCount(model.details.context_length)} tokens`],
-    ["Width", formatCount(model.details.embedding_length)],
-    ["Can do", model.capabilities.join(", ")],
+    ["Quantization", model.details.quantization_level],
+    ["Format", model.details.format === "gguf" ? "GGUF" : model.details.format],
+    ["Context length", `${formatCount(model.details.context_length)} tokens`],
+    ["Embedding length", formatCount(model.details.embedding_length)],
+    ["Capabilities", model.capabilities.map((name) => ABILITIES[name] ?? name).join(", ")],
     ["Changed", formatDay(model.modified_at)],
   ] as const;
   return (
@@ -55,7 +67,7 @@ function Parts({ name, model }: { name: string; model: ShownModel }) {
           </div>
         ))}
       </dl>
-      <MemoryNeed name={name} />
+      <MemoryNeed name={name} contextTokens={model.details.context_length} />
       <Text title="System prompt" text={model.system} />
       <Text title="Parameters" text={model.parameters} />
       <Text title="Chat template" text={model.template} />
@@ -89,5 +101,6 @@ function Text({ title, text }: { title: string; text: string | undefined }) {
 
 function describeValue(value: unknown): string {
   if (value === null) return "a long list, not shown";
+  if (Array.isArray(value)) return value.join(", ");
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -31,13 +31,20 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
           {name}
         </a>
         <p className={styles.facts}>
+          {!model.has_chat_template && "base model, no chat · "}
           {family} · {parameter_size} · {quantization_level} · {formatCount(context_length)} tokens of context
         </p>
       </div>
       <span className={styles.size}>{formatBytes(model.size)}</span>
-      <span className={loaded ? styles.loaded : styles.resting}>
-        {loaded ? `Loaded · ${describeMemory(loaded)}${describeExpiry(loaded.expires_at)}` : "Not loaded"}
-      </span>
+      <div className={styles.state}>
+        <span className={loaded ? styles.loaded : styles.resting}>{loaded ? "Loaded" : "Not loaded"}</span>
+        {loaded && (
+          <>
+            <MemoryFigures loaded={loaded} />
+            <span className={styles.expiry}>{describeExpiry(loaded.expires_at)}</span>
+          </>
+        )}
+      </div>
       <div className={styles.actions}>
         <Button small onClick={() => change.mutate()} disabled={change.isPending} aria-label={`${verb} ${name}`}>
           {change.isPending ? `${verb}ing…` : verb}
@@ -70,16 +77,35 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
   );
 }
 
-/** What a loaded model takes: its weights, and what its cache takes now of what it may. */
-function describeMemory({ size, weights_bytes, cache_in_use_bytes, cache_max_bytes }: LoadedModel): string {
-  const cache = `cache ${formatBytes(cache_in_use_bytes)} of up to ${formatBytes(cache_max_bytes)}`;
-  return `${formatBytes(size)}: weights ${formatBytes(weights_bytes)}, ${cache}`;
+/** What a loaded model takes: its weights, what its cache takes now, and what that may take at most. */
+function MemoryFigures({ loaded }: { loaded: LoadedModel }) {
+  const figures = [
+    ["Weights", loaded.weights_bytes],
+    ["In use", loaded.cache_in_use_bytes],
+    ["Reserved", loaded.cache_max_bytes],
+  ] as const;
+  return (
+    <dl className={styles.memory}>
+      {figures.map(([term, bytes]) => (
+        <div key={term} title={MEANINGS[term]}>
+          <dt>{term}</dt>
+          <dd>{formatBytes(bytes)}</dd>
+        </div>
+      ))}
+    </dl>
+  );
 }
+
+const MEANINGS = {
+  Weights: "The model itself",
+  "In use": "What the cache of conversations takes now",
+  Reserved: "What the cache may take at most, as it is used",
+} as const;
 
 /** When an idle model is unloaded; nothing for one that stays. */
 function describeExpiry(expiresAt: string): string {
   const seconds = (Date.parse(expiresAt) - Date.now()) / 1000;
   return seconds > 0 && seconds < 30 * 86_400
-    ? ` · unloads in ${formatSeconds(seconds < 60 ? Math.ceil(seconds) : 60 * Math.round(seconds / 60))} if unused`
+    ? `Unloads in ${formatSeconds(seconds < 60 ? Math.ceil(seconds) : 60 * Math.round(seconds / 60))} if unused`
     : "";
 }

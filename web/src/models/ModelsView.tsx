@@ -1,10 +1,12 @@
 import { Boxes } from "lucide-react";
 import { describeError } from "../api/client";
-import { useListedModels, useLoadedModels } from "../api/manage";
+import { type ListedModel, shortName, useListedModels, useLoadedModels } from "../api/manage";
+import { isDemo } from "../api/models";
 import { formatBytes } from "../lib/format";
 import { lazily } from "../lib/lazily";
 import { Button } from "../ui/Button";
 import { Empty, Notice } from "../ui/Notice";
+import { Skeleton } from "../ui/Skeleton";
 import { ImportForm } from "./ImportForm";
 import { ModelRow } from "./ModelRow";
 import styles from "./ModelsView.module.css";
@@ -12,6 +14,12 @@ import { PullForm } from "./PullForm";
 import { PullList } from "./PullList";
 
 const ModelDetails = lazily(() => import("./ModelDetails"));
+
+/** Own models before those that come with mlxr, each by name. */
+function compareNames(a: ListedModel, b: ListedModel): number {
+  const [first, second] = [shortName(a.name), shortName(b.name)];
+  return Number(isDemo(first)) - Number(isDemo(second)) || first.localeCompare(second, "en", { numeric: true });
+}
 
 /** The models on this machine, or all about the one that the address names. */
 export default function ModelsView({ detail }: { detail: string }) {
@@ -21,7 +29,7 @@ export default function ModelsView({ detail }: { detail: string }) {
 function ModelList() {
   const listed = useListedModels();
   const loaded = useLoadedModels();
-  const models = [...(listed.data ?? [])].sort((a, b) => a.name.localeCompare(b.name));
+  const models = [...(listed.data ?? [])].sort(compareNames);
   const held = (loaded.data ?? []).reduce((sum, model) => sum + model.size, 0);
   return (
     <>
@@ -51,6 +59,7 @@ function ModelList() {
           The list of models could not be read. {describeError(listed.error)}
         </Notice>
       )}
+      {listed.isPending && <Skeleton bare />}
       {listed.data && models.length === 0 && (
         <Empty title="No model yet" icon={<Boxes aria-hidden="true" />}>
           <p>Pull one above by its name on Hugging Face, or import a file that is on this machine.</p>

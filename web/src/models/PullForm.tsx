@@ -1,16 +1,18 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Download } from "lucide-react";
-import { type FormEvent, useState } from "react";
+import type { FormEvent } from "react";
 import { refreshModels } from "../api/manage";
+import { useStore } from "../lib/store";
 import { Button } from "../ui/Button";
 import { Field } from "../ui/Field";
 import styles from "./PullForm.module.css";
-import { startPull } from "./pulls";
+import { startPull, typedName } from "./pulls";
 
 /** Asks for the name of a model on the hub and pulls it. */
 export function PullForm() {
   const queries = useQueryClient();
-  const [name, setName] = useState("");
+  const name = useStore(typedName);
+  const setName = typedName.set;
   const pull = (event: FormEvent) => {
     event.preventDefault();
     const model = name.trim();

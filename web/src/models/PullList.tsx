@@ -5,7 +5,7 @@ import { formatBytes } from "../lib/format";
 import { useStore } from "../lib/store";
 import { Button, IconButton } from "../ui/Button";
 import styles from "./PullList.module.css";
-import { dismissPull, type Pull, pulls, startPull, stopPull, unfinished } from "./pulls";
+import { dismissPull, editPull, type Pull, pulls, startPull, stopPull, unfinished } from "./pulls";
 
 /** The pulls of this tab, and those that were left unfinished. */
 export function PullList() {
@@ -30,6 +30,7 @@ const LEFT: Omit<Pull, "model"> = {
   doneBytes: 0,
   totalBytes: 0,
   bytesPerSecond: 0,
+  hasSome: true,
 };
 
 function PullRow({ pull }: { pull: Pull }) {
@@ -47,7 +48,12 @@ function PullRow({ pull }: { pull: Pull }) {
           <span className={styles.buttons}>
             {pull.state !== "done" && (
               <Button small onClick={resume}>
-                Resume
+                {pull.hasSome ? "Resume" : "Try again"}
+              </Button>
+            )}
+            {pull.state === "failed" && !pull.hasSome && (
+              <Button small onClick={() => editPull(pull.model)}>
+                Edit
               </Button>
             )}
             <IconButton small label="Take it off the list" onClick={() => dismissPull(pull.model)}>

@@ -12,6 +12,8 @@ export interface Pull {
   doneBytes: number;
   totalBytes: number;
   bytesPerSecond: number;
+  /** Whether something of it has come, now or before, so that it can be resumed. */
+  hasSome: boolean;
 }
 
 /** The pulls of this tab, newest first. They go on while other views are open. */
@@ -19,6 +21,9 @@ export const pulls = createStore<readonly Pull[]>([]);
 
 /** Names of pulls that were not finished, also by tabs that are gone. */
 export const unfinished = savedStore<string[]>("unfinished-pulls", [], isNames);
+
+/** The name that the form begins with. */
+export const typedName = createStore("");
 
 const stops = new Map<string, AbortController>();
 const SPEED_OVER_MS = 3_000;
@@ -28,26 +33,28 @@ export async function startPull(model: string, onDone: () => void): Promise<void
   if (stops.has(model)) return;
   const stop = new AbortController();
   stops.set(model, stop);
+  const hadSome = unfinished.get().includes(model);
   unfinished.set([...unfinished.get().filter((name) => name !== model), model]);
   const tally = new PullTally();
   const show = (change: Partial<Pull>) => put(model, change);
   pulls.set(pulls.get().filter((pull) => pull.model !== model));
-  show({ state: "running", text: "asking the hub" });
+  show({ state: "running", text: "asking the hub", hasSome: hadSome });
   try {
     for await (const line of pullModel(model, stop.signal)) {
       if (line.error !== undefined) throw new Error(line.error);
       tally.add(line, performance.now());
-      show({ text: line.status, ...tally.read() });
+      const read = tally.read();
+      show({ text: line.status, ...read, hasSome: hadSome || read.doneBytes > 0 });
     }
     show({ state: "done", text: "It is here." });
     unfinished.set(unfinished.get().filter((name) => name !== model));
     onDone();
   } catch (error) {
     const stopped = isAbort(error);
-    show({
-      state: stopped ? "stopped" : "failed",
-      text: stopped ? "Stopped. What came is kept; resume goes on from there." : describeError(error),
-    });
+    const hasSome = hadSome || tally.read().doneBytes > 0;
+    if (!hasSome) unfinished.set(unfinished.get().filter((name) => name !== model));
+    const text = hasSome ? "Stopped. What came is kept; resume goes on from there." : "Stopped before anything came.";
+    show({ state: stopped ? "stopped" : "failed", text: stopped ? text : explainRefusal(error) });
   } finally {
     stops.delete(model);
   }
@@ -64,8 +71,27 @@ export function dismissPull(model: string): void {
   unfinished.set(unfinished.get().filter((name) => name !== model));
 }
 
+/** Take a pull off the list and its name back into the form. */
+export function editPull(model: string): void {
+  dismissPull(model);
+  typedName.set(model);
+}
+
+/** Why the hub or the server refused, without the name of the field, which is that of a program. */
+function explainRefusal(error: unknown): string {
+  return describeError(error).replace(/^model: /, "");
+}
+
 function put(model: string, change: Partial<Pull>): void {
-  const none: Pull = { model, state: "running", text: "", doneBytes: 0, totalBytes: 0, bytesPerSecond: 0 };
+  const none: Pull = {
+    model,
+    state: "running",
+    text: "",
+    doneBytes: 0,
+    totalBytes: 0,
+    bytesPerSecond: 0,
+    hasSome: false,
+  };
   const all = pulls.get();
   pulls.set(
     all.some((pull) => pull.model === model)

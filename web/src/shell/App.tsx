@@ -12,6 +12,8 @@ import styles from "./App.module.css";
 import { Boundary } from "./Boundary";
 import { KeyDialog } from "./KeyDialog";
 import { NAMES, Navigation } from "./Navigation";
+import { Shortcuts } from "./Shortcuts";
+import { Toasts } from "./Toasts";
 
 const LAZY = {
   compare: lazily(() => import("../compare/CompareView")),
@@ -46,6 +48,8 @@ export function App() {
           </main>
         </div>
         <KeyDialog onSaved={refresh} />
+        <Shortcuts />
+        <Toasts />
       </div>
     </Tooltip.Provider>
   );

@@ -25,7 +25,7 @@ export function KeyDialog({ onSaved }: { onSaved: () => void }) {
       <DialogForm onSubmit={save}>
         <Field
           label="API key"
-          hint="A line of the file that “mlxr serve --api-keys-file” names."
+          hint="A line of the file that “mlxr serve --api-keys-file” names. Unless you tick the box, each tab asks for it."
           error={wanted === "wrong" ? "The server does not know this key." : null}
         >
           {(ids) => (

@@ -1,6 +1,10 @@
-import { cleanup, render, waitFor } from "@testing-library/react";
+import { cleanup, fireEvent, render as renderAlone, waitFor } from "@testing-library/react";
+import { Tooltip } from "radix-ui";
+import type { ReactElement } from "react";
 import { afterEach, expect, it } from "vitest";
 import { Markdown } from "./Markdown";
+
+const render = (element: ReactElement) => renderAlone(element, { wrapper: Tooltip.Provider });
 
 afterEach(cleanup);
 
@@ -59,4 +63,22 @@ it("colours code", async () => {
   const { container } = render(<Markdown text={"```python\ndef f(): pass\n```"} />);
   await waitFor(() => expect(container.querySelector(".hljs-keyword")?.textContent).toBe("def"), { timeout: 5000 });
   expect(container.querySelector("pre")?.textContent).toBe("def f(): pass");
+});
+
+it("lets each paragraph begin at its own side, and code always at the left", () => {
+  const { container } = render(<Markdown text={"سلام\n\n- a\n\n```\nx\n```"} />);
+  expect([...container.querySelectorAll("[dir]")].map((one) => [one.tagName, one.getAttribute("dir")])).toEqual([
+    ["P", "auto"],
+    ["UL", "auto"],
+    ["FIGURE", "ltr"],
+  ]);
+});
+
+it("folds long code until all of it is asked for", () => {
+  const code = Array.from({ length: 300 }, (_, line) => `line ${line}`).join("\n");
+  const { container, getByText } = render(<Markdown text={`\`\`\`\n${code}\n\`\`\``} />);
+  expect(container.querySelector("pre")?.textContent).toContain("line 39");
+  expect(container.querySelector("pre")?.textContent).not.toContain("line 40");
+  fireEvent.click(getByText("Show all 300 lines"));
+  expect(container.querySelector("pre")?.textContent).toBe(code);
 });

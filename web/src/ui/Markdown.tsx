@@ -1,3 +1,4 @@
+import type { Root } from "hast";
 import { memo, type RefObject, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import ReactMarkdown, { type Options } from "react-markdown";
 import remarkGfm from "remark-gfm";
@@ -8,10 +9,18 @@ import { COMPONENTS, readAddress } from "./markdownParts";
 
 type Plugins = Pick<Options, "remarkPlugins" | "rehypePlugins">;
 
-const PLAIN: Plugins = { remarkPlugins: [remarkGfm] };
+const PLAIN: Plugins = { remarkPlugins: [remarkGfm], rehypePlugins: [followText] };
 const MOST_CHARACTERS = 60_000;
 const LARGE = 1_500;
 const MOST_MS = 300;
+
+/** Has each paragraph, list and table run from the side that its own text begins at: Arabic and Hebrew from the right. */
+function followText() {
+  return (root: Root) => {
+    for (const node of root.children)
+      if (node.type === "element" && node.tagName !== "pre") node.properties.dir = "auto";
+  };
+}
 
 let maths: Plugins | null = null;
 
@@ -24,6 +33,7 @@ async function loadMaths(): Promise<Plugins> {
   maths = {
     remarkPlugins: [remarkGfm, [remarkMath, { singleDollarTextMath: false }]],
     rehypePlugins: [
+      followText,
       [rehypeKatex, { output: "mathml", throwOnError: false, strict: false, maxSize: 20, maxExpand: 500 }],
     ],
   };

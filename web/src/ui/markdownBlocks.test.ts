@@ -125,6 +125,11 @@ describe("unifyMath", () => {
     ["costs $5, not $ 6", "costs $5, not $ 6"],
     ["`$x$` stays", "`$x$` stays"],
     ["$$z$$ stays", "$$z$$ stays"],
+    ["$$ z^2 $$", "$$\nz^2\n$$"],
+    ["- so\n  $$z$$", "- so\n  $$\n  z\n  $$"],
+    ["$$a\n= b$$", "$$\na\n= b\n$$"],
+    ["`a`\n$$z$$\nend", "`a`\n$$\nz\n$$\nend"],
+    ["`a` $$z$$", "`a` $$z$$"],
   ])("%j becomes %j", (given, unified) => expect(unifyMath(given)).toBe(unified));
 
   it("is asked for only where there may be some", () => {

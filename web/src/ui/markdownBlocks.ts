@@ -7,6 +7,7 @@ export type Block =
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
 const LIST_ITEM = /^ {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)/;
 const MOST_ITEMS = 15;
+const DISPLAY = /^([ \t]*)\$\$(?!\$)([^$]*?\S[^$]*?)\$\$[ \t]*$/gm;
 const MATH_OPENERS: Record<string, string> = { $$: "$$", "\\[": "\\]" };
 
 /** Cut a Markdown text into blocks. Footnotes and named links tie blocks together, so a text with those stays in one. */
@@ -171,17 +172,22 @@ export function mayHaveMath(text: string): boolean {
 
 /**
  * Maths in the one spelling that the parser is set to read, `$$…$$`: models also write `\(…\)`, `\[…\]` and `$…$`. A
- * single `$` counts only if no space stands inside it and no digit behind it, so that prices stay prices.
+ * single `$` counts only if no space stands inside it and no digit behind it, so that prices stay prices. What stands
+ * alone between `$$` on a line, or on several, is a formula of its own, which is drawn large and in the middle.
  */
 export function unifyMath(text: string): string {
   return text
     .split(/(`+[^`]*`+)/)
-    .map((part, index) => (index % 2 === 1 ? part : unify(part)))
+    .map((part, index, all) => (index % 2 === 1 ? part : unify(part, index === 0, index === all.length - 1)))
     .join("");
 }
 
-function unify(text: string): string {
+function unify(text: string, startsLine: boolean, endsLine: boolean): string {
   return text
+    .replace(DISPLAY, (whole, indent: string, inside: string, offset: number) => {
+      const isWhole = (offset > 0 || startsLine) && (offset + whole.length < text.length || endsLine);
+      return isWhole ? `${indent}$$\n${indent}${inside.trim()}\n${indent}$$` : whole;
+    })
     .replace(/\\\[([\s\S]+?)\\\]/g, (_, inside: string) => `\n$$\n${inside.trim()}\n$$\n`)
     .replace(/\\\(([^\n]+?)\\\)/g, (_, inside: string) => `$$${inside.trim()}$$`)
     .replace(/(?<![\\$\w])\$(?![\s$])([^$\n]{0,400}?[^\s$\\])\$(?![$\d])/g, (_, inside: string) => `$$${inside}$$`);

@@ -19,15 +19,15 @@ export const COMPONENTS: Components = {
       `[Image: ${alt ?? ""}]`
     ),
   pre: ({ children }) => <Pre>{children}</Pre>,
-  h1: ({ children }) => <h3>{children}</h3>,
-  h2: ({ children }) => <h3>{children}</h3>,
-  h3: ({ children }) => <h4>{children}</h4>,
-  h5: ({ children }) => <h4>{children}</h4>,
-  h6: ({ children }) => <h4>{children}</h4>,
-  table: ({ children }) => (
+  h1: ({ children, dir }) => <h3 dir={dir}>{children}</h3>,
+  h2: ({ children, dir }) => <h4 dir={dir}>{children}</h4>,
+  h3: ({ children, dir }) => <h5 dir={dir}>{children}</h5>,
+  h4: ({ children, dir }) => <h6 dir={dir}>{children}</h6>,
+  h5: ({ children, dir }) => <h6 dir={dir}>{children}</h6>,
+  table: ({ children, dir }) => (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: a wide table is scrolled with the keyboard.
     <section className={styles.table} aria-label="Table" tabIndex={0}>
-      <table>{children}</table>
+      <table dir={dir}>{children}</table>
     </section>
   ),
   input: ({ checked }) => <input type="checkbox" checked={checked ?? false} disabled aria-label="Done" />,

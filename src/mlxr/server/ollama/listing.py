@@ -46,7 +46,7 @@ class Version(ReplyModel):
 
 
 class ListedModel(ReplyModel):
-    """A model that is here."""
+    """A model that is here. Ollama has no word for one that only continues text: `has_chat_template` says it."""
 
     name: str
     model: str
@@ -55,6 +55,7 @@ class ListedModel(ReplyModel):
     digest: str
     details: Details
     capabilities: list[str]
+    has_chat_template: bool
 
 
 class Tags(ReplyModel):
@@ -211,6 +212,7 @@ def _describe_listed(record: ModelRecord) -> ListedModel:
         digest=record.digest,
         details=describe(record),
         capabilities=list_capabilities(record),
+        has_chat_template=bool(record.template or record.own_template),
     )
 
 

@@ -1,0 +1,66 @@
+import { calculate } from "./calculate";
+import { readTools, type ToolDefinition } from "./settings";
+import type { ToolCall } from "./types";
+
+/** A tool that the page answers by itself: it reads nothing of this computer and changes nothing. */
+interface BuiltIn {
+  label: string;
+  definition: ToolDefinition;
+  answer: (given: Record<string, unknown>) => string;
+}
+
+export const BUILT_IN_TOOLS: readonly BuiltIn[] = [
+  {
+    label: "Current time",
+    definition: {
+      type: "function",
+      function: {
+        name: "get_time",
+        description: "The date and time now, and the time zone.",
+        parameters: { type: "object", properties: {} },
+      },
+    },
+    answer: () => JSON.stringify(describeNow(new Date())),
+  },
+  {
+    label: "Calculator",
+    definition: {
+      type: "function",
+      function: {
+        name: "calculate",
+        description: "The value of an arithmetic expression, with + - * / % ^, sqrt, sin, log, pi and the like.",
+        parameters: {
+          type: "object",
+          properties: { expression: { type: "string", description: "Such as 2 * (3 + sqrt(16))^2" } },
+          required: ["expression"],
+        },
+      },
+    },
+    answer: ({ expression }) => String(calculate(String(expression ?? ""))),
+  },
+];
+
+/** The result of a call, if the conversation has that built-in tool as it was made; null for calls of others. */
+export function answerBuiltIn(call: ToolCall, tools: string): string | null {
+  const built = BUILT_IN_TOOLS.find(({ definition }) => definition.function.name === call.name);
+  if (!built || !hasBuiltIn(tools, built.definition)) return null;
+  try {
+    return built.answer(JSON.parse(call.arguments || "{}") as Record<string, unknown>);
+  } catch (error) {
+    return `Error: ${error instanceof Error ? error.message : String(error)}`;
+  }
+}
+
+/** Whether the list of tools has this one, unchanged. */
+export function hasBuiltIn(tools: string, definition: ToolDefinition): boolean {
+  const read = readTools(tools);
+  return typeof read !== "string" && read.some((tool) => JSON.stringify(tool) === JSON.stringify(definition));
+}
+
+function describeNow(now: Date) {
+  return {
+    local: now.toLocaleString("en-GB", { dateStyle: "full", timeStyle: "long" }),
+    utc: now.toISOString(),
+    time_zone: Intl.DateTimeFormat().resolvedOptions().timeZone,
+  };
+}

@@ -1,0 +1,59 @@
+import { describe, expect, it } from "vitest";
+import { answerBuiltIn, BUILT_IN_TOOLS } from "./builtInTools";
+import { calculate } from "./calculate";
+import { checkName, readForm, writeForm } from "./toolForm";
+
+describe("calculate", () => {
+  it.each([
+    ["1 + 2 * 3", 7],
+    ["2 * (3 + sqrt(16))^2", 98],
+    ["-2^2", -4],
+    ["2^3^2", 512],
+    ["2 ** -1", 0.5],
+    ["10 % 4 - .5", 1.5],
+    ["max(1, 5, 3) / 2e1", 0.25],
+    ["cos(PI)", -1],
+  ])("%s is %d", (text, value) => expect(calculate(text)).toBeCloseTo(value, 12));
+
+  it.each(["", "1 +", "(1", "1 2", "x", "alert(1)", "constructor(1)", "1;2", "(".repeat(10_000)])(
+    "%s is told to be wrong",
+    (text) => expect(() => calculate(text)).toThrow(/“|nested/),
+  );
+});
+
+describe("built-in tools", () => {
+  const tools = JSON.stringify(BUILT_IN_TOOLS.map((tool) => tool.definition));
+  const call = (name: string, args: string) => ({ id: "", name, arguments: args });
+
+  it("answer what they are there for, and tell the model what was wrong", () => {
+    expect(answerBuiltIn(call("calculate", '{"expression": "6 * 7"}'), tools)).toBe("42");
+    expect(answerBuiltIn(call("calculate", "{"), tools)).toMatch(/^Error: /);
+    expect(JSON.parse(answerBuiltIn(call("get_time", ""), tools) ?? "").utc).toMatch(/^\d{4}-/);
+  });
+
+  it("leave tools alone that only have their names", () => {
+    expect(answerBuiltIn(call("calculate", "{}"), '[{"name": "calculate"}]')).toBeNull();
+    expect(answerBuiltIn(call("other", "{}"), tools)).toBeNull();
+  });
+});
+
+describe("the form of a tool", () => {
+  const form = {
+    name: "look",
+    description: "Looks",
+    parameters: [{ name: "at", type: "string", description: "", required: true }],
+  } as const;
+
+  it("writes what it reads", () => expect(readForm(writeForm(form))).toEqual(form));
+
+  it("leaves to JSON what it cannot say", () => {
+    const parameters = { type: "object", properties: { at: { type: "string", enum: ["a"] } } };
+    expect(readForm({ type: "function", function: { name: "look", parameters } })).toBeNull();
+  });
+
+  it("takes names that servers take", () => {
+    expect(checkName("get weather", [])).toContain("no space");
+    expect(checkName("look", ["look"])).toContain("of this name");
+    expect(checkName("look", [])).toBeNull();
+  });
+});
