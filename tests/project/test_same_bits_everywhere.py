@@ -48,6 +48,7 @@ DOUBLES = {
 # Of references in a file with other implementations: they define what operators mean; other kernels are compared with
 # them.
 REFERENCES = {
+    "kernels/activate/__init__.py": {"exp", "expm1", "tanh"},
     "kernels/elementwise/__init__.py": {"exp", "tanh"},
     "kernels/recurrent/gated_delta.py": {"exp", "logaddexp"},
     "kernels/recurrent/mamba2.py": {"exp", "logaddexp"},
