@@ -9,8 +9,8 @@ import pytest
 from gpu_cases import REFERENCE, Scene, play, relative_error
 
 from mlxr.kernels.attend import gpu as attend_gpu
-from mlxr.kernels.attend import stream
-from mlxr.kernels.attend.tiles import DEVICES
+from mlxr.kernels.attend import pages
+from mlxr.kernels.attend.pages import DEVICES
 from mlxr.kernels.context import Context
 
 EXACT = 3e-6
@@ -79,9 +79,9 @@ def test_tiles_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, n
 
 @pytest.mark.parametrize("name", ["grouped", "shares and window", "mixed"])
 def test_many_sequences_take_small_threadgroups(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    few, many = stream.choose_simd_groups(128, 512), stream.choose_simd_groups(128, 513)
+    few, many = pages.choose_simd_groups(128, 512), pages.choose_simd_groups(128, 513)
     assert (few, many) == (2, 1)
-    monkeypatch.setattr(stream, "MANY_GROUPS", 0)
+    monkeypatch.setattr(pages, "MANY_GROUPS", 0)
     assert relative_error(play(gpu, TILES[name]), play(REFERENCE, TILES[name])) < NARROW
 
 

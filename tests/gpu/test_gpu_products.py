@@ -9,7 +9,7 @@ import pytest
 from gpu_cases import REFERENCE, random_floats, relative_error
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.cuda.products import choose_first
+from mlxr.kernels.gpu.cuda.machine import choose_first
 from mlxr.kernels.gpu.emulator import EmulatedMachine
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear.gpu import choose_shares

@@ -14,10 +14,19 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.attend.pages import (
+    MERGE,
+    STREAM,
+    TILES,
+    attend_stream,
+    attend_tiles,
+    choose_shares,
+    count_positions,
+    hold_sinks,
+    merge_shares,
+    takes_pool,
+)
 from mlxr.kernels.attend.scores import Scores
-from mlxr.kernels.attend.shares import MERGE, choose_shares, count_positions, hold_sinks, merge_shares
-from mlxr.kernels.attend.stream import STREAM, attend_stream
-from mlxr.kernels.attend.tiles import TILES, attend_tiles, takes_pool
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel

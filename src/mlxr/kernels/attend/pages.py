@@ -1,0 +1,250 @@
+"""Attention on a GPU straight from pages: single tokens by streams, a few queries by the matrix units.
+
+One launch takes any number of sequences. Keys and values of single tokens pass through the threadgroup's memory on
+their way (`attend_stream`); matrix units take tiles of 16 rows, each a few tokens times heads of one key head
+(`attend_tiles`). Where there are too few threadgroups to keep a GPU busy, positions are split into shares, one
+threadgroup to each, which a second launch merges. Knows nothing of other ways to attend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxr.kernels.attend.scores import Scores
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.ragged import MAX_RUN, RaggedBatch
+from mlxr.kernels.tensor import IntArray
+
+MERGE_THREADS = 128
+WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
+MIN_SHARE = 256  # positions below which a share is not worth a merge
+MERGE = Kernel(
+    "attend_merge",
+    Path(__file__).parent,
+    "merge.body",
+    ("sums", "stats", "sinks", "sizes"),
+    ("out",),
+    ("powers.h",),
+)
+
+
+def merge_shares(ctx: Context, sums: Any, stats: Any, scores: Scores) -> Any:
+    """(tokens, heads, head_dim) of sums (tokens, heads, shares, head_dim), their maxima and totals, and sinks."""
+    gpu, (tokens, heads, shares, head_dim) = ctx.gpu, sums.shape
+    (out,) = gpu.launcher.launch(
+        MERGE,
+        [sums, stats, hold_sinks(ctx, scores), gpu.launcher.numbers(tokens * heads, shares, heads)],
+        groups=(-(-tokens * heads * head_dim // MERGE_THREADS), 1, 1),
+        threads=MERGE_THREADS,
+        outputs=[((tokens, heads, head_dim), gpu.operands)],
+        constants={"D": head_dim, "SINKS": scores.constants["SINKS"]},
+        types={"Y": gpu.operands},
+    )
+    return out
+
+
+def hold_sinks(ctx: Context, scores: Scores) -> Any:
+    """The sinks on the device; zeros stand for none."""
+    return ctx.gpu.launcher.numbers(0.0) if scores.sinks is None else ctx.gpu.hold(scores.sinks)
+
+
+def count_positions(batch: RaggedBatch, page_size: int, sliding_window: int | None) -> int:
+    """Most positions that a query may see: those of the table, since a recorded step serves longer contexts too."""
+    return min(int(batch.page_table.shape[1]) * page_size, sliding_window or 2**31)
+
+
+def choose_shares(positions: int, groups: int, wanted: int = WANTED_GROUPS, least: int = MIN_SHARE) -> int:
+    """Into how many shares to split `positions`, when so many threadgroups exist without and `wanted` would be good; a
+    share has at least `least` positions."""
+    return max(1, min(positions // least, wanted // groups))
+
+
+RING_BYTES = 48 * 1024  # memory that any GPU has for a threadgroup
+STAGES = 3
+TILE_POSITIONS = 16
+WANTED_STREAMS = 256  # threadgroups that keep a large GPU busy with reading
+MANY_GROUPS = 512  # with more, smaller ones all find a place at once
+MIN_STREAM_SHARE = 64  # positions of a SIMD-group below which a share is not worth a merge
+MAX_HEADS = 16  # query heads of one key head in a threadgroup
+STREAM = Kernel(
+    "attend_stream",
+    Path(__file__).parent,
+    "stream.body",
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "sinks", "numbers", "sizes"),
+    ("out", "stats"),
+    ("stream.h", "powers.h"),
+    cuda_only=True,
+)
+
+
+def attend_stream(
+    ctx: Context,
+    q: Any,
+    k_pool: Pool,
+    v_pool: Pool,
+    batch: RaggedBatch,
+    first: int,
+    scores: Scores,
+) -> Any:
+    """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
+    gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
+    _, kv_heads, page_size, _ = k_pool.shape
+    owners, lengths = _place_tokens(ctx, batch, int(batch.query_starts[first]), tokens)
+    group = min(heads // kv_heads, MAX_HEADS)
+    parts = kv_heads * -(-(heads // kv_heads) // group)
+    simd_groups = choose_simd_groups(head_dim, parts * tokens)
+    positions = count_positions(batch, page_size, scores.sliding_window)
+    shares = choose_shares(positions, parts * tokens, WANTED_STREAMS, MIN_STREAM_SHARE * simd_groups)
+    split = shares > 1
+    kind = gpu.mx.float32 if split else gpu.operands
+    sizes = (heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares)
+    out, stats = gpu.launcher.launch(
+        STREAM,
+        [
+            q,
+            k_pool.array,
+            v_pool.array,
+            gpu.place(batch).page_table,
+            owners,
+            lengths,
+            hold_sinks(ctx, scores),
+            gpu.launcher.numbers(*scores.powers),
+            gpu.launcher.numbers(*sizes),
+        ],
+        groups=(parts, tokens, shares),
+        threads=32 * simd_groups,
+        outputs=[
+            ((tokens, heads, shares, head_dim), kind),
+            ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
+        ],
+        constants={
+            "D": head_dim,
+            "G": group,
+            "PAGE": page_size,
+            "SPLIT": int(split),
+            "STAGES": STAGES,
+            "NEWEST": 1 if batch.longest_run == 1 else 1 + -(-MAX_RUN // TILE_POSITIONS),
+            **scores.constants,
+        },
+        types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
+    )
+    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
+
+
+def choose_simd_groups(head_dim: int, groups: int) -> int:
+    """How many SIMD-groups, with a ring each, a threadgroup has where there are so many threadgroups."""
+    fitting = RING_BYTES // (STAGES * TILE_POSITIONS * 2 * 2 * head_dim)  # keys and values of two bytes
+    return fitting // 2 if groups > MANY_GROUPS else fitting
+
+
+def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> tuple[Any, Any]:
+    """Owners and lengths of so many tokens; made once for all layers of a step."""
+    placed = ctx.gpu.place(batch)
+    if tokens == batch.tokens:
+        return placed.owners, placed.lengths
+    key = ("tokens", start, tokens)
+    if key not in placed.parts:
+        stop = start + tokens
+        placed.parts[key] = placed.owners[start:stop], placed.lengths[start:stop]
+    owners, lengths = placed.parts[key]
+    return owners, lengths
+
+
+SIMD_GROUPS = 4
+TILE_ROWS = 16
+HEAD_DIMS = (64, 128)
+DEVICES = ("cuda", "emulated")  # Metal's matrix units have no fragments of this form
+TILES = Kernel(
+    "attend_tiles",
+    Path(__file__).parent,
+    "tiles.body",
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "sinks", "numbers", "sizes"),
+    ("out", "stats"),
+    ("powers.h",),
+    cuda_only=True,
+)
+
+
+def takes_pool(ctx: Context, pool: Pool) -> bool:
+    """Whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
+    fits = pool.shape[3] in HEAD_DIMS and pool.shape[2] % TILE_POSITIONS == 0
+    return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES
+
+
+def attend_tiles(
+    ctx: Context,
+    q: Any,
+    k_pool: Pool,
+    v_pool: Pool,
+    batch: RaggedBatch,
+    first: int,
+    last: int,
+    scores: Scores,
+) -> Any:
+    """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape."""
+    gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
+    _, kv_heads, page_size, _ = k_pool.shape
+    per_tile = min(heads // kv_heads, TILE_ROWS)
+    parts = kv_heads * -(-(heads // kv_heads) // per_tile)
+    owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
+    groups = -(-count // SIMD_GROUPS)
+    shares = choose_shares(count_positions(batch, page_size, scores.sliding_window), parts * groups)
+    split = shares > 1
+    kind = gpu.mx.float32 if split else gpu.operands
+    sizes = (heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares, count)
+    out, stats = gpu.launcher.launch(
+        TILES,
+        [
+            q,
+            k_pool.array,
+            v_pool.array,
+            ctx.gpu.place(batch).page_table,
+            owners,
+            lengths,
+            tiles,
+            hold_sinks(ctx, scores),
+            gpu.launcher.numbers(*scores.powers),
+            gpu.launcher.numbers(*sizes),
+        ],
+        groups=(parts, groups, shares),
+        threads=32 * SIMD_GROUPS,
+        outputs=[
+            ((tokens, heads, shares, head_dim), kind),
+            ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
+        ],
+        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split), **scores.constants},
+        types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
+    )
+    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
+
+
+def _place_tiles(
+    ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int
+) -> tuple[Any, Any, Any, int]:
+    """Owners and lengths of the tokens, the tiles and their number; made once for all layers of a step."""
+    placed = ctx.gpu.place(batch)
+    found: tuple[Any, Any, Any, int] | None = placed.parts.get(("tiles", first, last))
+    if found is None:
+        start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
+        owners, lengths = placed.owners, placed.lengths
+        if stop - start < batch.tokens:
+            owners, lengths = owners[start:stop], lengths[start:stop]
+        tiles = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
+        found = owners, lengths, ctx.gpu.mx.array(tiles), len(tiles)
+        placed.parts["tiles", first, last] = found
+    return found
+
+
+def cut_tiles(query_starts: IntArray, tile_tokens: int) -> IntArray:
+    """(tiles, 2) first token and number of tokens; the last come first, as they see most positions."""
+    cut = [
+        (token, min(tile_tokens, stop - token))
+        for start, stop in zip(query_starts[:-1].tolist(), query_starts[1:].tolist(), strict=True)
+        for token in range(start, stop, tile_tokens)
+    ]
+    return np.array(cut[::-1], np.int32)
