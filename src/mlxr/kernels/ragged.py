@@ -24,40 +24,33 @@ MAX_RUN = 16  # neighbouring tokens of one text that are computed as sequences o
 class RaggedBatch:
     """T tokens of S sequences; all arrays int32 and C-contiguous.
 
-    token_ids (T,) · positions (T,), position of each token in its sequence · slots (T,), page_id * page_size + offset
-    where the token's K and V go · query_starts (S + 1,), tokens of sequence s are [query_starts[s], query_starts[s+1])
-    · context_lengths (S,), tokens in the cache with this step's · page_table (S, max_pages), page ids in order of
-    position, -1 where there is none · output_rows (R,), the tokens whose logits are wanted.
-
     The tokens of a sequence are the last ones of its context: positions end at context_length - 1.
 
     Layers whose caches differ form groups, each with its own slots and page table. A batch is that of the first group;
-    `others` are the same batch as the other groups see it (`of_group`). `adapters` are empty where no sequence has one.
+    `others` are the same batch as the other groups see it (`of_group`).
 
-    Recurrent layers keep one state for each sequence: they begin with that in slot state_reads[s] of their pools, where
-    NO_STATE is a state of zeros, and leave that after the sequence's last token in slot state_writes[s], which nobody
-    reads in this step. state_nexts[s] is the slot that the step after this one may write, where that is known, else
-    NO_STATE. All are (S,), and empty for a model without such layers. A model without any pages has slots of
+    Recurrent layers keep one state for each sequence, in slots of their pools. A model without any pages has slots of
     -1 and a page table without columns.
-
-    `longest_run` is 1, or MAX_RUN where sequences are single tokens of which so many may be neighbours in one text
-    (`split_rows`): keys of those before a token are then written by the same step.
     """
 
-    token_ids: IntArray
-    positions: IntArray
-    slots: IntArray
-    query_starts: IntArray
-    context_lengths: IntArray
-    page_table: IntArray
-    output_rows: IntArray
+    token_ids: IntArray  # (T,)
+    positions: IntArray  # (T,): of each token in its sequence
+    slots: IntArray  # (T,): page_id * page_size + offset where the token's K and V go
+    query_starts: IntArray  # (S + 1,): tokens of sequence s are [query_starts[s], query_starts[s+1])
+    context_lengths: IntArray  # (S,): tokens in the cache with this step's
+    page_table: IntArray  # (S, max_pages): page ids in order of position, -1 where there is none
+    output_rows: IntArray  # (R,): the tokens whose logits are wanted
+    # Slots of states, (S,), empty for a model without recurrent layers: where a sequence begins, NO_STATE for zeros;
+    # where that after its last token goes, which nobody reads in this step; and what the next step may write, if known.
     state_reads: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     state_writes: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     state_nexts: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     longest_context: int = field(init=False)  # tokens of the longest context
+    # 1, or MAX_RUN where sequences are single tokens of which so many may be neighbours in one text (`split_rows`):
+    # keys of those before a token are then written by the same step
     longest_run: int = field(init=False, default=1)
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
-    adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None
+    adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None; empty if none has one
 
     def __post_init__(self) -> None:
         self._check_shapes()

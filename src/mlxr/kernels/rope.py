@@ -186,7 +186,6 @@ def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, *, 
 def _rope_reference(
     ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, factors: FloatArray | None
 ) -> None:
-    """Rotate each pair (a, b) of every head by the angle of its token's position, then multiply by the factor there."""
     if positions.shape[0] and (positions.min() < 0 or positions.max() >= table.positions):
         refuse("rope", "positions", positions.tolist(), f"positions from 0 to {table.positions - 1}")
     cos = table.cos[positions][:, None, :]
@@ -205,7 +204,6 @@ def _rope_reference(
 def _rope_native(
     ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, factors: FloatArray | None
 ) -> None:
-    """Rotate each pair of every head by the angle of its token's position, and multiply by the factor of that."""
     ctx.module.rope(ctx.native, x, positions, table.cos, table.sin, table.interleaved, factors)
 
 

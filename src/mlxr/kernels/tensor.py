@@ -33,7 +33,6 @@ class NumberType(Protocol):
     @property
     def size(self) -> int:
         """Bytes of one number."""
-        ...
 
 
 class DeviceArray(Protocol):
@@ -42,30 +41,24 @@ class DeviceArray(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """The lengths of the axes."""
-        ...
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        ...
 
     @property
     def dtype(self) -> NumberType:
         """The type of the numbers."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """The size in bytes."""
-        ...
 
     def reshape(self, *shape: int) -> DeviceArray:
         """The same numbers in another shape."""
-        ...
 
     def astype(self, dtype: NumberType, /) -> DeviceArray:
         """The same numbers in another type."""
-        ...
 
 
 class TensorSource(Protocol):
@@ -78,48 +71,38 @@ class TensorSource(Protocol):
     @property
     def name(self) -> str:
         """The tensor's name in the file."""
-        ...
 
     @property
     def type_name(self) -> str:
         """Type as ggml spells it."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(rows, columns), or one length."""
-        ...
 
     @property
     def data(self) -> ByteArray:
         """The blocks as the file holds them, uint8 (nbytes,)."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Length of `data` in bytes."""
-        ...
 
     @property
     def is_mapped(self) -> bool:
         """Whether `data` is a view of a mapped file, so that nothing is copied when it is asked for."""
-        ...
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Decode rows [start:stop] (all by default) to float32; shape (n, columns), or 1-D for a vector."""
-        ...
 
     def take_rows(self, start: int, stop: int) -> TensorSource:
         """Rows [start:stop] of a matrix as a tensor of their own, nothing copied."""
-        ...
 
     def take_matrix(self, index: int) -> TensorSource:
         """Part `index` of the first axis of a stack, one axis less, nothing copied."""
-        ...
 
     def release(self) -> None:
         """Tell the operating system that the mapped pages behind `data` may go; reading again still works."""
-        ...
 
 
 def pool_type(pool: PoolArray) -> str:

@@ -26,13 +26,7 @@ KERNELS = (GATE,)
 
 
 def activate(
-    ctx: Context,
-    gate_up: Any,
-    kind: str,
-    gated: bool,
-    up: Any,
-    first: int,
-    parameters: tuple[float, ...],
+    ctx: Context, gate_up: Any, kind: str, gated: bool, up: Any, first: int, parameters: tuple[float, ...]
 ) -> Any:
     """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape

@@ -24,12 +24,7 @@ MERGE_THREADS = 128
 WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
 MIN_SHARE = 256  # positions below which a share is not worth a merge
 MERGE = Kernel(
-    "attend_merge",
-    Path(__file__).parent,
-    "merge.body",
-    ("sums", "stats", "sinks", "sizes"),
-    ("out",),
-    ("powers.h",),
+    "attend_merge", Path(__file__).parent, "merge.body", ("sums", "stats", "sinks", "sizes"), ("out",), ("powers.h",)
 )
 
 
@@ -83,13 +78,7 @@ STREAM = Kernel(
 
 
 def attend_stream(
-    ctx: Context,
-    q: Any,
-    k_pool: Pool,
-    v_pool: Pool,
-    batch: RaggedBatch,
-    first: int,
-    scores: Scores,
+    ctx: Context, q: Any, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, scores: Scores
 ) -> Any:
     """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
     gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
@@ -177,14 +166,7 @@ def takes_pool(ctx: Context, pool: Pool) -> bool:
 
 
 def attend_tiles(
-    ctx: Context,
-    q: Any,
-    k_pool: Pool,
-    v_pool: Pool,
-    batch: RaggedBatch,
-    first: int,
-    last: int,
-    scores: Scores,
+    ctx: Context, q: Any, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
 ) -> Any:
     """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape."""
     gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape

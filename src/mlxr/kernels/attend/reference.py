@@ -35,12 +35,7 @@ def allocate_pools(
 
 
 def attend(
-    ctx: Context,
-    q: FloatArray,
-    k_pool: PoolArray,
-    v_pool: PoolArray,
-    batch: RaggedBatch,
-    scores: Scores,
+    ctx: Context, q: FloatArray, k_pool: PoolArray, v_pool: PoolArray, batch: RaggedBatch, scores: Scores
 ) -> FloatArray:
     """Every sequence by itself."""
     (tokens, heads, head_dim), sliding_window = q.shape, scores.sliding_window

@@ -37,9 +37,5 @@ class Scores:
 
     def name_variant(self, kv_type: str) -> str:
         """What the ledger calls attention of this kind over such pages."""
-        parts = (
-            ("window", self.sliding_window),
-            ("softcap", self.softcap),
-            ("sinks", self.sinks),
-        )
+        parts = (("window", self.sliding_window), ("softcap", self.softcap), ("sinks", self.sinks))
         return "+".join([kv_type, *(name for name, value in parts if value is not None)])

@@ -38,12 +38,10 @@ def add(ctx: Context, x: FloatArray, other: FloatArray, factor: float = 1.0) -> 
 
 
 def _add_reference(ctx: Context, x: FloatArray, other: FloatArray, factor: float) -> FloatArray:
-    """(x + other) * factor."""
     return (x + other) * np.float32(factor)
 
 
 def _add_native(ctx: Context, x: FloatArray, other: FloatArray, factor: float) -> FloatArray:
-    """(x + other) * factor."""
     out = empty(ctx, *x.shape)
     ctx.module.add(ctx.native, x, other, factor, out)
     return out
@@ -68,7 +66,6 @@ def scale(ctx: Context, x: FloatArray, factor: float = 1.0, *, softcap: float | 
 
 
 def _scale_reference(ctx: Context, x: FloatArray, factor: float, softcap: float | None) -> FloatArray:
-    """x * factor, perhaps capped."""
     if softcap is None:
         return x * np.float32(factor)
     result: FloatArray = np.float32(softcap) * np.tanh(x * np.float32(factor / softcap))
@@ -76,7 +73,6 @@ def _scale_reference(ctx: Context, x: FloatArray, factor: float, softcap: float 
 
 
 def _scale_native(ctx: Context, x: FloatArray, factor: float, softcap: float | None) -> FloatArray:
-    """x * factor, perhaps capped."""
     out = empty(ctx, *x.shape)
     ctx.module.scale(ctx.native, x, factor, softcap or NO_SOFTCAP, out)
     return out
@@ -99,7 +95,6 @@ def gate_heads(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
 
 
 def _gate_heads_reference(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
-    """x times the sigmoid of its gate."""
     with np.errstate(over="ignore"):  # exp(-gate) may be infinite, and the sigmoid 0
         share = np.float32(1) / (np.float32(1) + np.exp(-gates))
     heads: FloatArray = x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * share[:, :, None]
@@ -107,7 +102,6 @@ def _gate_heads_reference(ctx: Context, x: FloatArray, gates: FloatArray) -> Flo
 
 
 def _gate_heads_native(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
-    """x times the sigmoid of its gate."""
     out = empty(ctx, *x.shape)
     ctx.module.gate_heads(ctx.native, x, gates, out)
     return out

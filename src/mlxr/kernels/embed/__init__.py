@@ -32,7 +32,6 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
 
 
 def _embed_reference(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
-    """Row `token_ids[t]` of the table as row t."""
     rows = np.empty((token_ids.shape[0], table.shape[1]), np.float32)
     for index, token_id in enumerate(token_ids.tolist()):
         rows[index] = table.to_float32(token_id, token_id + 1)[0]
@@ -40,7 +39,6 @@ def _embed_reference(ctx: Context, token_ids: IntArray, table: TensorSource) -> 
 
 
 def _embed_native(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
-    """Rows `token_ids` of `table`. Raises ValueError for an id outside the table or a type without a decoder."""
     out = empty(ctx, token_ids.shape[0], table.shape[1])
     ctx.module.embed(ctx.native, token_ids, table.type_name, table.data, out)
     return out

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda.driver import CudaCode, CudaDriver
 from mlxr.kernels.gpu.cuda.machine import CudaMachine
-from mlxr.kernels.gpu.deferred import Deferred
+from mlxr.kernels.gpu.deferred import Deferred, Value
 from mlxr.kernels.gpu.emulator import EmulatedMachine, Emulator
 from mlxr.kernels.gpu.launcher import Launcher, Watch
 from mlxr.kernels.gpu.mlx import Workspace, load_mlx, read_free_bytes
@@ -48,13 +48,13 @@ class PlacedBatch:
     `parts` keeps what an operator makes of them once for all layers.
     """
 
-    token_ids: Any
-    positions: Any
-    slots: Any
-    owners: Any
+    token_ids: DeviceArray
+    positions: DeviceArray
+    slots: DeviceArray
+    owners: Any  # these are MLX's, of which parts may be taken
     lengths: Any
     page_table: Any
-    output_rows: Any
+    output_rows: DeviceArray
     parts: dict[object, Any] = field(default_factory=dict)
 
 
@@ -71,36 +71,28 @@ class Upload:
 
 
 class Gpu:
-    """`mx` is mlx.core; `watch` tells the ledger what runs; `launcher` is None where kernels cannot run and MLX's own
-    operations take their place.
-
-    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
-    `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
-    compiles or that is recorded; then `live_rows` (1,) says how many rows of its batch count. No row
-    counts while it `rehearses`.
-    `ranks` is the place of this process among those that compute one model, None where it does so alone.
-    `activations` is the type between operators, `operands` that of results which only products read.
-    """
+    """What all operators of one context share: the device, its arrays, its machine and its steps."""
 
     def __init__(self, device: str, ledger: Ledger, emulator: Emulator | None = None) -> None:
         self.device = device
-        self.mx = mx = load_mlx(device)
-        self.narrow = device in ("metal", "cuda")
+        self.mx = mx = load_mlx(device)  # mlx.core
+        self.narrow = device in ("metal", "cuda")  # products are computed in 16 bits, as GPUs do fastest
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
-        self.watch = Watch(mx, ledger)
+        self.watch = Watch(mx, ledger)  # tells the ledger what runs
         driver, code = _open_cuda() if device == "cuda" else (None, None)
         launcher: Launcher | None = None
         if device != "mlx-cpu":
             launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
+        # None where kernels cannot run and MLX's own operations take their place
         self.launcher: Launches = cast(Any, launcher)
         self.driver = driver
-        self.ranks: Ranks | None = None
-        self.has_tiles = device == "cuda"
-        self.activations: NumberType = mx.float32
-        self.operands: NumberType = mx.float32
-        self.pending: list[Any] = []
-        self.last_expanded: Any = None  # the product that last read the scratch array
-        self.last_turn: Any = None  # what ranks last gave each other: the next time comes after it
+        self.ranks: Ranks | None = None  # the place of this process among those that compute one model
+        self.has_tiles = device == "cuda"  # our kernels use its matrix units
+        self.activations: NumberType = mx.float32  # between operators
+        self.operands: NumberType = mx.float32  # of results which only products read
+        self.pending: list[DeviceArray] = []
+        self.last_expanded: DeviceArray | None = None  # the product that last read the scratch array
+        self.last_turn: DeviceArray | None = None  # what ranks last gave each other: the next time comes after it
         self._scratch: dict[str, Any] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, DeviceArray] = {}
@@ -112,11 +104,11 @@ class Gpu:
         self.processors, self.room_bytes = (
             (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
         )
-        self.is_traced = False
-        self.live_rows: Any = None
-        self.rehearses = False
+        self.is_traced = False  # operators run for a step that MLX compiles or that is recorded;
+        self.live_rows: DeviceArray | None = None  # then (1,) says how many rows of its batch count
+        self.rehearses = False  # no row counts
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
-        self._started: deque[list[Any]] = deque()
+        self._started: deque[list[Value]] = deque()
 
     @property
     def own_ranks(self) -> Ranks:
@@ -215,7 +207,7 @@ class Gpu:
             self._placed.append((batch, found))
         return found
 
-    def place_traced(self, batch: RaggedBatch, token_ids: Any, arrays: Sequence[Any]) -> None:
+    def place_traced(self, batch: RaggedBatch, token_ids: DeviceArray, arrays: Sequence[DeviceArray]) -> None:
         """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
         self.last_expanded = self.last_turn = None
         positions, lengths, reads, writes, *places, self.live_rows = arrays
@@ -232,13 +224,14 @@ class Gpu:
         self._placed, self.last_expanded, self.last_turn = [], None, None
         self.is_traced, self.live_rows = False, None
 
-    def place_ids(self, token_ids: AnyArray) -> Any:
+    def place_ids(self, token_ids: AnyArray) -> DeviceArray:
         """Token ids on the device, those of the step where they are its own."""
         if self._placed and self._placed[0][0].token_ids is token_ids:
             return self._placed[0][1].token_ids
-        return self.mx.array(token_ids)
+        placed: DeviceArray = self.mx.array(token_ids)
+        return placed
 
-    def count_live(self, rows: int) -> Any:
+    def count_live(self, rows: int) -> DeviceArray:
         """How many of a step's rows do not merely fill it up, (1,) on the device: all `rows` where nobody knows."""
         return self.launcher.numbers(self.count_rows(rows)) if self.live_rows is None else self.live_rows
 
@@ -246,7 +239,7 @@ class Gpu:
         """How many of so many rows count."""
         return 0 if self.rehearses else rows
 
-    def reserve(self, count: int, kind: Any) -> Any:
+    def reserve(self, count: int, kind: NumberType) -> Any:
         """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
         held = self._scratch.get(str(kind))
         if held is None or held.size < count:
@@ -254,7 +247,7 @@ class Gpu:
             self.mx.eval(held)
         return held
 
-    def fetch_written(self, array: Any) -> AnyArray:
+    def fetch_written(self, array: DeviceArray) -> AnyArray:
         """A copy on the host of an array that launches write in place, once all that was started is done."""
         if self.machine is not None:
             self.machine.synchronize()
@@ -262,7 +255,7 @@ class Gpu:
         self.mx.eval(copy)
         return np.array(copy)
 
-    def submit(self, *results: Any) -> None:
+    def submit(self, *results: DeviceArray) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""
         pending, self.pending = self.pending, []
         if self.machine is not None:
@@ -277,14 +270,14 @@ class Gpu:
             self.mx.synchronize()
             self._is_busy = False
 
-    def start(self, *results: Any) -> None:
+    def start(self, *results: Value | None) -> None:
         """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace.
 
         The host waits for what was started MAX_STARTED times before: arrays between operators live until the device is
         done with them, so their memory is bounded by how far the host may be ahead. A thread of MLX returns them; where
         it has fallen behind, the host waits for it as well.
         """
-        each = [
+        each: list[tuple[Value, ...]] = [
             result.started if isinstance(result, Deferred) else (result,) for result in results if result is not None
         ]
         if self.is_traced or not all(each):

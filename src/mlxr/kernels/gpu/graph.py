@@ -113,11 +113,7 @@ def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
     spare = pools.states.shape[0]
     reads, writes, nexts = (
         _extend(slots, more, filler)
-        for slots, filler in (
-            (batch.state_reads, NO_STATE),
-            (batch.state_writes, spare),
-            (batch.state_nexts, NO_STATE),
-        )
+        for slots, filler in ((batch.state_reads, NO_STATE), (batch.state_writes, spare), (batch.state_nexts, NO_STATE))
     )
     return padded.with_states(reads, writes, nexts, spare=spare)
 

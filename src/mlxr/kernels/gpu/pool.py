@@ -45,12 +45,7 @@ class Pool:
     __slots__ = ("_launcher", "_machine", "_mx", "array", "graphs", "kind", "shape")
 
     def __init__(
-        self,
-        mx: Any,
-        launcher: Launches | None,
-        shape: tuple[int, ...],
-        kind: str,
-        machine: Machine | None = None,
+        self, mx: Any, launcher: Launches | None, shape: tuple[int, ...], kind: str, machine: Machine | None = None
     ) -> None:
         self._mx, self._launcher, self.shape, self.kind = mx, launcher, shape, kind
         self._machine = machine
@@ -146,12 +141,7 @@ def place_states(gpu: Gpu, batch: RaggedBatch) -> PlacedStates:
 
 
 def compose_on_host(
-    ctx: Context,
-    operator: str,
-    variant: str,
-    inputs: Sequence[Any],
-    pool: Pool,
-    compute: Callable[..., FloatArray],
+    ctx: Context, operator: str, variant: str, inputs: Sequence[Any], pool: Pool, compute: Callable[..., FloatArray]
 ) -> Any:
     """`compute(*inputs, states)` of arrays in the host's memory, which is the device's where kernels cannot run."""
     mx = ctx.gpu.mx

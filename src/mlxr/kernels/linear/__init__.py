@@ -28,21 +28,16 @@ PROBES = 4  # rows that products are compared by
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearWeight:
-    """`in_features` inputs, outputs of `splits` features one after another; `nbytes` is what it holds in memory.
-
-    `variant` names the weight types ("q4_k", "q4_k+q6_k"); `implementation` is the one whose `payload` this is.
-    `names` are those that the model gives to the tensors of the splits, where adapters may update them. With `is_share`
-    other ranks have the other inputs, and what it makes is a part of a sum.
-    """
+    """A weight, or several that share their input, ready to multiply with."""
 
     in_features: int
-    splits: tuple[int, ...]
-    nbytes: int
-    variant: str
-    implementation: str
-    payload: Any
-    names: tuple[str, ...] = ()
-    is_share: bool = False
+    splits: tuple[int, ...]  # output features of each, one after another
+    nbytes: int  # what it holds in memory
+    variant: str  # the weight types: "q4_k", "q4_k+q6_k"
+    implementation: str  # the one whose payload this is,
+    payload: Any  # which only that knows
+    names: tuple[str, ...] = ()  # those that the model gives to the tensors, where adapters may update them
+    is_share: bool = False  # other ranks have the other inputs, and what it makes is a part of a sum
 
     @property
     def out_features(self) -> int:

@@ -103,12 +103,7 @@ def multiply_floats(
     made = rows // 2 if extras.gate else rows
     (out,) = gpu.launcher.launch(
         FLOAT_STREAM,
-        [
-            x,
-            weight,
-            *extras.list_inputs(gpu),
-            gpu.launcher.numbers(tokens),
-        ],
+        [x, weight, *extras.list_inputs(gpu), gpu.launcher.numbers(tokens)],
         groups=(plan.groups * plan.shares, 1, 1),
         threads=32 * plan.simd_groups,
         outputs=[((plan.shares, tokens, made) if plan.shares > 1 else (tokens, made), kind)],

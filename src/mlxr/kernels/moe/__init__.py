@@ -28,25 +28,22 @@ CHOICE = Choice(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """How `used` experts are chosen of a token's logits, and what each one's share is.
+    """How experts are chosen of a token's logits, and what each one's share is.
 
-    `scoring`: scores are the `softmax` of all logits or the `sigmoid` of each, and shares are the scores of the chosen
-    ones; with `softmax_chosen` logits choose, and shares are the softmax of the chosen logits. With `sparsemixer` (Liu
-    et al. 2024, arXiv:2409.12136) logits choose, and the share of each chosen one, m, is its own in the softmax of the
-    logits x that were not chosen before it, without those for which (m - x) / max(|x|, m) is above twice the `jitter`
-    that the router was trained with. With `renormalises` shares are divided by their sum plus `floor`; then they are
-    multiplied by `scale`. With `groups` above 1 experts stand in that many groups of equal size, of which `groups_used`
-    count: those whose two best experts have the largest sum.
+    Scores are the `softmax` of all logits or the `sigmoid` of each, and shares are the scores of the chosen ones; with
+    `softmax_chosen` logits choose, and shares are the softmax of the chosen logits. With `sparsemixer` (Liu et al.
+    2024, arXiv:2409.12136) logits choose, and the share of each chosen one, m, is its own in the softmax of the logits
+    x that were not chosen before it, without those for which (m - x) / max(|x|, m) is above twice the `jitter`.
     """
 
     used: int
     scoring: Scoring = "softmax"
-    renormalises: bool = False
+    renormalises: bool = False  # shares are divided by their sum plus `floor`,
     floor: float = 0.0
-    scale: float = 1.0
-    groups: int = 1
-    groups_used: int = 1
-    jitter: float = 0.0
+    scale: float = 1.0  # and then multiplied by this
+    groups: int = 1  # of equal size that experts stand in; those count whose two best experts have the largest sum
+    groups_used: int = 1  # how many of them
+    jitter: float = 0.0  # that the router was trained with (`sparsemixer`)
 
     @property
     def gap(self) -> float:
@@ -114,10 +111,7 @@ def expect_experts(experts: int, used: int, tokens: int) -> float:
 
 
 def make_router(
-    experts: int,
-    rule: RoutingRule,
-    choice_bias: FloatArray | None = None,
-    expert_scales: FloatArray | None = None,
+    experts: int, rule: RoutingRule, choice_bias: FloatArray | None = None, expert_scales: FloatArray | None = None
 ) -> Router:
     """A router for so many experts. Raises ValueError for a rule that they do not fit."""
     if not 1 <= rule.used <= experts:

@@ -71,7 +71,6 @@ def rms_norm(
 def _rms_norm_reference(
     ctx: Context, x: FloatArray, weight: FloatArray | None, eps: float, residual: FloatArray | None, scales: Scales
 ) -> tuple[FloatArray, FloatArray]:
-    """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
     summed = scales.add(x, residual)
     mean_square: FloatArray = np.square(summed).mean(axis=1, keepdims=True)
     rms: FloatArray = np.sqrt(mean_square + np.float32(eps))
@@ -82,7 +81,6 @@ def _rms_norm_reference(
 def _rms_norm_native(
     ctx: Context, x: FloatArray, weight: FloatArray | None, eps: float, residual: FloatArray | None, scales: Scales
 ) -> tuple[FloatArray, FloatArray]:
-    """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
     normed = empty(ctx, *x.shape)
     summed = None if residual is None else empty(ctx, *x.shape)
     ctx.module.rms_norm(ctx.native, x, weight, eps, residual, normed, summed, scales.residual, scales.total)
@@ -133,7 +131,6 @@ def _layer_norm_reference(
     residual: FloatArray | None,
     scales: Scales,
 ) -> tuple[FloatArray, FloatArray]:
-    """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     summed = scales.add(x, residual)
     centred = summed - summed.mean(axis=1, keepdims=True)
     variance: FloatArray = np.square(centred).mean(axis=1, keepdims=True)
@@ -152,7 +149,6 @@ def _layer_norm_native(
     residual: FloatArray | None,
     scales: Scales,
 ) -> tuple[FloatArray, FloatArray]:
-    """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     normed = empty(ctx, *x.shape)
     summed = None if residual is None else empty(ctx, *x.shape)
     weights = weight.reshape(-1, x.shape[1])
@@ -227,7 +223,6 @@ def _gated_norm_reference(
     gate_first: bool,
     first: int,
 ) -> FloatArray:
-    """The norm of each group and the gate."""
     gates = gate[:, first : first + x.shape[1]]
     with np.errstate(over="ignore"):  # exp(-gate) may be infinite, and the result 0
         silu = gates / (np.float32(1) + np.exp(-gates))
@@ -249,7 +244,6 @@ def _gated_norm_native(
     gate_first: bool,
     first: int,
 ) -> FloatArray:
-    """The norm of each group and the gate."""
     out = empty(ctx, *x.shape)
     ctx.module.gated_norm(ctx.native, x, gate, first, weight, width, eps, gate_first, out)
     return out

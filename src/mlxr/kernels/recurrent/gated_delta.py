@@ -170,7 +170,6 @@ def _gated_delta_native(
     first: int,
     at: int,
 ) -> FloatArray:
-    """Run the rule in native code over the tokens of the batch."""
     out = empty(ctx, x.shape[0], rule.results)
     ctx.module.gated_delta(
         ctx.native,

@@ -176,12 +176,7 @@ def launch_recurrence(
             groups=(-(-heads.columns // columns), heads.value_heads, batch.sequences),
             threads=threads,
             outputs=[((batch.tokens, heads.value_heads * heads.columns), made)],
-            constants={
-                "ROWS": heads.rows,
-                **form,
-                "SKIP": int(skip is not None),
-                **constants,
-            },
+            constants={"ROWS": heads.rows, **form, "SKIP": int(skip is not None), **constants},
             types={"Y": made},
         )
         gpu.pending = [out]

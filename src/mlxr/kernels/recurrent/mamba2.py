@@ -139,7 +139,6 @@ def _mamba2_native(
     first: int,
     at: int,
 ) -> FloatArray:
-    """What the columns of the batch's tokens give."""
     out = empty(ctx, x.shape[0], space.results)
     numbers = space.rates, space.bias, space.skip, space.groups, space.state_dim
     ctx.module.mamba2(ctx.native, xbc, x, first, *numbers, out, *place_states(batch, pool, at))

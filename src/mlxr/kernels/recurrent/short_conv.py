@@ -118,7 +118,6 @@ def silu(x: FloatArray) -> FloatArray:
 def _short_conv_native(
     ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: FloatArray, first: int, at: int
 ) -> FloatArray:
-    """The convolution of the batch's tokens."""
     out = empty(ctx, x.shape[0], conv.channels)
     places = place_states(batch, pool, at)
     ctx.module.short_conv(ctx.native, x, first, conv.weight, conv.bias, conv.kind, out, *places)
