@@ -24,7 +24,7 @@ from mlxr.core.stats import Counters, LiveReading
 from mlxr.engine.engine import Engine
 from mlxr.engine.stats import FORGET_S, _describe
 from mlxr.models.footprint import AttentionWork, StepWork
-from mlxr.server.live_events import compare, make_snapshot, write_change, write_snapshot
+from mlxr.server.live import compare, make_snapshot, write_change, write_snapshot
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
 

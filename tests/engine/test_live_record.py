@@ -17,7 +17,7 @@ from mlxr.engine.request import EngineRequest
 from mlxr.engine.stats import MAX_STEP_SUMS, _StepSums
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.footprint import AttentionWork, StepWork
-from mlxr.server.live_events import Change, cut_table
+from mlxr.server.live import Change, cut_table
 
 WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
 ANSWER = SamplingParams(max_tokens=8, ignore_eos=True)

@@ -11,15 +11,15 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from mlxr.core import stats
-from mlxr.server import live_events
+from mlxr.server import live
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "page-live.md").read_text()
 SOURCE = (ROOT / "web" / "src" / "api" / "live.ts").read_text()
 SENT = [
-    *(live_events.GroupState, live_events.GroupChange, stats.TablePart, stats.SequenceRow, stats.Queue, stats.StepSum),
+    *(live.GroupState, live.GroupChange, stats.TablePart, stats.SequenceRow, stats.Queue, stats.StepSum),
     *(stats.Counters, stats.Dispatch, stats.StoreState, stats.MachineLimits, stats.LogEntry, stats.WatchedModel),
-    *(live_events.Snapshot, live_events.Change, live_events.PageDetails),
+    *(live.Snapshot, live.Change, live.PageDetails),
 ]
 IS_NUMBER = {"int": "number", "float": "number", "str": "string"}
 
@@ -37,7 +37,7 @@ def test_the_page_knows_the_same_fields(kind: Any) -> None:
     known = find_interface(kind.__name__)
     assert {name.rstrip("?") for name in known} == fields.keys()
     for name, type_name in known.items():
-        assert name.endswith("?") == (kind is live_events.Change and name not in ("time", "seconds"))
+        assert name.endswith("?") == (kind is live.Change and name not in ("time", "seconds"))
         written = str(fields[name.rstrip("?")].type)
         if written in IS_NUMBER and not type_name.startswith('"'):
             assert type_name == IS_NUMBER[written]
@@ -59,16 +59,16 @@ def test_the_document_names_it(name: str) -> None:
 def test_the_examples_have_these_fields() -> None:
     examples = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
     snapshot, change, page = examples
-    check_example(snapshot, live_events.Snapshot)
-    check_example(change, live_events.Change)
-    check_example(page, live_events.PageDetails)
+    check_example(snapshot, live.Snapshot)
+    check_example(change, live.Change)
+    check_example(page, live.PageDetails)
 
 
 def check_example(value: dict[str, Any], kind: Any) -> None:
     """`value` has the fields of the dataclass `kind`; those with a default may be missing where the class is Change."""
     hints = get_type_hints(kind)
     assert value.keys() <= hints.keys()
-    if kind is not live_events.Change:
+    if kind is not live.Change:
         missing = hints.keys() - value.keys()
         assert not missing or (kind is stats.Counters and "..." in str(value)), missing
     for name, inner in value.items():

@@ -42,7 +42,7 @@ DOUBLES = {
     "kernels/rope.py": {"cos", "sin", "log1p"},
     "kernels/sample/__init__.py": {"exp", "exp2", "log", "log2"},
     "kernels/sources.py": {"exp"},
-    "server/llamacpp/reply.py": {"exp"},
+    "server/llamacpp/completion.py": {"exp"},
     "service/validation.py": {"exp", "log"},
 }
 # Of references in a file with other implementations: they define what operators mean; other kernels are compared with

@@ -11,9 +11,9 @@ import pytest
 from running_server import RunningServer
 
 from mlxr.core.errors import ContextFull, InvalidRequest
-from mlxr.server import bodies
-from mlxr.server.bodies import MAX_NUMBERS, MAX_PARTS, _Count, _cut, check_parts
+from mlxr.server import work
 from mlxr.server.errors import ServerError
+from mlxr.server.work import MAX_NUMBERS, MAX_PARTS, _Count, _cut, check_parts
 from mlxr.service.messages import parse_arguments
 from mlxr.service.size_bound import SizeBound
 
@@ -45,7 +45,7 @@ def make_text(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 64, 1 << 20])
 def test_parts_are_counted_as_a_parser_would(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(work, "_BLOCK_BYTES", block_bytes)
     rng = random.Random(block_bytes)
     for _ in range(60):
         value = make_value(rng, 4)
@@ -115,7 +115,7 @@ def test_a_body_of_lists_is_refused_before_it_is_parsed(
 def test_long_bodies_beyond_what_there_is_room_for_are_told_to_come_back(
     client: httpx.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(work, "MAX_HELD_BYTES", 1 << 20)
     refused = client.post("/v1/completions", json={"prompt": "a" * (2 << 20)})
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert not running.app.state.parts.work.bodies._held_bytes

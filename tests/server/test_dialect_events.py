@@ -13,13 +13,12 @@ from pydantic import TypeAdapter
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
-from mlxr.server.anthropic.reply import MessageEvents
+from mlxr.server.anthropic.messages import MessageEvents
 from mlxr.server.openai.chat import ChatChunks, render_chat
 from mlxr.server.openai.completions import TextChoice, render_completion
 from mlxr.server.openai.replies import Head, StreamExtras
 from mlxr.server.openai.response_reply import ResponseEvents
-from mlxr.server.openai.response_request import ResponseRequest
-from mlxr.server.openai.response_tools import read_tools
+from mlxr.server.openai.response_request import ResponseRequest, read_tools
 from mlxr.server.openai.responses import begin_response
 from mlxr.service.completion import ReplyFold
 

@@ -8,7 +8,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_SEED, Grammar
 from mlxr.server.anthropic.request import MessageRequest
 from mlxr.server.ollama.answers import ChatMessage, list_messages
-from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.openai.chat import ChatCompletionRequest
 from mlxr.server.openai.completions import CompletionRequest
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.service.messages import check_messages

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from running_server import MakeServer
 
-from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.openai.chat import ChatCompletionRequest
 from mlxr.server.routes import MAX_LOOKS, MAX_NAME_CHARACTERS, MAX_NAMES, find_ignored, join_names
 
 HEADER = "x-mlxr-ignored"

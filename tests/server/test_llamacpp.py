@@ -11,7 +11,7 @@ import pytest
 from running_server import MakeServer, RunningServer, post_and_leave
 
 from mlxr.core.types import SamplingParams, TokenLogprob
-from mlxr.server.llamacpp.reply import find_shares
+from mlxr.server.llamacpp.completion import find_shares
 
 PROMPT = "def add(a, b):"
 

@@ -14,7 +14,7 @@ from running_server import RunningServer, start_server
 
 from mlxr.core.types import SamplingParams
 from mlxr.registry import Changes
-from mlxr.server.truncation import ANSWER_SHARE, drop_oldest
+from mlxr.server.request_fields import ANSWER_SHARE, drop_oldest
 from mlxr.service.requests import ChatRequest
 
 TEMPLATES = Path(__file__).parents[1] / "tokenizers" / "templates"

@@ -17,7 +17,7 @@ from running_server import MakeServer, RunningServer, post_and_leave, used_pages
 
 from mlxr.core.settings import Settings, resolve
 from mlxr.registry import Changes, ModelRecord
-from mlxr.server.logs import start_logging
+from mlxr.server.activity import start_logging
 from mlxr.service.model_pool import open_session
 from mlxr.service.session import Session
 

@@ -12,13 +12,13 @@ from test_dialect_events import EMPTY, HEAD, THOUGHTFUL, finish
 
 from mlxr.core.events import Event, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason
-from mlxr.server.anthropic.reply import MessageEvents
-from mlxr.server.json_models import JsonObject
+from mlxr.server.anthropic.messages import MessageEvents
 from mlxr.server.openai.chat import ChatChunks
 from mlxr.server.openai.replies import StreamExtras
 from mlxr.server.openai.response_reply import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.responses import begin_response
+from mlxr.server.routes import JsonObject
 from mlxr.service.completion import ReplyFold
 
 MESSAGE = "id type role content model stop_reason stop_sequence stop_details usage container"

@@ -23,8 +23,8 @@ from mlxr.cli.main import main
 from mlxr.core.settings import BY_NAME, SETTINGS, Settings
 from mlxr.core.types import PARAMETERS
 from mlxr.loading import ASSETS
-from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.listen import Server
+from mlxr.server.parts import Lifecycle
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / "registry"), str(TESTS / "cli")]

@@ -11,7 +11,7 @@ import pytest
 from running_server import MakeServer, wait_until
 
 from mlxr.core.errors import SettingError
-from mlxr.server import tracing
+from mlxr.server import activity
 
 trace = pytest.importorskip("opentelemetry.trace", reason="opentelemetry is not installed")
 
@@ -74,7 +74,7 @@ def test_no_span_unless_asked_for(make_server: MakeServer, spans: list[RecordedS
 
 
 def test_without_the_library_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
+    monkeypatch.setattr(activity, "find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"pip install .*opentelemetry-sdk"):
-        tracing.start_tracing()
+        activity.start_tracing()
     assert "opentelemetry.sdk" not in sys.modules

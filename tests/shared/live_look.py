@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.engine.engine import Engine
 from mlxr.models.footprint import StepWork
-from mlxr.server.live_events import Change, compare
+from mlxr.server.live import Change, compare
 
 
 class Look:

@@ -73,7 +73,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
     CommandRow("kernels", "mlxr.cli.bench", "Print the source of the GPU kernels."),
     CommandRow("connect", "mlxr.cli.connect", "Let coding agents and editors use this server."),
-    CommandRow("doctor", "mlxr.cli.doctor", "Look whether this machine and installation are well."),
+    CommandRow("doctor", "mlxr.cli.doctor", "Look at processor, memory, GPU, disk, port, hub and models."),
     CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
     CommandRow("help", "mlxr.cli.main", "Explain a command."),
     CommandRow("version", "mlxr.cli.main", "Print the version of mlxr."),

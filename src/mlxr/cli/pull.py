@@ -115,10 +115,11 @@ Refresh = Annotated[bool, typer.Option("--refresh", help="Ask the hub for the si
 def search(
     settings: PullSettings, words: Words = None, offline: Offline = False, refresh: Refresh = False, json: Json = False
 ) -> None:
-    """Find a model. Names in the first table are what `mlxr pull` and `mlxr run` take, with their size here.
+    """Find a model, and whether it fits this machine.
 
-    FITS compares the files with this machine's memory, SPEED is what reading
-    the weights of a token takes, where `mlxr doctor` has measured the memory.
+    Names in the first table are what `mlxr pull` and `mlxr run` take. FITS compares
+    the files with this machine's memory, SPEED is what reading the weights of a
+    token takes, where `mlxr doctor` has measured the memory.
     """
     text = " ".join(words or [])
     folder = find_models_folder(settings)

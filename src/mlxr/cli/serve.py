@@ -19,12 +19,11 @@ from mlxr.core.errors import SettingError
 from mlxr.core.memory import share_heap
 from mlxr.core.settings import Settings
 from mlxr.server.access import is_loopback
-from mlxr.server.lifecycle import Lifecycle
+from mlxr.server.activity import start_logging, start_tracing
 from mlxr.server.listen import build_app, name_address, open_socket
 from mlxr.server.listen import serve as serve_app
-from mlxr.server.logs import start_logging
 from mlxr.server.model_names import ServedModels
-from mlxr.server.tracing import start_tracing
+from mlxr.server.parts import Lifecycle
 from mlxr.service.catalogue import DefaultModel
 from mlxr.service.chat_templates import check_template
 

@@ -29,7 +29,7 @@ from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.cluster.router import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings, resolve
-from mlxr.server.logs import start_logging
+from mlxr.server.activity import start_logging
 
 WAITING = "waiting_tokens"  # what replicas record for Ray Serve
 

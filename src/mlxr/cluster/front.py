@@ -49,10 +49,10 @@ from mlxr.cluster.replica import (
 from mlxr.cluster.router import ROUTERS, Choice, Router, Routing
 from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
-from mlxr.server.bodies import check_parts
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import find_dialect
 from mlxr.server.streaming import dump_json, ndjson, sse
+from mlxr.server.work import check_parts
 from mlxr.service.identity import Identity
 
 STALE_S = 5.0  # without a report

@@ -169,12 +169,7 @@ class TensorToWrite:
 
     @classmethod
     def from_source(
-        cls,
-        source: WeightSource,
-        *,
-        name: str,
-        type_name: str,
-        row_order: NDArray[np.intp] | None = None,
+        cls, source: WeightSource, *, name: str, type_name: str, row_order: NDArray[np.intp] | None = None
     ) -> TensorToWrite:
         """Take a tensor of another file, under `name`, in type `type_name`; unchanged bytes when the type is its own.
 

@@ -83,11 +83,7 @@ RECIPES: tuple[Recipe, ...] = (
         "q2_k",
         10,
         "q2_k",
-        {
-            "attn_v": _shared_values("q4_k", "q3_k"),
-            "attn_output": _always("q3_k"),
-            "ffn_down": _always("q3_k"),
-        },
+        {"attn_v": _shared_values("q4_k", "q3_k"), "attn_output": _always("q3_k"), "ffn_down": _always("q3_k")},
     ),
     Recipe("q3_k_s", 11, "q3_k"),
     Recipe(
@@ -101,16 +97,10 @@ RECIPES: tuple[Recipe, ...] = (
         },
     ),
     Recipe(
-        "q3_k_l",
-        13,
-        "q3_k",
-        {"attn_v": _always("q5_k"), "attn_output": _always("q5_k"), "ffn_down": _always("q5_k")},
+        "q3_k_l", 13, "q3_k", {"attn_v": _always("q5_k"), "attn_output": _always("q5_k"), "ffn_down": _always("q5_k")}
     ),
     Recipe(
-        "q4_k_s",
-        14,
-        "q4_k",
-        {"attn_v": _first_layers(4, "q5_k", "q4_k"), "ffn_down": _first_part(8, "q5_k", "q4_k")},
+        "q4_k_s", 14, "q4_k", {"attn_v": _first_layers(4, "q5_k", "q4_k"), "ffn_down": _first_part(8, "q5_k", "q4_k")}
     ),
     Recipe("q4_k_m", 15, "q4_k", {"attn_v": _sensitive("q6_k", "q4_k"), "ffn_down": _sensitive("q6_k", "q4_k")}),
     Recipe("q5_k_s", 16, "q5_k"),

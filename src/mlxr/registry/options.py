@@ -34,13 +34,7 @@ class Option:
     least: int | None = None
 
 
-KINDS: Mapping[ParameterKind, Kind] = {
-    "int": "int",
-    "float": "float",
-    "flag": "bool",
-    "seed": "int",
-    "texts": "texts",
-}
+KINDS: Mapping[ParameterKind, Kind] = {"int": "int", "float": "float", "flag": "bool", "seed": "int", "texts": "texts"}
 OPTIONS: tuple[Option, ...] = (
     *(Option(name, KINDS[row.kind]) for row in PARAMETERS for name in reversed(row.list_names("ollama"))),
     Option("num_ctx", "int", least=1),

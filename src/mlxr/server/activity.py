@@ -1,23 +1,41 @@
-"""The requests that are in flight: one row each, for logs, metrics and the admin routes.
+"""The requests in flight, one row each, and what is logged and traced of them.
 
 A row is made when a request arrives and lives in its scope; what the request borrows or starts is kept on the row's
-exit stack, which is closed when the request ends, however it ends. Knows no dialect.
+exit stack, which is closed when the request ends, however it ends. The log has one line for each request with its id,
+in a form for people or as JSON. Prompts and answers are logged by nobody, unless the setting `log_prompts` asks for it
+(`log_prompt` is the one place). Spans go to OpenTelemetry where the setting asks for them and the library is installed;
+the exporter is that of the environment (`OTEL_EXPORTER_OTLP_ENDPOINT` and so on). Otherwise a span is nothing and costs
+nothing. Knows no dialect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from ipaddress import ip_address
 from time import monotonic
+from typing import TYPE_CHECKING, TextIO
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from mlxr.core.errors import SettingError, name_install
+from mlxr.core.events import Finish
+from mlxr.core.settings import Settings
+from mlxr.server.access import OPEN_PATHS
 from mlxr.server.errors import ServerError
+from mlxr.server.page_files import ASSET_PATH, ROOT_PATHS
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span as OtelSpan
 
 
 @dataclass(slots=True)
@@ -134,3 +152,159 @@ def _name_peer(client: tuple[str, int] | None, request_id: str) -> str:
     except ValueError:
         is_shared = True
     return f"{address}:{port}" if is_shared else address
+
+
+access = logging.getLogger("mlxr.access")
+prompts = logging.getLogger("mlxr.prompts")
+bodies = logging.getLogger("mlxr.bodies")
+models = logging.getLogger("mlxr.models")
+_FIELDS = "fields"
+MAX_REASON_CHARACTERS = 300
+MAX_NAME_CHARACTERS = 80
+QUIET_ROUTES = OPEN_PATHS | ROOT_PATHS | {"/metrics", ASSET_PATH}
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time, level, logger, message, the record's own fields, and any traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record as one line of JSON."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextLines(logging.Formatter):
+    """A record as one line for people; control characters are spelt out, so nobody can forge a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and any traceback after it."""
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        fields = " ".join(f"{name}={value}" for name, value in getattr(record, _FIELDS, {}).items())
+        text = f"{time} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
+    """Send what mlxr and uvicorn log to `stream` (default stderr); returns the handler."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    for name in ("mlxr", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+    logging.getLogger("mlxr").setLevel(settings.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(
+        "WARNING" if settings.log_level == "info" else settings.log_level.upper()
+    )
+    return handler
+
+
+def log_request(row: InFlight, status: int, seconds: float) -> None:
+    """One line for a request that has ended, with the reason if it was refused or failed.
+
+    What only watches the server, and the files that the page is made of, are told on the level debug.
+    """
+    level = logging.DEBUG if row.route in QUIET_ROUTES else logging.INFO
+    if not access.isEnabledFor(level):
+        return
+    fields: dict[str, object] = {
+        "request_id": row.id,
+        "method": row.method,
+        "path": row.path,
+        "status": status,
+        "ms": round(1000 * seconds, 1),
+        "client": row.client,
+    }
+    if row.key_id is not None:
+        fields["key"] = row.key_id
+    if row.model is not None:
+        adapter = {} if row.adapter is None else {"adapter": row.adapter}
+        fields |= {"model": row.model, **adapter, "prompt_tokens": row.prompt_tokens, "tokens": row.generated_tokens}
+    if row.first_token_s is not None:
+        fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
+    if row.failure is not None:
+        fields |= {"error": row.failure.code, "reason": row.failure.reason[:MAX_REASON_CHARACTERS]}
+    access.log(level, "request", extra={_FIELDS: fields})
+
+
+def log_ignored(row: InFlight, names: str) -> None:
+    """Log which fields of a request's body have no effect, on the level debug."""
+    bodies.debug("ignored fields", extra={_FIELDS: {"request_id": row.id, "fields": names}})
+
+
+def log_stand_in(row: InFlight, wanted: str, model: str) -> None:
+    """Log which model answers for a name that no model has."""
+    fields = {"request_id": row.id, "wanted": wanted[:MAX_NAME_CHARACTERS], "model": model}
+    models.info("another model answers, as there is none of that name", extra={_FIELDS: fields})
+
+
+def log_prompt(row: InFlight, prompt: object) -> None:
+    """Log what was asked; called only where the setting `log_prompts` is on."""
+    prompts.info("prompt", extra={_FIELDS: {"request_id": row.id, "prompt": prompt}})
+
+
+class Span:
+    """One span, or nothing."""
+
+    def __init__(self, span: OtelSpan | None = None) -> None:
+        self._span = span
+
+    def note(self, row: InFlight, operation: str, finish: Finish) -> None:
+        """Return what is known when an answer has ended, under the names of the conventions for generative AI."""
+        if self._span is None:
+            return
+        self._span.set_attributes(
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "mlxr",
+                "gen_ai.request.model": row.model or "",
+                "gen_ai.usage.input_tokens": finish.usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": finish.usage.completion_tokens,
+                "gen_ai.response.finish_reasons": [finish.reason.value],
+                "mlxr.request_id": row.id,
+                "mlxr.cached_tokens": finish.usage.cached_tokens,
+            }
+        )
+
+
+NO_SPAN = Span()
+
+
+@contextmanager
+def start_span(name: str, headers: Mapping[str, str], *, wanted: bool) -> Iterator[Span]:
+    """A span around what follows; its parent is the one that the request's headers name, if they do."""
+    if not wanted:
+        yield NO_SPAN
+        return
+    from opentelemetry import propagate, trace
+
+    # Not the current span of the context: it may end in another task than it began in.
+    span = trace.get_tracer("mlxr").start_span(name, context=propagate.extract(headers))
+    try:
+        yield Span(span)
+    finally:
+        span.end()
+
+
+def start_tracing() -> None:
+    """Send spans where the environment says; raises SettingError when the library is not installed."""
+    if not find_spec("opentelemetry") or not find_spec("opentelemetry.sdk"):
+        raise SettingError(f"tracing: needs OpenTelemetry: {name_install('tracing')}")
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "mlxr"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)

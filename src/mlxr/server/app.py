@@ -24,17 +24,16 @@ from starlette.routing import Route
 
 import mlxr
 from mlxr.core.settings import Settings
-from mlxr.server import anthropic, health_routes, llamacpp, ollama, openai
+from mlxr.server import admin, anthropic, llamacpp, ollama, openai
 from mlxr.server.access import OPEN_PATHS, Keys, Origins
 from mlxr.server.activity import Activity
 from mlxr.server.errors import to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
-from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.live import Hub
 from mlxr.server.metrics import Metrics
 from mlxr.server.openai.responses import ResponseStore
 from mlxr.server.page_files import ASSET_PATH, ROOT_PATHS, Page
-from mlxr.server.parts import ServerParts
+from mlxr.server.parts import Lifecycle, ServerParts
 from mlxr.server.routes import IGNORED, Dialect, RouteRow, build_route
 from mlxr.server.work import ServerWork
 
@@ -53,13 +52,7 @@ KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-DIALECTS: tuple[Dialect, ...] = (
-    health_routes.DIALECT,
-    openai.DIALECT,
-    anthropic.DIALECT,
-    ollama.DIALECT,
-    llamacpp.DIALECT,
-)
+DIALECTS: tuple[Dialect, ...] = (admin.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT, llamacpp.DIALECT)
 
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:

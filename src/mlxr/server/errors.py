@@ -117,10 +117,7 @@ def to_error(error: BaseException) -> ServerError:
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
         return ServerError(
-            error.status_code,
-            code,
-            _shorten(str(error.detail)),
-            allow=(error.headers or {}).get("Allow"),
+            error.status_code, code, _shorten(str(error.detail)), allow=(error.headers or {}).get("Allow")
         )
     if isinstance(error, ContextFull):
         counts = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens}

@@ -24,15 +24,13 @@ from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.registry.options import read_draft_tokens
 from mlxr.registry.record import ModelRecord
-from mlxr.server.activity import InFlight, in_flight
+from mlxr.server.activity import InFlight, Span, in_flight, log_prompt, log_stand_in, start_span
 from mlxr.server.errors import ServerError
-from mlxr.server.logs import log_prompt, log_stand_in
 from mlxr.server.metrics import RequestMetrics
 from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import ParameterFields
 from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
-from mlxr.server.tracing import Span, start_span
 from mlxr.server.work import look
 from mlxr.service.cluster_hooks import Planned, find_hooks
 from mlxr.service.identity import current_identity

@@ -21,9 +21,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxr.server.access import OPEN_PATHS, Head, Hosts, Keys, Origins
-from mlxr.server.activity import InFlight
+from mlxr.server.activity import InFlight, log_request
 from mlxr.server.errors import ClientGone, ServerError, to_error
-from mlxr.server.logs import log_request
 from mlxr.server.parts import ServerParts
 from mlxr.server.routes import IGNORED, Dialect, find_dialect, join_names
 from mlxr.server.streaming import dump_json

@@ -27,9 +27,8 @@ from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import QuickExecutor, WorkThreads
 from mlxr.server.app import create_app
-from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.model_names import ServedModels
-from mlxr.server.parts import ServerParts
+from mlxr.server.parts import Lifecycle, ServerParts
 from mlxr.service.catalogue import open_registry
 from mlxr.service.model_pool import ModelPool
 

@@ -12,28 +12,267 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from mlxr.core.errors import EngineStopped
+import numpy as np
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from mlxr.core.errors import DeviceError, EngineStopped
 from mlxr.core.stats import (
     MAX_LOG,
+    Counters,
     Dispatch,
+    Kind,
     LiveReading,
     LogEntry,
     MachineLimits,
+    PageMap,
+    PageRecord,
+    Queue,
+    SequenceRow,
+    StepSum,
+    StoreState,
+    TablePart,
+    WatchedModel,
 )
-from mlxr.server.activity import InFlight
+from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.errors import ServerError
-from mlxr.server.live_events import Change, Snapshot, compare, make_snapshot, write_change, write_snapshot
+from mlxr.server.parts import parts_of
+from mlxr.server.routes import Router
+from mlxr.server.streaming import SSE, EventStream, sse
+from mlxr.server.work import look
 
 if TYPE_CHECKING:
     from mlxr.service.model_pool import RunningModel
     from mlxr.service.session import Session
+
+
+Run = tuple[int, int, int]  # first page, number of pages, their code
+_EQUAL = re.compile(rb"(?s)(.)\1*")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The pages of layers whose cache has one shape, see `PageMap`; `runs` cover all of them."""
+
+    group: int
+    name: str
+    layers: int
+    pages: int
+    page_size: int
+    page_bytes: int
+    holds: Literal["pages", "states"]
+    short_tokens: int
+    runs: list[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """The pages of a group that have another code now, and what happened to pages."""
+
+    group: int
+    runs: list[Run]
+    evicted: list[int]  # pages that were given up
+    copied: list[tuple[int, int]]  # copies on write: source, target
+    short_tokens: int  # that were added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Holds all there is to know."""
+
+    time: float
+    models: list[str]
+    model: WatchedModel | None = None
+    groups: list[GroupState] = field(default_factory=list)
+    sequences: list[SequenceRow] = field(default_factory=list)
+    queue: Queue = field(default_factory=lambda: Queue(0, 0))
+    counters: Counters = field(default_factory=Counters)
+    store: StoreState | None = None
+    kernels: list[Dispatch] = field(default_factory=list)
+    limits: MachineLimits | None = None
+    limits_hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Says what has changed in the `seconds` before `time`; what has not is empty, None or 0."""
+
+    time: float
+    seconds: float
+    models: list[str] = field(default_factory=list)
+    groups: list[GroupChange] = field(default_factory=list)
+    sequences: list[SequenceRow] = field(default_factory=list)
+    gone: list[tuple[int, int]] = field(default_factory=list)
+    queue: Queue | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    steps: list[StepSum] = field(default_factory=list)
+    store: StoreState | None = None
+    kernels: list[Dispatch] = field(default_factory=list)
+    limits: MachineLimits | None = None
+    log: list[LogEntry] = field(default_factory=list)
+    log_left_out: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing to tell."""
+        return not any(getattr(self, row.name) for row in fields(self) if row.name not in ("time", "seconds"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageDetails(PageRecord):
+    """One page of a model's cache, with the answers that hold it."""
+
+    model: str
+    group: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEvents:
+    """The data of each event of the stream by the event's name."""
+
+    snapshot: Snapshot
+    change: Change
+
+
+def write_snapshot(snapshot: Snapshot) -> bytes:
+    """The frame of a snapshot."""
+    return _write_frame("snapshot", _adapt(Snapshot).dump_json(snapshot))
+
+
+def write_change(change: Change) -> bytes:
+    """The frame of a change, without the sections in which nothing has changed."""
+    return _write_frame("change", _adapt(Change).dump_json(change, exclude_defaults=True))
+
+
+def _write_frame(event: str, data: bytes) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
+
+
+@cache
+def _adapt(kind: type[Any]) -> TypeAdapter[Any]:
+    """Return what turns such values into JSON; made when the first is sent."""
+    return TypeAdapter(kind)
+
+
+def make_snapshot(reading: LiveReading, time: float, models: list[str]) -> Snapshot:
+    """The snapshot of an engine, its model, kernels and limits aside."""
+    return Snapshot(
+        time=time,
+        models=models,
+        groups=[
+            GroupState(
+                group=pages.group,
+                name=pages.name,
+                layers=pages.layers,
+                pages=len(pages.codes),
+                page_size=pages.page_size,
+                page_bytes=pages.page_bytes,
+                holds=pages.holds,
+                short_tokens=pages.short_tokens,
+                runs=[(run.start(), run.end() - run.start(), run[0][0]) for run in _EQUAL.finditer(pages.codes)],
+            )
+            for pages in reading.maps
+        ],
+        sequences=reading.sequences,
+        queue=reading.queue,
+        counters=reading.counters,
+        store=reading.store,
+    )
+
+
+def compare(
+    before: LiveReading, now: LiveReading, time: float, seconds: float, more: Iterable[LogEntry] = ()
+) -> Change:
+    """The difference between two readings, kernels and limits aside; `more` belongs into the log."""
+    rows = {(row.request, row.index): row for row in before.sequences}
+    gone = rows.keys() - {(row.request, row.index) for row in now.sequences}
+    changes = [_compare_maps(one, other) for one, other in zip(before.maps, now.maps, strict=True)]
+    lost = [
+        *_log_causes("evicted", before.evictions, now.evictions, time),
+        *_log_causes("dropped", before.drops, now.drops, time),
+    ]
+    entries = sorted([*now.log, *lost, *more], key=lambda entry: entry.time)
+    log = entries[-MAX_LOG:]
+    return Change(
+        time=time,
+        seconds=seconds,
+        groups=[one for one in changes if one.runs or one.evicted or one.copied or one.short_tokens],
+        sequences=[
+            changed
+            for row in now.sequences
+            if (changed := _compare_rows(rows.get((row.request, row.index)), row)) is not None
+        ],
+        gone=[key for key in rows if key in gone],
+        queue=None if now.queue == before.queue else now.queue,
+        counters=now.counters.since(before.counters),
+        steps=now.steps,
+        store=None if now.store == before.store else now.store,
+        log=log,
+        log_left_out=now.log_left_out + len(entries) - len(log),
+    )
+
+
+def _compare_maps(before: PageMap, now: PageMap) -> GroupChange:
+    """The pages that have another code now, and what happened to pages."""
+    runs: list[Run] = []
+    if now.codes is not before.codes:
+        codes = np.frombuffer(now.codes, np.uint8)
+        changed = np.flatnonzero(codes != np.frombuffer(before.codes, np.uint8))
+        runs = _join_runs(zip(changed.tolist(), codes[changed].tolist(), strict=True))
+    return GroupChange(now.group, runs, now.evicted, now.copied, now.short_tokens - before.short_tokens)
+
+
+def _join_runs(codes: Iterable[tuple[int, int]]) -> list[Run]:
+    """Pages in ascending order with their codes; neighbours with one code become one run."""
+    runs: list[Run] = []
+    first, count, known = 0, 0, -1
+    for page, code in codes:
+        if code == known and page == first + count:
+            count += 1
+            continue
+        if count:
+            runs.append((first, count, known))
+        first, count, known = page, 1, code
+    return [*runs, (first, count, known)] if count else runs
+
+
+def _compare_rows(before: SequenceRow | None, now: SequenceRow) -> SequenceRow | None:
+    """The row with those parts of its tables that are other than `before`; None if nothing is."""
+    if before is None:
+        return now
+    if now == before:
+        return None
+    parts = [cut_table(one, other) for one, other in zip(before.tables, now.tables, strict=True)]
+    return replace(now, tables=[part for part in parts if part is not None])
+
+
+def cut_table(before: TablePart, now: TablePart) -> TablePart | None:
+    """Return what has to replace the end of `before`; None where they are equal."""
+    if before.pages == now.pages:
+        return None
+    start = len(before.pages)
+    if now.pages[:start] != before.pages:
+        pairs = enumerate(zip(before.pages, now.pages, strict=False))
+        start = next((place for place, (one, other) in pairs if one != other), min(start, len(now.pages)))
+    return TablePart(now.group, start, now.pages[start:])
+
+
+def _log_causes(kind: Kind, before: Mapping[str, int], now: Mapping[str, int], time: float) -> Sequence[LogEntry]:
+    """Log pages that have gone, by cause."""
+    added = ((cause, count - before.get(cause, 0)) for cause, count in now.items())
+    return [LogEntry(time, kind, str(cause), None, None, str(count)) for cause, count in added if count]
+
 
 logger = logging.getLogger(__name__)
 INTERVAL_S, MAX_INTERVAL_S = 0.1, 0.5
@@ -312,3 +551,96 @@ def _send_snapshot(snapshot: Snapshot, watchers: list[Watcher]) -> None:
 
 def _key(row: Dispatch) -> tuple[str, str, str]:
     return row.operator, row.implementation, row.variant
+
+
+router = Router(prefix="/v1/admin", tags=["admin"])
+PATIENCE_S = 10.0  # for a watcher that does not read
+
+
+class LiveStream(JSONResponse):
+    """Stands for the stream in the OpenAPI document: events whose data are JSON."""
+
+    media_type = SSE
+
+
+def _describe_query(name: str, description: str, **schema: object) -> dict[str, object]:
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+MODEL = _describe_query("model", "Name or alias of a model; without it, the one that was used last.", type="string")
+GROUP = _describe_query("group", "Number of the group of layers.", type="integer", default=0)
+
+
+@router.get("/live", response_class=LiveStream, response_model=LiveEvents, openapi_extra={"parameters": [MODEL]})
+async def watch(request: Request) -> Response:
+    """Stream what an engine does; docs/page-live.md describes the events.
+
+    `model` chooses one of several models; without it, the one that was used last is watched.
+    """
+    name = request.query_params.get("model")
+    if name is not None:
+        record = await look(request, parts_of(request).served.find, name)
+        name = record.name
+    hub = parts_of(request).live
+    watcher, row = hub.enter(name), in_flight(request)
+    row.stack.callback(hub.leave, watcher)
+    row.cancels.append(watcher.close)
+    return EventStream(request, _write_frames(watcher), media_type=SSE, on_error=_error_frame, patience_s=PATIENCE_S)
+
+
+@router.get("/pages/{page}", response_model=PageDetails, openapi_extra={"parameters": [MODEL, GROUP]})
+async def describe_page(request: Request, page: str) -> Response:
+    """Tell about one page of a model's cache: who holds it, where it stands in their texts, how old it is."""
+    model = await _find_running(request)
+    group = request.query_params.get("group", "0")
+    group_number, number = map(_read_number, (group, page))
+    record = await model.session.describe_page(group_number, number)
+    if record is None:
+        raise ServerError(
+            404, "not_found", f"{model.short_name} has no page {page[:20]!r} in group {group[:20]!r}", "page"
+        )
+    details = PageDetails(
+        **{row.name: getattr(record, row.name) for row in fields(record)},
+        model=model.name,
+        group=group_number,
+        page=number,
+    )
+    return Response(_adapt(PageDetails).dump_json(details), media_type="application/json")
+
+
+@router.post("/probe", response_model=MachineLimits, openapi_extra={"parameters": [MODEL]})
+async def measure(request: Request) -> Response:
+    """Measure what the machine can do with the threads of a model, and keep it; answers pause for about a second."""
+    model = await _find_running(request)
+    try:
+        limits = await model.session.measure_limits()
+    except DeviceError as error:
+        raise ServerError(409, "unavailable", str(error), "model") from error
+    parts_of(request).live.note_limits(model.session, limits)
+    return Response(_adapt(MachineLimits).dump_json(limits), media_type="application/json")
+
+
+def _read_number(text: str) -> int:
+    """A number of a group or page; -1, which none has, for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+
+
+async def _find_running(request: Request) -> RunningModel:
+    """The model that the request names, or the one used last; ServerError if it is not loaded."""
+    pool = parts_of(request).pool
+    name, running = request.query_params.get("model"), pool.running()
+    if name is not None:
+        record = await look(request, parts_of(request).served.find, name)
+        running = [model for model in running if model.name == record.name]
+    if not running:
+        raise ServerError(404, "not_found", f"{'no model' if name is None else name[:100]} is loaded", "model")
+    return running[0]
+
+
+async def _write_frames(watcher: Watcher) -> AsyncGenerator[bytes, None]:
+    while (frames := await watcher.take()) is not None:
+        yield frames
+
+
+def _error_frame(error: ServerError) -> bytes:
+    return sse({"error": {"code": error.code, "message": error.message}}, "error")

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError, to_error
-from mlxr.server.json_models import is_unicode
+from mlxr.server.routes import is_unicode
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -55,20 +55,12 @@ _ROWS = (
     Kind("tools", item="tool", writes="json"),
     Kind(
         "function",
-        {
-            "Name": ("name", "text"),
-            "Description": ("description", "text"),
-            "Parameters": ("parameters", "parameters"),
-        },
+        {"Name": ("name", "text"), "Description": ("description", "text"), "Parameters": ("parameters", "parameters")},
         writes="json",
     ),
     Kind(
         "parameters",
-        {
-            "Type": ("type", "text"),
-            "Required": ("required", "texts"),
-            "Properties": ("properties", "properties"),
-        },
+        {"Type": ("type", "text"), "Required": ("required", "texts"), "Properties": ("properties", "properties")},
     ),
     Kind("properties", item="property", is_map=True),
     Kind(

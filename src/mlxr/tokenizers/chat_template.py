@@ -93,11 +93,7 @@ NAMED: Mapping[str, Marks] = {
     ),
     "granite": _mark_roles("<|start_of_role|>ROLE<|end_of_role|>{}<|end_of_text|>\n"),
     "llama2": Marks(
-        "<bos>[INST] {} [/INST]",
-        " {} <eos>",
-        in_user="<<SYS>>\n{}\n<</SYS>>\n\n",
-        alternates=True,
-        trims=True,
+        "<bos>[INST] {} [/INST]", " {} <eos>", in_user="<<SYS>>\n{}\n<</SYS>>\n\n", alternates=True, trims=True
     ),
     "llama3": _mark_roles("<|start_header_id|>ROLE<|end_header_id|>\n\n{}<|eot_id|>", begin="<bos>", trims=True),
     "mistral": _mark_inst("[INST] {}[/INST]", " {}<eos>"),  # that of v3

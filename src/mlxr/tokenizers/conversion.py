@@ -177,11 +177,7 @@ def _convert_sentencepiece(config: FolderConfig) -> dict[str, object]:
     rules = make_model_rules(vocabulary, config, model.bos_id, model.eos_id, model.pad_id)
     return (
         _list_vocabulary("llama", vocabulary)
-        | {
-            f"{_PREFIX}pre": "default",
-            f"{_PREFIX}scores": scores,
-            f"{_PREFIX}add_space_prefix": model.add_dummy_prefix,
-        }
+        | {f"{_PREFIX}pre": "default", f"{_PREFIX}scores": scores, f"{_PREFIX}add_space_prefix": model.add_dummy_prefix}
         | _convert_rules(rules, config, vocabulary)
     )
 

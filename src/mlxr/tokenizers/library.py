@@ -105,10 +105,7 @@ PRE_TYPES: tuple[PreType, ...] = (
     ),
     PreType(("tekken",), (_TEKKEN,), ignore_merges=True, add_bos=True),
     PreType(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), (_GPT4O,)),
-    PreType(
-        ("deepseek-llm",),
-        (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _DEEPSEEK_HAN, r"\p{N}+"),
-    ),
+    PreType(("deepseek-llm",), (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _DEEPSEEK_HAN, r"\p{N}+")),
     PreType(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}")),
     PreType(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), (r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
     PreType(("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]")),
@@ -118,10 +115,7 @@ PRE_TYPES: tuple[PreType, ...] = (
         ("bailingmoe", "bailingmoe2", "llada-moe"),
         (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",),
     ),
-    PreType(
-        ("seed-coder",),
-        (_SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _TAIL,),
-    ),
+    PreType(("seed-coder",), (_SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _TAIL,)),
     PreType(("ufakzeka",), (r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL,)),
     PreType(
         ("exaone-moe",),
@@ -133,10 +127,7 @@ PRE_TYPES: tuple[PreType, ...] = (
     PreType(("laguna",), (r"[^\n]+|[\n]+", _QWEN2)),
     PreType(
         ("minicpm5",),
-        (
-            r"\p{N}{1,3}",
-            _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL,
-        ),
+        (r"\p{N}{1,3}", _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL),
         ignore_merges=True,
     ),
     PreType(("default", ""), (_PUNCTUATION, GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mlxr.server.anthropic.messages import router
-from mlxr.server.anthropic.reply import render_error
+from mlxr.server.anthropic.messages import render_error, router
 from mlxr.server.routes import Dialect
 
 DIALECT = Dialect("anthropic", ("/v1/messages",), router, render_error)

@@ -14,8 +14,8 @@ from pydantic import Discriminator, Field, Tag
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_INT, SamplingParams
-from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.server.request_fields import AnthropicParameters, make_schema_grammar
+from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.prompt import Message
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
@@ -160,10 +160,7 @@ class MessageInput(RequestModel):
     """One message of the conversation, as the client sends it."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[Block], Tag("blocks")],
-        Discriminator(_is_text),
-    ]
+    content: Annotated[Annotated[str, Tag("text")] | Annotated[list[Block], Tag("blocks")], Discriminator(_is_text)]
 
 
 System = str | list[TextBlock]

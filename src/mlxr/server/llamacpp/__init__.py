@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxr.server import openai
-from mlxr.server.llamacpp import completion, properties, tokens
-from mlxr.server.llamacpp.reply import ERRORS, render_error
+from mlxr.server.llamacpp import completion, properties
+from mlxr.server.llamacpp.completion import ERRORS, render_error
 from mlxr.server.routes import Description, Dialect, Router, RouteRow
 
 router = Router(tags=["llama.cpp"])
-for route in (completion, tokens, properties):
+for route in (completion, properties):
     router.include(route.router)
 _OWN = {row.path for row in router.rows}
 _PREFIX = "/v1"

@@ -27,13 +27,11 @@ from mlxr.registry.options import BY_NAME, check_options, find_idle, read_draft_
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import spell_fields
 from mlxr.server.generation import borrow, read_all, start, write_frames
-from mlxr.server.json_models import Arguments, JsonObject, RequestModel, Text
 from mlxr.server.ollama.reply import STREAMED, ChatReply, GenerateReply, Part, Parts, error_frame, make_piece, now
 from mlxr.server.parts import parts_of
-from mlxr.server.request_fields import make_schema_grammar
-from mlxr.server.routes import Router, note_ignored
+from mlxr.server.request_fields import drop_oldest, make_schema_grammar
+from mlxr.server.routes import Arguments, JsonObject, RequestModel, Router, Text, note_ignored
 from mlxr.server.streaming import NDJSON, EventStream, dump_json, ndjson, until_disconnected
-from mlxr.server.truncation import drop_oldest
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease

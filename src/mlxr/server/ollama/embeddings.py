@@ -13,10 +13,9 @@ from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.registry.options import check_options
 from mlxr.server.activity import in_flight
 from mlxr.server.generation import borrow, embed_all
-from mlxr.server.json_models import ReplyModel, RequestModel, Text
 from mlxr.server.ollama.answers import KeepAlive, Options, note_options, read_keep_alive
 from mlxr.server.ollama.reply import ERRORS, to_ns
-from mlxr.server.routes import Router, reply_json
+from mlxr.server.routes import ReplyModel, RequestModel, Router, Text, reply_json
 from mlxr.service.embedding import scale_vector
 from mlxr.service.model_pool import ModelLease
 

@@ -20,9 +20,8 @@ from mlxr.core.events import Event, Finish, TokenInfo
 from mlxr.core.types import FinishReason, TokenLogprob
 from mlxr.registry import ModelRecord
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text, optional
 from mlxr.server.parts import parts_of
-from mlxr.server.routes import describe_errors, describe_stream
+from mlxr.server.routes import JsonObject, ReplyModel, RequestModel, Text, describe_errors, describe_stream, optional
 from mlxr.server.streaming import ndjson
 from mlxr.server.work import look
 from mlxr.service.completion import AnswerFold, Section

@@ -1,23 +1,34 @@
-"""The routes below `/v1/chat/completions`: the next message of a conversation, and how many tokens it has.
+"""The body of a chat completion, and the request that it is to the service.
 
-A reply is rendered from the fold of its events: whole (`render_chat`), or in chunks while it grows (`ChatChunks`).
+One model serves the messages of all roles, so that a wrong one is refused with one error that names the field; what a
+role cannot have is checked here, what the conversation cannot have by the service.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import spell_fields
 from mlxr.server.generation import borrow, fill_chat, read_all, start
-from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.openai.chat_request import FIELDS, ChatCompletionRequest, ControlRequest
+from mlxr.server.openai.fields import (
+    Effort,
+    FunctionTool,
+    Mode,
+    ObjectChoice,
+    PenaltyFields,
+    ReasoningOptions,
+    read_offer,
+)
 from mlxr.server.openai.replies import (
     ERRORS,
     STREAMED,
@@ -37,8 +48,263 @@ from mlxr.server.openai.replies import (
     token_bytes_if,
 )
 from mlxr.server.parts import parts_of
-from mlxr.server.routes import Router, note_ignored, reply_json
+from mlxr.server.request_fields import ResponseFormat
+from mlxr.server.routes import (
+    Arguments,
+    JsonObject,
+    ReplyModel,
+    RequestModel,
+    Router,
+    Text,
+    Unsupported,
+    describe_call,
+    dump_json,
+    note_ignored,
+    optional,
+    reply_json,
+)
 from mlxr.service.completion import AnswerFold, Change, ReplyFold
+from mlxr.service.continuation import is_unfinished
+from mlxr.service.prompt import Message
+from mlxr.service.requests import ChatRequest, Ending
+
+PART_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+MAX_MESSAGE_CHARACTERS = 4096
+FIELDS = {
+    "prompt": "messages",
+    "think": "reasoning_effort",
+    "extra": "chat_template_kwargs",
+}  # the service's words for what may be wrong
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class ContentPart(RequestModel):
+    """A piece of text under the key that its type has; images, audio and files are not supported."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+
+
+class CalledFunction(RequestModel):
+    """A call's function and its arguments as JSON text, or as the JSON itself."""
+
+    name: Text
+    arguments: Arguments = ""
+
+
+class ToolCallPart(RequestModel):
+    """A call that the assistant made earlier."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ThoughtPart(RequestModel):
+    """A piece of an earlier thought, as LiteLLM (`thinking`) or OpenRouter (`text`, `summary`) keep it; what is
+    encrypted is of no use here.
+    """
+
+    thinking: str | None = None
+    text: str | None = None
+    summary: str | None = None
+
+
+class ChatMessage(RequestModel):
+    """One message. What the assistant thought may stand in any of the fields in which clients send it back."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = Field(None, description="Of the participant, or of the tool.")
+    tool_calls: list[ToolCallPart] | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: str | None = Field(None, description="What the assistant thought before.")
+    reasoning: str | None = Field(None, description="The same in another spelling.")
+    thinking_blocks: list[ThoughtPart] | None = Field(None, description="The same in pieces.")
+    reasoning_details: list[ThoughtPart] | None = Field(None, description="The same in pieces.")
+    refusal: str | None = Field(None, description="What the assistant said in place of content.")
+    audio: Unsupported = None
+    function_call: Unsupported = None
+
+    @property
+    def thought(self) -> str:
+        """Return what the assistant thought before, "" for nothing; it is the same in whichever field it stands."""
+        pieces = self.thinking_blocks or self.reasoning_details or ()
+        joined = "".join(piece.thinking or piece.text or piece.summary or "" for piece in pieces)
+        return self.reasoning_content or self.reasoning or joined or _join(self.content, thoughts=True)
+
+    @property
+    def hides_all(self) -> bool:
+        """Tell whether there is nothing but thoughts that are hidden, which is no turn."""
+        says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls
+        return bool(self.thinking_blocks or self.reasoning_details) and not says_something
+
+
+def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Messages for the service; raises InvalidRequest naming the field that a role lacks or cannot have."""
+    read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [plain for message, plain in zip(messages, read, strict=True) if not message.hides_all]
+
+
+def join_text(content: str | Sequence[ContentPart] | None) -> str:
+    """The text of a content, without thoughts in it."""
+    return (content or "") if content is None or isinstance(content, str) else _join(content, thoughts=False)
+
+
+def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str:
+    """The parts of a content that are thoughts, or those that are not."""
+    if content is None or isinstance(content, str):
+        return ""
+    return "".join(
+        getattr(part, PART_KEYS[part.type]) or "" for part in content if (part.type == "thinking") is thoughts
+    )
+
+
+def _read_message(message: ChatMessage, field: str) -> Message:
+    _check_role(message, field)
+    read: dict[str, object] = {"role": message.role, "content": join_text(message.content) or message.refusal or ""}
+    if message.name is not None:
+        read["name"] = message.name
+    if message.tool_call_id is not None:
+        read["tool_call_id"] = message.tool_call_id
+    if message.thought:
+        read["reasoning"] = message.thought
+    if message.tool_calls:
+        read["tool_calls"] = [
+            _read_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+        ]
+    return read
+
+
+def _read_call(call: ToolCallPart, field: str) -> JsonObject:
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else dump_json(arguments, f"{field}.function.arguments")
+    return describe_call(call.id, call.function.name, text)
+
+
+def _check_role(message: ChatMessage, field: str) -> None:
+    is_assistant = message.role == "assistant"
+    if message.content is None and message.role not in ("assistant", "tool"):
+        raise InvalidRequest(f"{field}.content", "is missing")
+    for index, part in enumerate(message.content or () if not isinstance(message.content, str) else ()):
+        if getattr(part, PART_KEYS[part.type]) is None:
+            raise InvalidRequest(f"{field}.content[{index}].{PART_KEYS[part.type]}", "is missing")
+    if message.tool_calls and not is_assistant:
+        raise InvalidRequest(f"{field}.tool_calls", "only the assistant calls tools")
+    if message.thought and not is_assistant:
+        raise InvalidRequest(f"{field}.reasoning_content", "only the assistant thinks aloud")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidRequest(f"{field}.tool_call_id", "is missing; it names the call that this answers")
+    if message.tool_call_id is not None and message.role != "tool":
+        raise InvalidRequest(f"{field}.tool_call_id", "belongs to messages of the role 'tool'")
+
+
+class PredictedContent(RequestModel):
+    """A text that the answer is likely to repeat in long parts."""
+
+    type: Literal["content"] = "content"
+    content: str | list[ContentPart]
+
+
+class ChatCompletionRequest(PenaltyFields):
+    """The body of a request to `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Mode | ObjectChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = Field(None, description="Another place of these: OpenRouter's.")
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARACTERS)] | None = Field(
+        None, description="What a thought ends with when its budget is used up. Absent: the setting thinking_message."
+    )
+    reasoning_control: bool | None = Field(
+        None, description="Thoughts can always be ended by POST /v1/chat/completions/control, whatever this says."
+    )
+    modalities: list[Literal["text"]] | None = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
+    prediction: PredictedContent | None = Field(
+        None, description="What the answer is likely to repeat, which makes it faster; the answer is the same."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the assistant's last message, which happens unless this is false."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="True: the answer is a new message even behind one of the assistant; false: nothing is added."
+    )
+    verbose: bool | None = Field(None, description="Tell the prompt as the model read it, in `__verbose`.")
+    chat_template: str | None = Field(
+        None, description="A template to use instead of the model's, in Jinja, or the name of one that mlxr brings."
+    )
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further variables of the chat template.")
+
+    @property
+    def includes_usage(self) -> bool:
+        """Tell whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def list_given(self) -> dict[str, object]:
+        """The values that the request sets; a budget in `reasoning` is one of them."""
+        nested = None if self.reasoning is None else self.reasoning.max_tokens
+        given = super().list_given()
+        return given if nested is None else {"thinking_budget": nested, **given}
+
+    def to_request(self) -> ChatRequest:
+        """Return what the service is asked; raises InvalidRequest naming the field."""
+        offer = read_offer(self.tools, self.tool_choice)
+        effort = self.reasoning_effort or (self.reasoning.think if self.reasoning else None)
+        messages = read_messages(self.messages)
+        return ChatRequest(
+            messages=messages,
+            ending=self._find_ending(messages),
+            params=replace(
+                self.make_params(logit_bias=self.logit_bias, logprobs=self._count_logprobs(), n=self.n),
+                prediction="" if self.prediction is None else join_text(self.prediction.content),
+            ),
+            tools=offer.tools,
+            tool_choice=offer.choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            grammar=self.make_grammar(self.response_format, "response_format"),
+            think=False if effort == "none" else effort,
+            chat_template=self.chat_template or None,
+            template_values=self.chat_template_kwargs or {},
+            thinking_message=self.reasoning_budget_message,
+            cache_prompt=self.cache_prompt is not False,
+            priority=self.priority or 0,
+            deadline_s=self.deadline_s,
+        )
+
+    def _find_ending(self, messages: Sequence[Message]) -> Ending:
+        """Return where the prompt ends: by default inside a last message of the assistant, as llama.cpp has it."""
+        adds, continues = self.add_generation_prompt, self.continue_final_message
+        if adds and continues:
+            raise InvalidRequest("continue_final_message", "and add_generation_prompt cannot both be true")
+        if continues or (is_unfinished(messages) and continues is None and adds is None):
+            return "continued"
+        return "closed" if adds is False else "new turn"
+
+    def _count_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ControlRequest(RequestModel):
+    """A word to the answer that grows; `id` is that of the completion, or of its request."""
+
+    id: Text
+    action: Literal["reasoning_end"]
+
 
 router = Router()
 ChatFinish = Literal["stop", "length", "tool_calls"]

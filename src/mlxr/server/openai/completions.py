@@ -20,7 +20,6 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.server.generation import borrow, fill_text, read_all, start_all
-from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.openai.fields import Answers, PenaltyFields, TokenId
 from mlxr.server.openai.replies import (
     STREAMED,
@@ -37,7 +36,7 @@ from mlxr.server.openai.replies import (
     token_bytes_if,
 )
 from mlxr.server.request_fields import ResponseFormat
-from mlxr.server.routes import Router, reply_json
+from mlxr.server.routes import JsonObject, ReplyModel, Router, optional, reply_json
 from mlxr.service.completion import ReplyFold
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease

@@ -12,11 +12,10 @@ from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.generation import borrow, embed_all
-from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.openai.fields import Count
 from mlxr.server.openai.replies import ERRORS
 from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
-from mlxr.server.routes import Router, reply_json
+from mlxr.server.routes import ReplyModel, RequestModel, Router, reply_json
 from mlxr.service.embedding import Pooling, Vector, scale_vector
 from mlxr.service.session import Session
 

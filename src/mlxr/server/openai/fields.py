@@ -15,8 +15,8 @@ from pydantic import AliasChoices, Field
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
-from mlxr.server.json_models import JsonObject, RequestModel
 from mlxr.server.request_fields import GrammarFields, OpenAIParameters, SamplerFields
+from mlxr.server.routes import JsonObject, RequestModel
 from mlxr.service.requests import NamedTool, Tool, ToolChoice
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -17,11 +17,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from mlxr.core.errors import MlxrError
 from mlxr.registry.record import AdapterRecord, ModelRecord
-from mlxr.server.json_models import ReplyModel, RequestModel, Text
 from mlxr.server.model_names import ServedModels, forget_adapter, load_adapter
 from mlxr.server.openai.replies import ERRORS
 from mlxr.server.parts import parts_of
-from mlxr.server.routes import Router, describe_stream, reply_json
+from mlxr.server.routes import ReplyModel, RequestModel, Router, Text, describe_stream, reply_json
 from mlxr.server.work import look
 
 router = Router()

@@ -17,8 +17,7 @@ from mlxr.core.events import Event, PromptProgress, TokenInfo
 from mlxr.core.types import Timings, TokenLogprob
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import Generation, write_frames
-from mlxr.server.json_models import JsonObject, ReplyModel, make_id, optional
-from mlxr.server.routes import describe_errors, describe_stream, note_ignored
+from mlxr.server.routes import JsonObject, ReplyModel, describe_errors, describe_stream, make_id, note_ignored, optional
 from mlxr.server.streaming import DONE, SSE, EventStream, sse
 from mlxr.service.completion import AnswerFold, ReplyFold
 from mlxr.service.identity import read_clock

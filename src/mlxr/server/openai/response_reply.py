@@ -15,7 +15,6 @@ from pydantic import Field
 
 from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason
-from mlxr.server.json_models import JsonObject, ReplyModel, make_id, optional
 from mlxr.server.openai.replies import (
     TimingsReply,
     TokenBytes,
@@ -27,7 +26,8 @@ from mlxr.server.openai.replies import (
     time_end,
     time_growth,
 )
-from mlxr.server.openai.response_tools import Callee, CallKind, read_arguments, read_command, read_text
+from mlxr.server.openai.response_request import Callee, CallKind, read_arguments, read_command, read_text
+from mlxr.server.routes import JsonObject, ReplyModel, make_id, optional
 from mlxr.service.completion import ReplyFold, Section
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -18,22 +18,22 @@ from mlxr.core.events import Event
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError, spell_fields
 from mlxr.server.generation import Generation, borrow, fill_chat, read_all, start, write_frames
-from mlxr.server.json_models import JsonObject, ReplyModel
 from mlxr.server.openai.replies import ERRORS, STREAMED, Head, fit_effort, name_code, token_bytes_if
 from mlxr.server.openai.response_reply import ResponseEvents, ResponseReply
 from mlxr.server.openai.response_request import (
+    Callee,
     InputItem,
     ReferenceItem,
     ResponseRequest,
     list_items,
     list_loaded,
     read_items,
+    read_tools,
 )
-from mlxr.server.openai.response_tools import Callee, read_tools
 from mlxr.server.parts import parts_of
-from mlxr.server.routes import Router, reply_json
+from mlxr.server.request_fields import drop_oldest
+from mlxr.server.routes import JsonObject, ReplyModel, Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse
-from mlxr.server.truncation import drop_oldest
 from mlxr.service.completion import ReplyFold
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
