@@ -29,8 +29,8 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
+from mlxr.service.measures import read_peak_memory_bytes
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.speed import read_peak_memory_bytes
 from plot import draw_gaps
 from synthetic import SHAPES, show_progress, write_model
 

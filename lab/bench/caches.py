@@ -17,8 +17,8 @@ from typing import Any
 
 from mlxr.core.settings import resolve
 from mlxr.loading import LoadedModel
+from mlxr.service.measures import Load, measure_speed
 from mlxr.service.opening import open_model
-from mlxr.service.speed import Load, measure_speed
 
 CACHES = ("paged", "simple")
 

@@ -19,14 +19,12 @@ from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import Progress
 from mlxr.service.adapters import AdapterChoice
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.embedding import Pooling, choose_pooling, scale_vector
 from mlxr.service.opening import find_adapter_path, find_own_adapter, find_record, open_model, split_adapter
-from mlxr.service.prompt import Message, Prompt
-from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.requests import ChatRequest, Message, Prompt, TextRequest
 from mlxr.service.session import Session
 from mlxr.service.stats import SessionStats
-from mlxr.service.streams import Stream
+from mlxr.service.streams import Completion, Stream, fold_events
 
 KEYWORDS = get_type_hints(ModelKeywords)
 Function = TypeVar("Function", bound=Callable[..., object])

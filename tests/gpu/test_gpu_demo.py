@@ -30,10 +30,10 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.gpu.mlx import find_gpu
 from mlxr.loading import LoadedModel, load
 from mlxr.service.chat import Chat
-from mlxr.service.completion import fold_events
+from mlxr.service.measures import score_text
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.perplexity import score_text
 from mlxr.service.requests import ChatRequest
+from mlxr.service.streams import fold_events
 
 REAL = Path(__file__).parents[1] / "real"
 FUNCTIONS = [row["name"] for row in json.loads((REAL / "questions.json").read_text())["functions"]]

@@ -33,9 +33,9 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.speculative.drafters import Lookup, PredictedLookup
 from mlxr.loading import LoadedModel
 from mlxr.service.adapters import Adapters
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.streams import Completion, fold_events
 
 TARGETS = ("qwen35", "glm4moe")  # with recurrent layers, and without
 DRAFTERS = ("ngram", "draft model", "mtp", "eagle")

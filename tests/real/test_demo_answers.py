@@ -10,7 +10,7 @@ import pytest
 
 from mlxr import LLM, FinishReason, SamplingParams
 from mlxr.loading import ASSETS
-from mlxr.service.completion import Completion, fold_events
+from mlxr.service.streams import Completion, fold_events
 
 HERE = Path(__file__).parent
 QUESTIONS = json.loads((HERE / "questions.json").read_text())

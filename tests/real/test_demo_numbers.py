@@ -13,8 +13,8 @@ import pytest
 from mlxr import LLM, SamplingParams
 from mlxr.cli.main import main
 from mlxr.core.settings import Settings
+from mlxr.service.measures import TextScore, score_text
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.perplexity import TextScore, score_text
 
 ROOT = Path(__file__).parents[2]
 HELD_OUT = Path(__file__).parent / "held_out.txt"

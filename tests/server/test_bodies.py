@@ -14,8 +14,8 @@ from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.server import work
 from mlxr.server.errors import ServerError
 from mlxr.server.work import MAX_NUMBERS, MAX_PARTS, _Count, _cut, check_parts
+from mlxr.service.chat import SizeBound
 from mlxr.service.messages import parse_arguments
-from mlxr.service.size_bound import SizeBound
 
 
 def count_value(value: Any) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from mlxr.server.openai.replies import Head, StreamExtras
 from mlxr.server.openai.response_reply import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest, read_tools
 from mlxr.server.openai.responses import begin_response
-from mlxr.service.completion import ReplyFold
+from mlxr.service.streams import ReplyFold
 
 HEAD = Head("id-1", 1_700_000_000, "some-model", "fp_1")
 USAGE = Usage(prompt_tokens=10, completion_tokens=7, cached_tokens=4)

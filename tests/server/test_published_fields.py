@@ -19,7 +19,7 @@ from mlxr.server.openai.response_reply import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.responses import begin_response
 from mlxr.server.routes import JsonObject
-from mlxr.service.completion import ReplyFold
+from mlxr.service.streams import ReplyFold
 
 MESSAGE = "id type role content model stop_reason stop_sequence stop_details usage container"
 USAGE = (

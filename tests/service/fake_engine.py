@@ -10,11 +10,9 @@ from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.preparation import Preparation
-from mlxr.service.prompt import Message
-from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.streams import Stream, open_streams
+from mlxr.service.requests import ChatRequest, Message, TextRequest
+from mlxr.service.streams import Completion, Stream, fold_events, open_streams
 
 BOS, EOS, STOP_MARK, USER = range(4)
 SPECIALS = {BOS: "<s>", EOS: "</s>", STOP_MARK: "<|stop|>", USER: "<|user|>"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_engine import EOS, FIRST_PIECE, FakeEngine, PieceTokenizer, make_session, script_text
 
 from mlxr.core.types import SamplingParams
-from mlxr.service.breakers import BreakerFinder
+from mlxr.service.preparation import BreakerFinder
 
 
 def byte(character: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
-from mlxr.service.completion import AnswerFold, Change, ReplyFold, ToolCall, fold_events
+from mlxr.service.streams import AnswerFold, Change, ReplyFold, ToolCall, fold_events
 
 A, B = TokenInfo(TokenLogprob(1, -0.5)), TokenInfo(TokenLogprob(2, -0.25))
 END = Finish(FinishReason.TOOL_CALLS, Usage(10, 5, 4, 1), timings=Timings(0.5, 1.0, 2.0, 3, 2))

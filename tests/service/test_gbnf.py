@@ -15,8 +15,7 @@ import pytest
 from whole_answers import takes
 
 from mlxr.core.types import Grammar
-from mlxr.service.gbnf import GbnfError, translate
-from mlxr.service.gbnf.parsing import Chars, Choice, Node, Ref, Repeat, Sequence, parse
+from mlxr.service.gbnf import Chars, Choice, GbnfError, Node, Ref, Repeat, Sequence, parse, translate
 
 FOLDER = Path(__file__).parent / "grammars"
 

@@ -18,10 +18,10 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import FinishReason, Grammar, SamplingParams, Usage
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.chat import Chat
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.reasoning import Thought
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
+from mlxr.service.streams import Completion, fold_events
 from mlxr.service.tools.format import CallPiece, Place
 from mlxr.service.tools.harmony import MARKERS, HarmonyParser
 from mlxr.tokenizers import ChatTemplate, Tokenizer, from_gguf, to_gguf_metadata

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxr.core.errors import InvalidRequest, ModelError
-from mlxr.service.perplexity import score_text, split_windows
-from mlxr.service.speed import Load, summarise
+from mlxr.service.measures import Load, score_text, split_windows, summarise
 from mlxr.service.validation import LogitsTap, Reference, compare_logits
 
 
@@ -128,7 +127,7 @@ def test_a_load_and_a_spread() -> None:
 
 def test_peak_memory_is_the_process_own_and_grows_with_what_is_touched() -> None:
     script = (
-        "from mlxr.service.speed import read_peak_memory_bytes as read\n"
+        "from mlxr.service.measures import read_peak_memory_bytes as read\n"
         "before = read(); block = b'x' * (100 << 20); print(before, read())"
     )
     ballast = b"x" * (200 << 20)  # held by the parent while the child starts: not the child's

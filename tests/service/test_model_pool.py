@@ -22,9 +22,9 @@ from mlxr.engine.stats import CacheMemory
 from mlxr.loading import ASSETS
 from mlxr.registry.record import AdapterRef, ModelRecord
 from mlxr.service import model_pool
-from mlxr.service.completion import fold_events
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.streams import fold_events
 
 MIB = 2**20
 

@@ -12,7 +12,7 @@ import pytest
 
 from mlxr.core.memory import _find, return_free_memory
 from mlxr.core.types import Grammar, SamplingParams
-from mlxr.service.preparing_threads import GRAMMAR_WEIGHT, LONG_CHARACTERS, PreparingThreads, weigh
+from mlxr.service.preparation import GRAMMAR_WEIGHT, LONG_CHARACTERS, PreparingThreads, weigh
 from mlxr.service.requests import ChatRequest, TextRequest, Tool
 
 

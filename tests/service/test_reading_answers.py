@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason, SamplingParams, Usage
 from mlxr.engine.sequence import TokenEvent
-from mlxr.service.answer import Answer, AnswerFormat
-from mlxr.service.completion import Completion, ToolCall, fold_events
-from mlxr.service.output import WRAPPERS, OutputParser
+from mlxr.service.answer import WRAPPERS, Answer, AnswerFormat, OutputParser
 from mlxr.service.reasoning import ReasoningSplitter, Tags
 from mlxr.service.requests import Tool
+from mlxr.service.streams import Completion, ToolCall, fold_events
 from mlxr.service.tools.marked_json import HermesFormat
 from mlxr.tokenizers import Detokenizer
 

@@ -11,8 +11,7 @@ from whole_answers import load_demo, takes
 
 from mlxr.core.types import Grammar
 from mlxr.engine.request import MaskSource
-from mlxr.service.schema_check import enforce
-from mlxr.service.schema_document import SchemaError
+from mlxr.service.schema import SchemaError, enforce
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 A, B = {"a": {"type": "integer"}}, {"b": {"type": "boolean"}}

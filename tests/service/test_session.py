@@ -20,11 +20,10 @@ from mlxr.core.errors import EngineStopped, InvalidRequest, OutOfPages, QueueFul
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import open_model
 from mlxr.service.requests import ChatRequest, NamedTool, TextRequest, Tool
 from mlxr.service.session import Session
-from mlxr.service.streams import AsyncStream
+from mlxr.service.streams import AsyncStream, Completion, fold_events
 from mlxr.tokenizers import ChatTemplate
 
 SETTINGS = Settings(arena_bytes=48 * 2**20, max_sequences=32)

@@ -7,10 +7,8 @@ from service_models import open_demo
 
 from mlxr.core.errors import ContextFull
 from mlxr.core.types import SamplingParams
-from mlxr.service.chat import Chat
-from mlxr.service.requests import ChatRequest
-from mlxr.service.size_bound import SLACK, SizeBound, count_characters
-from mlxr.service.window import Window
+from mlxr.service.chat import SLACK, Chat, SizeBound, count_characters
+from mlxr.service.requests import ChatRequest, Window
 from mlxr.tokenizers import ChatTemplate
 
 

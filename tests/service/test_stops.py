@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxr.service.stops import StopScanner
+from mlxr.service.answer import StopScanner
 
 TEXTS = st.text("abc", max_size=40)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

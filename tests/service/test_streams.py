@@ -29,8 +29,8 @@ from service_models import open_demo
 from mlxr.core.errors import InvalidRequest, QueueFull, TemplateError
 from mlxr.core.events import Event, Finish, TextDelta
 from mlxr.core.types import FinishReason, SamplingParams, Usage
-from mlxr.service.completion import Completion, fold_events
-from mlxr.service.prompt import find_message_ends
+from mlxr.service.requests import find_message_ends
+from mlxr.service.streams import Completion, fold_events
 
 UNLIMITED = SamplingParams(max_tokens=None)
 ENDLESS = [FIRST_PIECE + 97] * 10**5

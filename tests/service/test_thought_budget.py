@@ -20,10 +20,10 @@ from test_harmony import open_tokenizer
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.engine.request import FREE_TOKENS, MaskSource
-from mlxr.service.completion import fold_events
 from mlxr.service.opening import build_engine
 from mlxr.service.reasoning import TAGS, ReasoningSplitter, Tags, Thought
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.streams import fold_events
 from mlxr.service.thought_budget import (
     ThoughtBudget,
     ThoughtEnd,

@@ -14,10 +14,10 @@ from whole_answers import takes
 from mlxr.core.types import Grammar
 from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat, find_format
+from mlxr.service.tools.arguments import read_value
 from mlxr.service.tools.format import CallPiece
 from mlxr.service.tools.marked_json import HermesFormat
 from mlxr.service.tools.pythonic import Lfm2Format
-from mlxr.service.tools.values import read_value
 from mlxr.service.tools.xml import GlmFormat, QwenXmlFormat
 
 PROPERTIES = {

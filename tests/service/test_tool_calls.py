@@ -14,8 +14,8 @@ from service_models import open_demo
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat, find_format
+from mlxr.service.tools.blocks import Gemma4Format
 from mlxr.service.tools.format import CallPiece
-from mlxr.service.tools.gemma4 import Gemma4Format
 from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
 from mlxr.service.tools.mistral import CohereFormat, MistralFormat, Phi4Format
 from mlxr.service.tools.pythonic import Olmo3Format

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_answers import load_demo, takes
 
-from mlxr.service.output import OutputParser
+from mlxr.service.answer import OutputParser
 from mlxr.service.reasoning import TAGS, ReasoningSplitter
 from mlxr.service.requests import Tool
-from mlxr.service.schema_check import enforce
+from mlxr.service.schema import enforce
 from mlxr.service.tools import ToolFormat
+from mlxr.service.tools.blocks import Gemma4Format
 from mlxr.service.tools.format import CallPiece
-from mlxr.service.tools.gemma4 import Gemma4Format
 from mlxr.service.tools.harmony import HarmonyFormat
 from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
 from mlxr.service.tools.mistral import CohereFormat, MistralFormat, Phi4Format

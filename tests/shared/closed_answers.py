@@ -15,8 +15,8 @@ import numpy as np
 
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.llm import LLM
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.requests import ChatRequest, Tool
+from mlxr.service.streams import Completion, fold_events
 
 MOST_TOKENS = 200
 MORE_TOKENS = 70

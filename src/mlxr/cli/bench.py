@@ -18,17 +18,19 @@ from mlxr.core.settings import Settings
 from mlxr.core.stats import KernelTime, MachineLimits
 from mlxr.loading import KERNEL_TARGETS, LoadedModel, list_kernel_sources
 from mlxr.service.machine_limits import KeptLimits, measure_limits
-from mlxr.service.opening import open_model
-from mlxr.service.profiling import PhaseProfile, make_trace, profile_model
-from mlxr.service.speed import (
+from mlxr.service.measures import (
     DraftSpeed,
     Load,
+    PhaseProfile,
     Spread,
+    make_trace,
     measure_drafts,
     measure_speed,
+    profile_model,
     read_peak_memory_bytes,
     summarise,
 )
+from mlxr.service.opening import open_model
 
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Random tokens of each prompt.")]
 GenerateTokens = Annotated[int, typer.Option("--generate-tokens", help="Tokens decoded for each prompt.")]

@@ -36,8 +36,8 @@ from mlxr.loading import find_model, read_sampling
 from mlxr.registry import ModelRecord, library
 from mlxr.registry.record import ModelName
 from mlxr.service.catalogue import open_registry, recommend
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import find_record, note_use
+from mlxr.service.streams import Completion, fold_events
 
 SILENT_S = 2.0  # after which it is told that stdin is waited for
 

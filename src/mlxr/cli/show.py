@@ -32,7 +32,7 @@ from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.service.catalogue import describe_template, open_registry
 from mlxr.service.opening import find_record
-from mlxr.service.state_use import StateUse, read_state_use
+from mlxr.service.stats import StateUse, read_state_use
 
 
 def describe_experts(experts: ExpertsSummary | None) -> dict[str, int] | None:

@@ -22,10 +22,9 @@ from mlxr.core.types import SamplingParams
 from mlxr.loading import LoadedModel
 from mlxr.service.chat import Chat
 from mlxr.service.machine_limits import KeptLimits
+from mlxr.service.measures import TokenScore, score_text
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.perplexity import TokenScore, score_text
-from mlxr.service.prompt import encode_prompt
-from mlxr.service.requests import ChatRequest
+from mlxr.service.requests import ChatRequest, encode_prompt
 from mlxr.service.stats import MemoryUse
 from mlxr.service.validation import FullUse, Validation, validate_model
 

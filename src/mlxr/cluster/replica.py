@@ -42,8 +42,7 @@ from mlxr.core.settings import Settings
 from mlxr.engine.stats import EngineReport
 from mlxr.server.listen import Server, build_app, name_address, open_socket
 from mlxr.server.parts import ServerParts
-from mlxr.service.cluster_hooks import STATE_KEY, Planned, RequestHooks
-from mlxr.service.identity import Identity, use_identity
+from mlxr.service.identity import STATE_KEY, Identity, Planned, RequestHooks, use_identity
 
 MARK_BYTES = 8
 # Times, speeds, and tokens found in the cache: these may differ when an answer is repeated.

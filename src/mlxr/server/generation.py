@@ -32,8 +32,7 @@ from mlxr.server.request_fields import ParameterFields
 from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look
-from mlxr.service.cluster_hooks import Planned, find_hooks
-from mlxr.service.identity import current_identity
+from mlxr.service.identity import Planned, current_identity, find_hooks
 from mlxr.service.requests import ChatRequest, TextRequest
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from mlxr.server.generation import borrow
 from mlxr.server.parts import parts_of
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look, start_make
-from mlxr.service.catalogue import BUILTIN_DEFAULT, DefaultModel, choose_default
-from mlxr.service.remembered import FRESH_S, Remembered
+from mlxr.service.catalogue import BUILTIN_DEFAULT, FRESH_S, DefaultModel, Remembered, choose_default
 
 logger = logging.getLogger(__name__)
 NEAR = 0.5  # of 1, how alike names are that may be meant for one another

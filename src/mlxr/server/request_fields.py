@@ -17,8 +17,7 @@ from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.core.sampling import BY_SPELLING, Dialect, Parameter
 from mlxr.core.types import MAX_INT, PARAMETERS, Grammar
 from mlxr.server.routes import JsonObject, RequestModel, Text, dump_json
-from mlxr.service.prompt import Prompt
-from mlxr.service.requests import ChatRequest
+from mlxr.service.requests import ChatRequest, Prompt
 from mlxr.service.session import Session
 
 

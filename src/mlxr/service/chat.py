@@ -2,6 +2,15 @@
 
 Knows the model's chat template and what it tells of the model: its reasoning tags, its format of tool calls, the
 variables it reads. Token ids come out; the engine is not known here.
+
+`SpecialGuard` keeps what users write from becoming control tokens. A chat template writes control tokens as text, and
+so could anybody who writes `<|im_end|>` into a message. Before the template sees a conversation, a mark, a character
+that occurs nowhere in it, goes into every spelling of a special token that is found there. The rendered text then has
+only the template's own spellings; once it is encoded, the tokens of the marks are taken out. What a user wrote is read
+as the plain characters that it is. Tokens that a vocabulary spells with one character cannot be told from text.
+
+`SizeBound` knows how much text can fit in a context without reading it as tokens: a token spells at most as many
+characters as the longest one of the vocabulary, so a text that is much longer need not be tokenised to be refused.
 """
 
 from __future__ import annotations
@@ -9,29 +18,170 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from mlxr.core.errors import ConversationRefused, InvalidRequest, NoTemplateWorker
+from mlxr.core.errors import ContextFull, ConversationRefused, InvalidRequest, NoTemplateWorker
 from mlxr.core.types import Grammar
-from mlxr.service.answer import AnswerFormat
-from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
-from mlxr.service.json_text import write_json
-from mlxr.service.messages import check_messages, list_repeated_calls
-from mlxr.service.output import WRAPPERS, OutputParser
+from mlxr.service.answer import WRAPPERS, AnswerFormat, OutputParser
+from mlxr.service.chat_templates import REASONING_KEYS, Messages, TurnOrder, list_shapes, merge_systems
+from mlxr.service.messages import check_messages, list_repeated_calls, write_json
 from mlxr.service.reasoning import BUDGET, EFFORT, EFFORTS, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
-from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
-from mlxr.service.schema import Enforceable
-from mlxr.service.schema_document import SchemaError
-from mlxr.service.size_bound import SizeBound, count_characters
-from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
+from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool, continues_reasoning, cut_at_mark, mark_end
+from mlxr.service.schema import Enforceable, SchemaError, enforce
 from mlxr.service.tools import TOOLS_VARIABLE, ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool
-from mlxr.service.turns import REASONING_KEYS, Messages, TurnOrder, list_shapes, merge_systems
 from mlxr.tokenizers import ChatTemplate, Tokenizer
+
+# Private-use characters: no normalisation changes them, no text has them by accident, and no word contains them.
+_MARKS = tuple(chr(0xE000 + 97 * step) for step in range(60))
+_TRIES = 6
+
+
+class SpecialGuard:
+    """The guard of one vocabulary. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def warm_up(self) -> None:
+        """Look through the vocabulary now, which takes a while for a large one, and not with the first request."""
+        _ = self._pattern
+
+    def choose_marks(self, *values: object) -> Sequence[str]:
+        """Marks that may stand in `values`; none when nothing in them needs one."""
+        texts = [text for value in values for text in _list_texts(value)]
+        pattern = self._pattern
+        if pattern is None or not any(pattern.search(text) for text in texts):
+            return ()
+        return [mark for mark in _MARKS if not any(mark in text for text in texts)][:_TRIES]
+
+    def put_marks(self, value: object, mark: str) -> object:
+        """A copy of a JSON-like value with `mark` in every spelling of a special token."""
+        if isinstance(value, str):
+            return value if self._pattern is None else self._pattern.sub(lambda match: match[0] + mark, value)
+        if isinstance(value, Mapping):
+            return {self.put_marks(key, mark): self.put_marks(item, mark) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.put_marks(item, mark) for item in value]
+        return value
+
+    def take_marks(self, token_ids: Sequence[int], mark: str, count: int) -> list[int] | None:
+        """`token_ids` without the tokens of `count` marks; None if these are not tokens of their own."""
+        spelt = mark.encode()
+        kept: list[int] = []
+        run: list[int] = []  # tokens that may be those of a mark
+        found = 0
+        for token_id in token_ids:
+            run.append(token_id)
+            while run and not spelt.startswith(b"".join(map(self._tokenizer.token_bytes, run))):
+                kept.append(run.pop(0))
+            if run and b"".join(map(self._tokenizer.token_bytes, run)) == spelt:
+                found += 1
+                run.clear()
+        return [*kept, *run] if found == count else None
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        """The first character of every special token's spelling, where the rest follows."""
+        tokenizer = self._tokenizer
+        specials = (tokenizer.token_text(index) for index in range(tokenizer.vocab_size) if tokenizer.is_special(index))
+        texts = sorted(text for text in specials if len(text) > 1)
+        groups = [
+            f"{re.escape(first)}(?={'|'.join(re.escape(text[1:]) for text in group)})"
+            for first, group in groupby(texts, key=lambda text: text[0])
+        ]
+        return re.compile("|".join(groups)) if groups else None
+
+
+def _list_texts(value: object) -> Iterator[str]:
+    """All texts in a JSON-like value, keys included."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting.extend(value)
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+
+
+def refuse_unprotected() -> InvalidRequest:
+    """What to raise when no mark could be used."""
+    return InvalidRequest("messages", "spell a control token, which this vocabulary cannot write as text")
+
+
+MANY_ITEMS = 64  # from which on a list is asked for its kinds of items first
+_NUMBERS = {int, float}
+SLACK = 4  # for vocabularies that shorten a text before they cut it, as NFKC or runs of spaces
+
+
+class SizeBound:
+    """The bound of one model. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
+        self._tokenizer, self.context_tokens = tokenizer, context_tokens
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, map(self._tokenizer.token_text, range(self._tokenizer.vocab_size))))
+
+    @property
+    def characters(self) -> int:
+        """Texts with more characters are refused."""
+        return SLACK * self.context_tokens * self._longest
+
+    def cut(self, text: str) -> str:
+        """The beginning of a text that reaches as far as the context can."""
+        return text if len(text) <= SLACK * self.context_tokens else text[: self.characters]
+
+    def check(self, field: str, value: object, allowance: int = 0) -> None:
+        """Raise ContextFull about `field` when the strings in a JSON-like value cannot fit in the context.
+
+        `allowance` are characters that they may have besides.
+        """
+        if isinstance(value, list | tuple) and value and isinstance(value[0], int):  # a prompt that is ids already
+            if len(value) > self.context_tokens:
+                raise ContextFull.of(field, len(value), self.context_tokens)
+            return
+        enough = SLACK * self.context_tokens + allowance
+        if count_characters(value, enough) <= enough:
+            return  # fits even where each token is one character; the vocabulary need not be read
+        characters = count_characters(value, self.characters + allowance)
+        if characters > self.characters + allowance:
+            reason = (
+                f"this model's maximum context length is {self.context_tokens} tokens, which cannot hold a prompt of "
+                f"{characters if isinstance(value, str) else f'more than {self.characters}'} characters"
+            )
+            raise ContextFull(field, reason, characters // self._longest, self.context_tokens)
+
+
+def count_characters(value: object, enough: int, most_items: int | None = None) -> int:
+    """Return how many characters the strings in a JSON-like value have; not all of them once there are `enough`.
+
+    A list of more than `most_items` counts as more than enough, whatever it holds.
+    """
+    found, waiting = 0, [value]
+    while waiting and found <= enough:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found += len(part)
+        elif isinstance(part, Mapping):
+            waiting.extend(part.values())
+        elif isinstance(part, list | tuple):
+            if most_items is not None and len(part) > most_items:
+                return enough + len(part)
+            if len(part) < MANY_ITEMS or not set(map(type, part)) <= _NUMBERS:
+                waiting.extend(part)
+    return found
+
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -186,9 +336,7 @@ class Chat:
         shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if has_parser else ())]
         ids = {spelling: self._find_special(spelling) for spelling in shown}
         return AnswerFormat(
-            open_parser,
-            {index: spelling for spelling, index in ids.items() if index is not None},
-            tool_format.make_id,
+            open_parser, {index: spelling for spelling, index in ids.items() if index is not None}, tool_format.make_id
         )
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
@@ -377,8 +525,6 @@ def list_tools(request: ChatRequest) -> Sequence[Tool]:
 
 def _enforce(tool: Tool, field: str, *, must_hold: bool) -> Enforceable:
     """Return what a grammar can hold of a tool's schema. Broken ones are refused where the model must call a tool."""
-    from mlxr.service.schema_check import enforce  # the library takes a while to import
-
     try:
         return enforce(json.dumps({"type": "object", **tool.parameters}))
     except SchemaError as error:

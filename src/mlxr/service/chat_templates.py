@@ -1,13 +1,22 @@
-"""Chat templates that users bring: in Jinja or Go's syntax, in a file, or by the name of one that comes with mlxr."""
+"""Chat templates that users bring: in Jinja or Go's syntax, in a file, or by the name of one that comes with mlxr.
+
+Brings a conversation into an order of roles that a chat template takes, without losing any of its text.
+
+Many templates raise where roles do not alternate, or where a system message stands behind the first message; some leave
+such a message out. What a template takes is found out once by rendering a few words, and only when a conversation needs
+it. One that is refused all the same is offered again in the shapes of `list_shapes`, in their order. So what a
+conversation becomes depends on it and on the template alone, never on what was asked before.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mlxr.core.errors import InvalidRequest, SettingError, TemplateError
 from mlxr.core.model_settings import ModelSettings
+from mlxr.service.tools.marked_json import GenericFormat
 from mlxr.templates.budget import MAX_SOURCE_CHARACTERS
 from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.tokenizers import ChatTemplate, Tokenizer, chat_template_from_source
@@ -102,3 +111,215 @@ def _list_names() -> str:
 
 def _check(source: str) -> None:
     ChatTemplate(source, bos_token="", eos_token="", name=BROUGHT).check()
+
+
+Messages = list[dict[str, object]]
+SYSTEM_ROLES = ("system", "developer")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
+_CALL = {"id": "probe7d1f", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
+_DOTS = "…"
+_LETTERS = {"system": "s", "developer": "d"}
+_PROBES: Mapping[str, Callable[[str], dict[str, object]]] = {
+    "s": lambda word: {"role": "system", "content": word},
+    "d": lambda word: {"role": "developer", "content": word},
+    "u": lambda word: {"role": "user", "content": word},
+    "a": lambda word: {"role": "assistant", "content": word},
+    "c": lambda _: {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    "t": lambda word: {"role": "tool", "content": word, "name": "probe", "tool_call_id": _CALL["id"]},
+}
+
+
+class TurnOrder:
+    """Finds out what one chat template takes. Safe to use from several threads.
+
+    `tools` is anything that a template can show as tools; it is needed where the model has a template of its own for
+    them, which may take something else.
+    """
+
+    def __init__(self, template: ChatTemplate, tools: Sequence[object] | None = None) -> None:
+        self._template, self._tools = template, tools
+        self._known: dict[str, bool] = {}
+
+    def warm_up(self) -> None:
+        """Find out now what most conversations need."""
+        self._shows("su")
+
+    def arrange(self, messages: Messages) -> Messages:
+        """Return the messages as the template is known to take them: as they are, where it takes that.
+
+        Raises NoTemplateWorker where it cannot be found out now.
+        """
+        if any(message["role"] == "developer" for message in messages) and not self._shows("du"):
+            messages = merge_systems(
+                [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+            )
+        later = {_LETTERS.get(str(message["role"])) for message in messages[_count_front(messages) :]}
+        probes = [f"u{letter}aua{letter}u" for letter in "sd" if letter in later]
+        if probes and not all(map(self._shows, [probe + self._find_tail(messages) for probe in probes])):
+            messages = show_systems(messages)
+        if len(merge_neighbours(messages)) < len(messages) and not self._shows("uuaau"):
+            messages = merge_neighbours(messages)
+        return messages if self._takes_system(messages) else move_system(messages)
+
+    def _takes_system(self, messages: Messages) -> bool:
+        """Tell whether a system message before the others is shown. Some templates show it only with a message of the
+        user.
+        """
+        if not _count_front(messages):
+            return True
+        if all(message["role"] != "user" for message in messages):
+            return self._shows("s")
+        return self._shows(f"su{self._find_tail(messages)}")
+
+    def _find_tail(self, messages: Messages) -> str:
+        """Return letters of messages that end a probe as the conversation ends, if the template takes such an end.
+
+        Some templates show instructions only where the user's message is the last one.
+        """
+        role = str(messages[-1]["role"])
+        tail = {"assistant": "a", "tool": "ct"}.get(role, "")
+        return _LETTERS.get(role) or (tail if tail and self._shows(f"u{tail}") else "")
+
+    def _shows(self, letters: str) -> bool:
+        """Tell whether the template takes messages of these roles, and shows the words of all of them."""
+        known = self._known.get(letters)
+        if known is None:
+            probes = [_PROBES[letter](f"probe-{place}-7d1f") for place, letter in enumerate(letters)]
+            try:
+                text = self._template.render(probes, tools=self._tools)
+                known = all(str(probe["content"]) in text for probe in probes)
+            except TemplateError:
+                known = False
+            self._known[letters] = known
+        return known
+
+
+def list_shapes(messages: Messages) -> Iterator[Messages]:
+    """The shapes in which a conversation that was refused is offered again; each goes on from the one before."""
+    steps: tuple[Callable[[Messages], Messages], ...] = (
+        lambda given: given,  # neighbours become one message, as they do after each step
+        show_systems,
+        fill_gaps,
+        speak_empty,
+        move_system,
+        lambda given: fill_gaps(merge_neighbours(GenericFormat().prepare_messages(given, ()))),
+    )
+    for step in steps:
+        changed = merge_neighbours(step(messages))
+        if changed != messages:
+            yield changed
+        messages = changed
+
+
+def merge_systems(messages: Messages) -> Messages:
+    """One message of all system messages at the start: many templates look at the first only."""
+    first = messages[0]
+    count = next((index for index, message in enumerate(messages) if message["role"] != first["role"]), len(messages))
+    if first["role"] != "system" or count == 1:
+        return messages
+    content = "\n\n".join(str(message["content"]) for message in messages[:count])
+    return [{**first, "content": content}, *messages[count:]]
+
+
+def merge_neighbours(messages: Messages) -> Messages:
+    """One message of all that follow each other with one role; system and developer count as one role.
+
+    Calls of tools and their results stay apart.
+    """
+    merged: Messages = []
+    for message in messages:
+        if merged and _can_join(merged[-1], message):
+            merged[-1] = _join(merged[-1], message)
+        else:
+            merged.append(message)
+    return merged
+
+
+def show_systems(messages: Messages) -> Messages:
+    """System and developer messages behind the first message of others as the user's, where they stand.
+
+    One between calls of tools and their results comes behind the results.
+    """
+    front = _count_front(messages)
+    shown, waiting = messages[:front], Messages()
+    for message in messages[front:]:
+        if message["role"] in SYSTEM_ROLES:
+            waiting.append({**message, "role": "user"})
+            continue
+        if message["role"] != "tool":
+            shown += waiting
+            waiting = []
+        shown.append(message)
+    return [*shown, *waiting]
+
+
+def fill_gaps(messages: Messages) -> Messages:
+    """The conversation with empty turns where one of the other side is missing.
+
+    So the first turn is the user's, and between two of one side that only calls and results stand between is one of the
+    other: the assistant's behind the results, the user's before the calls.
+    """
+    front = _count_front(messages)
+    filled, place = messages[:front], front  # behind the last text
+    if len(messages) > front and messages[front]["role"] != "user":
+        filled.append({"role": "user", "content": ""})
+    last = "user" if len(filled) > front else ""
+    for message in messages[front:]:
+        if message["role"] != "tool" and "tool_calls" not in message:
+            if message["role"] == last == "user":
+                filled.append({"role": "assistant", "content": ""})
+            elif message["role"] == last:
+                filled.insert(place, {"role": "user", "content": ""})
+            last, place = str(message["role"]), len(filled) + 1
+        filled.append(message)
+    return filled
+
+
+def speak_empty(messages: Messages) -> Messages:
+    """The conversation with three dots for turns without a word, which some templates refuse."""
+    return [
+        {**message, "content": _DOTS} if message["content"] == "" and "tool_calls" not in message else message
+        for message in messages
+    ]
+
+
+def move_system(messages: Messages) -> Messages:
+    """The system message at the start of the user's first, for templates that have no other place for it.
+
+    Where the user does not begin, it is what the user begins with.
+    """
+    front = _count_front(messages)
+    if not front:
+        return messages
+    moved: dict[str, object] = {"role": "user", "content": _join_texts(*(one["content"] for one in messages[:front]))}
+    others = messages[front:]
+    if others and others[0]["role"] == "user":
+        return [{**others[0], "content": _join_texts(moved["content"], others[0]["content"])}, *others[1:]]
+    return [moved, *others]
+
+
+def _count_front(messages: Messages) -> int:
+    """Count the system and developer messages that the conversation begins with."""
+    places = (index for index, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES)
+    return next(places, len(messages))
+
+
+def _can_join(first: dict[str, object], second: dict[str, object]) -> bool:
+    roles = {first["role"], second["role"]}
+    if roles <= set(SYSTEM_ROLES):
+        return True
+    return roles == {"user"} or (roles == {"assistant"} and not any("tool_calls" in one for one in (first, second)))
+
+
+def _join(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
+    joined = {**first, **second, "role": first["role"] if first["role"] == second["role"] else "system"}
+    for key in ("content", *REASONING_KEYS):
+        if key in first and key in second:
+            joined[key] = _join_texts(first[key], second[key])
+    if first.get("name") != second.get("name"):
+        joined.pop("name", None)
+    return joined
+
+
+def _join_texts(*texts: object) -> str:
+    return "\n\n".join(str(text) for text in texts if text != "")

@@ -22,8 +22,7 @@ from mlxr.engine.request import Mask
 from mlxr.service.closing import Closer, ClosingTokens
 from mlxr.service.gbnf import GbnfError, translate
 from mlxr.service.grammar_library import GrammarVocabulary, Library, Limits, Matcher, NativeHost, open_library
-from mlxr.service.schema_check import enforce, summarize
-from mlxr.service.schema_document import SchemaError
+from mlxr.service.schema import SchemaError, enforce, summarize
 from mlxr.service.tools.format import JSON_STYLE
 from mlxr.tokenizers import Tokenizer
 
@@ -60,12 +59,7 @@ class _Compiled:
     """A grammar that is ready, in its first state, and how much its copies have seen together if they share a lexer."""
 
     def __init__(
-        self,
-        library: Library,
-        source: str,
-        relaxed: tuple[str, ...],
-        heaviest: int,
-        marks: Sequence[tuple[int, ...]],
+        self, library: Library, source: str, relaxed: tuple[str, ...], heaviest: int, marks: Sequence[tuple[int, ...]]
     ) -> None:
         self._library, self._source, self.relaxed, self.marks = library, source, relaxed, marks
         self.heaviest_tokens = heaviest // _CHARACTERS_PER_TOKEN

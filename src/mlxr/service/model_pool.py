@@ -1,8 +1,8 @@
 """The models that are loaded now: brought in when asked for, kept for a while, let go when room or time runs out.
 
-Knows names, sizes and times; what a model is and does is `Session`'s. Names of the same files share one load.
-Loading runs on a thread of its own, one model after the other, so that what each takes is known before the next one
-starts. Everything else belongs on one loop.
+Knows names, sizes and times; what a model is and does is `Session`'s. Names of the same files share one load. Loading
+runs on a thread of its own, one model after the other, so that what each takes is known before the next one starts.
+Everything else belongs on one loop.
 
 All models together may take `budget_bytes`. Each counts with its weights and what its cache needs at least; what is
 left is divided evenly among the caches, anew whenever a model comes or goes, and those that took more give memory back.
@@ -29,9 +29,9 @@ from mlxr.engine.memory_plan import MIN_ARENA_BYTES as MIN_ARENA_BYTES
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import Adapter
 from mlxr.registry.record import ModelRecord
-from mlxr.service.model_size import measure_weights as measure_weights
+from mlxr.service.catalogue import GRACE_S, Remembered
 from mlxr.service.opening import closing_on_failure, find_own_adapter, find_template, open_files
-from mlxr.service.remembered import GRACE_S, Remembered
+from mlxr.service.opening import measure_weights as measure_weights
 from mlxr.service.session import Session
 from mlxr.templates.workers import template_workers
 

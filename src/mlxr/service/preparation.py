@@ -8,39 +8,68 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, TypeVar
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.memory import return_free_memory
 from mlxr.core.types import SamplingParams
+from mlxr.core.work_threads import WorkThreads
 from mlxr.engine.request import EngineRequest, TokenConstraint
 from mlxr.loading import Adapter
 from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
-from mlxr.service.breakers import BreakerFinder
-from mlxr.service.chat import Chat, Rules, Turn
+from mlxr.service.chat import Chat, Rules, SizeBound, Turn, count_characters
 from mlxr.service.chat_templates import BROUGHT, choose_template
 from mlxr.service.embedding import Pooling
 from mlxr.service.messages import check_messages
-from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
 from mlxr.service.reasoning import GateTokens, ReasoningGate, Tags, collect_gate_tokens
-from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.size_bound import SizeBound
-from mlxr.service.thought_budget import (
-    Thinking,
-    ThoughtBudget,
-    ThoughtEnd,
-    ThoughtTokens,
-    collect_thought_tokens,
-)
-from mlxr.service.window import fit_window
+from mlxr.service.requests import ChatRequest, Prompt, TextRequest, encode_prompt, find_message_ends, fit_window
+from mlxr.service.thought_budget import Thinking, ThoughtBudget, ThoughtEnd, ThoughtTokens, collect_thought_tokens
 from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, chat_template_from_source, refuse_chat
 
 if TYPE_CHECKING:
     from mlxr.service.grammar import GrammarCompiler, GrammarConstraint
     from mlxr.service.grammar_library import NativeHost
+
+
+MAX_BYTES = 40
+MAX_TAIL_TOKENS = 20
+_KEPT_TEXTS = 256
+
+Sequences = frozenset[tuple[int, ...]]
+
+
+class BreakerFinder:
+    """Finds the sequences for the first `vocab_size` tokens of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._spelling = [tokenizer.token_bytes(i) for i in range(min(vocab_size, tokenizer.vocab_size))]
+        self._by_end: dict[int, list[int]] = {}
+        for token_id, spelling in enumerate(self._spelling):
+            if spelling:
+                self._by_end.setdefault(spelling[-1], []).append(token_id)
+        self._find = lru_cache(_KEPT_TEXTS)(self._find_one)
+
+    def find(self, texts: Iterable[str]) -> Sequences:
+        """The sequences of all `texts`, of which longer ones count as their first 40 bytes."""
+        return frozenset().union(*(self._find(text) for text in texts))
+
+    def _find_one(self, text: str) -> Sequences:
+        wanted = text.encode(errors="replace")[:MAX_BYTES]
+        found: set[tuple[int, ...]] = {
+            (token_id,) for token_id, spelling in enumerate(self._spelling) if wanted in spelling
+        }
+        for cut in range(1, len(wanted)):
+            rest = wanted[cut:].decode(errors="ignore")
+            tail = tuple(self._tokenizer.encode(rest, add_special=False)[:MAX_TAIL_TOKENS])
+            heads = self._by_end.get(wanted[cut - 1], ())
+            found |= {(head, *tail) for head in heads if tail and self._spelling[head].endswith(wanted[:cut])}
+        return frozenset(found)
+
 
 MAX_BROUGHT_TEMPLATES = 8  # that requests brought and that are kept as they were read
 
@@ -381,3 +410,43 @@ def _fit(token_ids: list[int], request: TextRequest | ChatRequest) -> tuple[Sequ
     return (
         (token_ids, request.params) if request.window is None else fit_window(token_ids, request.params, request.window)
     )
+
+
+T = TypeVar("T")
+
+QUICK_THREADS, LONG_THREADS = 4, 2
+LONG_CHARACTERS = 1 << 16
+GRAMMAR_WEIGHT = 8  # a character of a grammar takes as long as so many of a text
+
+
+class PreparingThreads:
+    """Two groups of threads that prepare requests: one for short prompts and one for long ones."""
+
+    def __init__(self) -> None:
+        self._quick = WorkThreads("mlxr-prepare", QUICK_THREADS)
+        self._long = WorkThreads("mlxr-prepare-long", LONG_THREADS, gives_way=True)
+
+    async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
+        """Do `work(*arguments)` and return what it returns. `reads` is the request, or the texts, that it reads."""
+        if weigh(reads) <= LONG_CHARACTERS:
+            return await self._quick.run(work, *arguments)
+        try:
+            return await self._long.run(work, *arguments)
+        finally:
+            self._long.submit(return_free_memory)
+
+    def stop(self) -> None:
+        """Begin nothing more; what is being done is not waited for."""
+        self._quick.stop()
+        self._long.stop()
+
+
+def weigh(value: object) -> int:
+    """Characters in a request or a JSON-like value; once it is certain that they are many, no more are counted."""
+    if not isinstance(value, TextRequest | ChatRequest):
+        return count_characters(value, LONG_CHARACTERS, LONG_CHARACTERS)
+    grammar = 0 if value.grammar is None else GRAMMAR_WEIGHT * len(value.grammar.text)
+    if isinstance(value, TextRequest):
+        return grammar + weigh(value.prompt)
+    tools = sum(weigh(tool.parameters) for tool in value.tools)
+    return grammar + GRAMMAR_WEIGHT * tools + weigh(value.messages)

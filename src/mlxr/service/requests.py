@@ -1,19 +1,23 @@
 """What a caller can ask for, in one form for all front doors: a text to continue or a conversation to answer.
 
-Plain values. The dialects of the server and the command line make them; `service` turns them into token ids,
-parameters and a grammar for the engine.
+Plain values. The dialects of the server and the command line make them; `service` turns them into token ids, parameters
+and a grammar for the engine.
+
+To continue a message, the template writes it with a mark at its end, and the prompt is what stands before the mark. So
+everything between the messages is as the template has it, whatever that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.core.types import Grammar, SamplingParams
-from mlxr.service.prompt import Message, Prompt
-from mlxr.service.window import Window
+from mlxr.service.messages import Message as Message
+from mlxr.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from mlxr.loading import Adapter
@@ -90,3 +94,115 @@ class ChatRequest:
     deadline_s: float | None = None
     window: Window | None = None
     adapter: AdapterChoice | Adapter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Prompt and answer may have `tokens` tokens together.
+
+    A prompt that leaves no room for an answer is refused, or cut where `kept_tokens` is given: so many tokens of its
+    beginning stay, and of its end as many as leave half the window for the answer, or what the answer may have at most.
+    """
+
+    tokens: int
+    kept_tokens: int | None = None
+
+
+def fit_window(
+    token_ids: Sequence[int], params: SamplingParams, window: Window
+) -> tuple[Sequence[int], SamplingParams]:
+    """The prompt and the parameters so that both fit; raises ContextFull for a prompt that may not be cut."""
+    if len(token_ids) >= window.tokens:
+        token_ids = _cut(token_ids, params, window)
+    left = window.tokens - len(token_ids)
+    return token_ids, replace(params, max_tokens=left if params.max_tokens is None else min(params.max_tokens, left))
+
+
+def _cut(token_ids: Sequence[int], params: SamplingParams, window: Window) -> Sequence[int]:
+    answer_tokens = min(params.max_tokens or window.tokens, window.tokens // 2)
+    room = window.tokens - answer_tokens
+    if window.kept_tokens is None or not 0 < room < window.tokens:
+        raise ContextFull.of("prompt", len(token_ids), window.tokens)
+    kept = min(window.kept_tokens, room - 1)
+    return [*token_ids[:kept], *token_ids[len(token_ids) - room + kept :]]
+
+
+Prompt = str | Sequence[int]
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, vocab_size: int, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True
+) -> list[int]:
+    """Token ids of a prompt; raises InvalidRequest for an empty one, for text that is not Unicode and for ids
+    outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        try:
+            ids = tokenizer.encode(prompt, add_special=add_special, parse_special=parse_special)
+        except InvalidRequest as error:
+            raise InvalidRequest("prompt", error.reason) from None
+    else:
+        ids = [_check_token_id(value, vocab_size) for value in prompt]
+    if not ids:
+        raise InvalidRequest("prompt", "is empty, and the model has no BOS token to start from")
+    return ids
+
+
+def find_message_ends(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Positions at which the messages of a prompt end, as far as its special tokens tell; where others may part from
+    it.
+
+    Templates close messages with the token that ends an answer. In a prompt that has none of these, every other special
+    token counts as the beginning of something.
+    """
+    found = set(token_ids)
+    ends = found & tokenizer.eos_ids
+    if ends:
+        return tuple(place + 1 for place, token_id in enumerate(token_ids) if token_id in ends)
+    starts = {token_id for token_id in found if tokenizer.is_special(token_id)}
+    return tuple(place for place, token_id in enumerate(token_ids) if place and token_id in starts)
+
+
+def _check_token_id(value: object, vocab_size: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidRequest("prompt", f"must be text or token ids, got a {type(value).__name__} among the ids")
+    token_id = int(value.__index__())
+    if not 0 <= token_id < vocab_size:
+        raise InvalidRequest("prompt", f"token id {token_id} is outside the vocabulary of {vocab_size}")
+    return token_id
+
+
+_MARK = "\uf8ffcontinue\uf8ff"  # private-use characters, and none of those that `special_guard` uses
+
+
+def is_unfinished(messages: Sequence[Mapping[str, object]]) -> bool:
+    """Whether the last message is one of the assistant that its model could go on with: text, and no calls of tools."""
+    if not messages or not isinstance(messages[-1], Mapping):
+        return False
+    last = messages[-1]
+    return last.get("role") == "assistant" and not last.get("tool_calls")
+
+
+def mark_end(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The checked messages with a mark at the end of what is continued: the last content, or else its reasoning.
+
+    Raises InvalidRequest where there is no message to continue.
+    """
+    if not is_unfinished(messages):
+        raise InvalidRequest("messages", "do not end with a text of the assistant, so there is nothing to continue")
+    *others, last = map(dict, messages)
+    place = "reasoning" if last.get("reasoning") and not last["content"] else "content"
+    return [*others, {**last, place: f"{last[place]}{_MARK}"}]
+
+
+def continues_reasoning(messages: Sequence[Mapping[str, object]]) -> bool:
+    """Whether what is continued is what the assistant thinks: there is reasoning and no content yet."""
+    return is_unfinished(messages) and bool(messages[-1].get("reasoning")) and not messages[-1].get("content")
+
+
+def cut_at_mark(text: str) -> str:
+    """The prompt before the mark; raises InvalidRequest where the template did not write it."""
+    before, mark, _ = text.rpartition(_MARK)
+    if not mark:
+        raise InvalidRequest("messages", "cannot be continued: the chat template leaves out the assistant's last text")
+    return before

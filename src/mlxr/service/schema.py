@@ -1,27 +1,140 @@
-"""JSON schemas as users write them, rewritten so that the grammar library can hold them while tokens are drawn.
+"""A JSON schema: what its references stand for, which properties it names, and what the grammar library takes for it.
 
-An object that names its properties takes no others unless it says so (`additionalProperties`): a model that may invent
-keys does. Keywords that no grammar can hold are left out and named, so that the client can be told. References become
-names below `$defs`. Knows JSON Schema (drafts 4 to 2020-12) and what the library cannot do, but no request.
+Knows JSON Schema, and nothing of grammars.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+from urllib.parse import unquote
 
-from mlxr.service.schema_document import (
-    JOINED,
-    JOINERS,
-    REFERENCES,
-    Document,
-    Schema,
-    SchemaError,
-    find_implied_type,
-    is_object,
-    read_list,
-)
+Schema = dict[str, object]
+
+JOINED = ("allOf", "anyOf", "oneOf")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Keywords beside which a reference is one part of several, and not the whole schema.
+JOINERS = frozenset(("properties", "patternProperties", "required", *JOINED))
+_CONDITIONS = ("if", "then", "else")
+_DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
+_IMPLIED_TYPES = {
+    "object": {"properties", "patternProperties", "required", "additionalProperties", "propertyNames"},
+    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
+    "string": {"pattern", "minLength", "maxLength", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
+_RULES_OUT_TYPE = frozenset(("type", "enum", "const", "not", "if", *REFERENCES, *JOINED))
+
+
+class SchemaError(ValueError):
+    """Says what is wrong with a schema that is none."""
+
+
+def is_object(value: object) -> TypeGuard[Schema]:
+    """Whether a value of a JSON document is an object."""
+    return isinstance(value, dict)
+
+
+def read_list(key: str, value: object) -> list[object]:
+    """The value of a keyword that must be an array; raises SchemaError."""
+    if not isinstance(value, list):
+        raise SchemaError(f"{key} must be an array, got {str(value)[:40]}")
+    return value
+
+
+def find_implied_type(schema: Schema) -> str | None:
+    """The type that a schema means without saying so, as it has the keywords of that one alone."""
+    kinds = [kind for kind, keys in _IMPLIED_TYPES.items() if keys & schema.keys()]
+    return kinds[0] if len(kinds) == 1 and not _RULES_OUT_TYPE & schema.keys() else None
+
+
+class Document:
+    """One document; all of its references are looked up in it."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+
+    def find(self, reference: object) -> Schema | bool | None:
+        """Return what a reference stands for; None where it names another document.
+
+        Raises SchemaError for a reference that is none, or that leads nowhere in this document.
+        """
+        if not isinstance(reference, str):
+            raise SchemaError(f"$ref must be a string, got {str(reference)[:40]}")
+        base, _, fragment = reference.partition("#")
+        own = str(self._root.get("$id", self._root.get("id", ""))).partition("#")[0]
+        if base and base != own:
+            return next(_search(self._root, ("$id", "id"), base), None)
+        target: object = self._root
+        if fragment and not fragment.startswith("/"):
+            target = next(_search(self._root, ("$anchor", "$dynamicAnchor", "$id", "id"), fragment), None)
+        for part in unquote(fragment).split("/")[1:]:
+            target = _step(target, part.replace("~1", "/").replace("~0", "~"))
+        if not isinstance(target, bool) and not is_object(target):
+            raise SchemaError(f"$ref {reference[:80]!r} leads nowhere")
+        return target
+
+    def list_parts(self, schema: Schema, seen: set[int] | None = None) -> list[Schema]:
+        """The schema itself and all that hold together with it: `allOf`, and references."""
+        seen = set() if seen is None else seen
+        if id(schema) in seen:
+            return []
+        seen.add(id(schema))
+        all_of = schema.get("allOf")
+        others = list(all_of) if isinstance(all_of, list) else []
+        others += [self.find(schema[key]) for key in REFERENCES if key in schema]
+        return [schema, *(part for other in others if is_object(other) for part in self.list_parts(other, seen))]
+
+    def list_names(self, schema: object, seen: set[int] | None = None) -> dict[str, None]:
+        """All properties that a schema names, also those of its branches, in the order of appearance."""
+        seen = set() if seen is None else seen
+        if not is_object(schema) or id(schema) in seen:
+            return {}
+        seen.add(id(schema))
+        names: dict[str, None] = {}
+        for key, value in schema.items():
+            if key == "properties" and is_object(value):
+                names |= dict.fromkeys(value)
+            elif key == "required" and isinstance(value, list):
+                names |= {name: None for name in value if isinstance(name, str)}
+            for part in self._list_branches(key, value):
+                names |= self.list_names(part, seen)
+        return names
+
+    def _list_branches(self, key: str, value: object) -> list[object]:
+        """The schemas below a keyword that speak of the same value."""
+        if key in JOINED and isinstance(value, list):
+            return value
+        if key in REFERENCES:
+            return [self.find(value)]
+        if key in _DEPENDENT and is_object(value):
+            return [{"required": part} if isinstance(part, list) else part for part in value.values()]
+        return [value] if key in _CONDITIONS else []
+
+
+def _step(target: object, name: str) -> object:
+    if is_object(target):
+        return target.get(name)
+    is_index = isinstance(target, list) and name.isascii() and name.isdigit() and int(name) < len(target)
+    return target[int(name)] if isinstance(target, list) and is_index else None
+
+
+def _search(value: object, keys: tuple[str, ...], wanted: str) -> Iterator[Schema]:
+    """Schemas anywhere in a document that one of `keys` names so."""
+    if is_object(value):
+        if any(value.get(key) in (wanted, f"#{wanted}") for key in keys):
+            yield value
+        for part in value.values():
+            yield from _search(part, keys, wanted)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _search(part, keys, wanted)
+
 
 Check = Callable[[Schema], str]
 """Says why the library refuses a schema; empty if it does not."""
@@ -337,3 +450,164 @@ def _check_pattern(pattern: object, reason: str) -> None:
         re.compile(str(pattern))
     except (re.error, OverflowError, RecursionError):
         raise SchemaError(f"pattern {str(pattern)[:80]!r} is no regular expression: {reason}") from None
+
+
+_PLAIN = {"object": 2, "array": 2, "string": 2, "number": 1, "integer": 1, "boolean": 4, "null": 4}
+_FORMED_CHARACTERS = 10
+_MOST_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Characters of the shortest value as a whole (infinite where there is none), and of the longest such part."""
+
+    whole: float
+    heaviest: int
+
+
+def measure(schema: Schema) -> Sizes:
+    """Measure a schema and all of its parts."""
+    scale = _Scale(schema.get("$defs"))
+    whole = scale.weigh(schema)
+    return Sizes(whole, max([0, *(int(size) for size in scale.parts.values() if size < math.inf)]))
+
+
+class _Scale:
+    """`parts` are the sizes of all objects and arrays, by their identity."""
+
+    def __init__(self, definitions: object) -> None:
+        self._definitions: Schema = definitions if is_object(definitions) else {}
+        self._known = dict.fromkeys(self._definitions, math.inf)
+        self.parts: dict[int, float] = {}
+        for _ in range(_MOST_ROUNDS):
+            before = dict(self._known)
+            for name, part in reversed(self._definitions.items()):  # the inner ones come last
+                self._known[name] = self.weigh(part)
+            if before == self._known:
+                break
+
+    def weigh(self, schema: object) -> float:
+        """Characters of the shortest value, as far as the definitions are settled."""
+        if not is_object(schema):
+            return 1 if schema is True else math.inf
+        sizes = [1.0]
+        for key, value in schema.items():
+            if key == "$ref":
+                sizes.append(self._known.get(str(value).rpartition("/")[2], 1.0))
+            elif key == "allOf" and isinstance(value, list):
+                sizes += map(self.weigh, value)
+            elif key in ("anyOf", "oneOf") and isinstance(value, list):
+                sizes.append(min(map(self.weigh, value), default=math.inf))
+            elif key == "const":
+                sizes.append(len(json.dumps(value)))
+            elif key == "enum" and isinstance(value, list):
+                sizes.append(min((len(json.dumps(option)) for option in value), default=math.inf))
+        sizes.append(self._weigh_types(schema))
+        return max(sizes)
+
+    def _weigh_types(self, schema: Schema) -> float:
+        wanted = schema.get("type")
+        types = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else []
+        sizes: dict[str, float] = {**_PLAIN, "string": _weigh_string(schema)}
+        for kind, weigh in (("object", self._weigh_object), ("array", self._weigh_array)):
+            if kind in types or not types:  # those of an unnamed type are parts too
+                sizes[kind] = self.parts[id(schema)] = weigh(schema)
+        return min((sizes.get(kind, 1.0) for kind in types), default=1.0)
+
+    def _weigh_object(self, schema: Schema) -> float:
+        properties, required = schema.get("properties"), schema.get("required")
+        members = properties if is_object(properties) else {}
+        sizes = {name: self.weigh(member) for name, member in members.items()}
+        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        others = self.weigh(schema.get("additionalProperties", True))
+        return 2 + sum(len(name) + 4 + sizes.get(name, others) for name in names)
+
+    def _weigh_array(self, schema: Schema) -> float:
+        first, count = schema.get("prefixItems"), schema.get("minItems", 0)
+        parts = [self.weigh(part) for part in first] if isinstance(first, list) else []
+        item = self.weigh(schema.get("items", True))
+        wanted = count if isinstance(count, int) else 0
+        more = max(0, wanted - len(parts))
+        return 2 + sum(parts[:wanted]) + (more * (item + 1) if more else 0)
+
+
+def _weigh_string(schema: Schema) -> float:
+    shortest = schema.get("minLength", 0)
+    formed = _FORMED_CHARACTERS if schema.keys() & {"pattern", "format"} else 0
+    return 2 + max(formed, shortest if isinstance(shortest, int) else 0)
+
+
+MAX_KEPT = 64
+MAX_REASON_CHARACTERS = 300
+
+
+@functools.lru_cache(MAX_KEPT)
+def enforce(text: str) -> Enforceable:
+    """The schema to hold an answer to, for the JSON text of the one that was asked for.
+
+    Raises SchemaError for text that is no schema, and for a schema that no value fits or that is too large.
+    """
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(f"the schema is not JSON: {error}") from None
+    try:
+        closed = make_enforceable(schema, find_fault, has_more_names)
+        reason = find_fault(closed.schema, coerces=True)
+        sizes = measure(closed.schema)
+        if not reason and math.isinf(sizes.whole):
+            raise SchemaError("no value fits the schema, as it asks for itself without end")
+        if not reason:
+            return replace(closed, heaviest=sizes.heaviest)
+        # Where objects are joined by going round in circles, they cannot be closed.
+        open_one = make_enforceable(schema, find_fault, has_more_names, closes=False)
+        if find_fault(open_one.schema, coerces=True):
+            raise SchemaError(reason)
+        return Enforceable(open_one.schema, (*open_one.relaxed, "additionalProperties"), sizes.heaviest)
+    except RecursionError:
+        raise SchemaError("the schema is nested too deeply") from None
+
+
+def find_fault(schema: Schema, *, coerces: bool = False) -> str:
+    """Why the library refuses a schema, in one line; empty if it takes it. With `coerces` oneOf counts as anyOf."""
+    from llguidance import LLMatcher, LLParserLimits  # the library takes a while to import
+
+    options = {"x-guidance": {"coerce_one_of": True}} if coerces else {}
+    grammar = json.dumps({"grammars": [{"json_schema": {**schema, **options}}]})
+    return summarize(LLMatcher.validate_grammar(grammar, None, limits=LLParserLimits(verbose_errors=False)))
+
+
+def has_more_names(names: Collection[str], patterns: Collection[str]) -> bool:
+    """Whether an object that has all properties of these names may have others, by these patterns of names."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    null = {"type": "null"}
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(names, null),
+        "patternProperties": dict.fromkeys(patterns, null),
+        "required": list(names),
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    tokenizer = _open_bytes()
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"json_schema": schema}]}), limits=limits, log_level=0)
+    text = "{" + "".join(json.dumps(name, ensure_ascii=False) + ":null," for name in names) + '"'
+    token_ids = tokenizer.tokenize_bytes(text.encode())
+    return matcher.try_consume_tokens(token_ids) != len(token_ids) - 1
+
+
+@functools.cache
+def _open_bytes() -> Any:
+    """A vocabulary of single bytes."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def summarize(text: str) -> str:
+    """Return what the library says, without the lines that show the grammar."""
+    lines = text.splitlines() or [""]
+    reasons = [line for line in lines[1:] if line.startswith("error: ")]
+    return " ".join([lines[0], *reasons])[:MAX_REASON_CHARACTERS]

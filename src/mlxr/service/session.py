@@ -25,15 +25,13 @@ from mlxr.engine.runner import Floats
 from mlxr.engine.speculative.planner import HOST_DEVICES
 from mlxr.loading import Adapter, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
-from mlxr.service.cluster_hooks import PageNames, PageSource
+from mlxr.service.adapters import SessionAdapters
 from mlxr.service.embedding import Pooling, choose_pooling, describe_pooling
+from mlxr.service.identity import PageNames, PageSource
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
-from mlxr.service.preparation import Preparation
-from mlxr.service.preparing_threads import PreparingThreads
-from mlxr.service.prompt import Prompt
-from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.session_adapters import SessionAdapters
+from mlxr.service.preparation import Preparation, PreparingThreads
+from mlxr.service.requests import ChatRequest, Prompt, TextRequest
 from mlxr.service.stats import SessionStats, collect_stats
 from mlxr.service.streams import AsyncStream, Stream, embed_all, forward_to, open_streams
 from mlxr.service.thought_budget import Thinking

@@ -2,8 +2,8 @@
 
 `ThoughtBudget` is a constraint, alone or around that of a grammar. It reads the answer's tokens as text, counts those
 inside a thought, and when the thought is due to end allows nothing but the tokens of the message and of the closing
-tag, one after another. Until then it leaves every token free, so an answer that thinks less is the one that it would
-be without a budget. What it allows depends on the answer's tokens and on how many may still come, and on nothing else,
+tag, one after another. Until then it leaves every token free, so an answer that thinks less is the one that it would be
+without a budget. What it allows depends on the answer's tokens and on how many may still come, and on nothing else,
 unless somebody calls `ThoughtEnd.end` while the answer grows.
 
 What is left of `max_tokens`, or of the context, may be less than the budget. Then a thought ends so early that a

@@ -29,8 +29,7 @@ from mlxr.engine.speculative.planner import HOST_DEVICES
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.state_use import StateUse, find_state_use
-from mlxr.service.stats import MemoryUse, collect_stats, measure_memory
+from mlxr.service.stats import MemoryUse, StateUse, collect_stats, find_state_use, measure_memory
 
 Floats = npt.NDArray[np.float32]
 CACHE_CHECK_PAGES = 3

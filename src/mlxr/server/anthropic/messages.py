@@ -34,9 +34,9 @@ from mlxr.server.routes import (
     reply_json,
 )
 from mlxr.server.streaming import SSE, EventStream, sse
-from mlxr.service.completion import ReplyFold, Section
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
+from mlxr.service.streams import ReplyFold, Section
 
 ErrorType = Literal[
     "invalid_request_error",

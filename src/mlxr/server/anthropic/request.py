@@ -16,9 +16,7 @@ from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_INT, SamplingParams
 from mlxr.server.request_fields import AnthropicParameters, make_schema_grammar
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
-from mlxr.service.continuation import is_unfinished
-from mlxr.service.prompt import Message
-from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
+from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool, ToolChoice, is_unfinished
 
 # A line of Claude Code's system text, another one in every request: behind it nothing would be found in the cache.
 BILLING = "x-anthropic-billing-header:"

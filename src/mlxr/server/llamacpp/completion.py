@@ -40,12 +40,11 @@ from mlxr.server.request_fields import (
 )
 from mlxr.server.routes import JsonObject, ReplyModel, RequestModel, Router, describe_errors, describe_stream
 from mlxr.server.streaming import SSE, EventStream, sse
-from mlxr.service.completion import AnswerFold, ReplyFold
 from mlxr.service.infill import Snippet, encode_infill, find_infill_tokens
 from mlxr.service.model_pool import ModelLease
-from mlxr.service.prompt import Prompt
-from mlxr.service.requests import TextRequest
+from mlxr.service.requests import Prompt, TextRequest
 from mlxr.service.session import Session
+from mlxr.service.streams import AnswerFold, ReplyFold
 
 ErrorType = Literal[
     "invalid_request_error",

@@ -32,11 +32,9 @@ from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import drop_oldest, make_schema_grammar
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Router, Text, note_ignored
 from mlxr.server.streaming import NDJSON, EventStream, dump_json, ndjson, until_disconnected
-from mlxr.service.continuation import is_unfinished
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
-from mlxr.service.requests import ChatRequest, TextRequest, Tool
-from mlxr.service.window import Window
+from mlxr.service.requests import ChatRequest, TextRequest, Tool, Window, is_unfinished
 
 MAX_TOP_LOGPROBS = 20
 NUM_KEEP = 4  # Ollama's default

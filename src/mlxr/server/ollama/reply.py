@@ -24,7 +24,7 @@ from mlxr.server.parts import parts_of
 from mlxr.server.routes import JsonObject, ReplyModel, RequestModel, Text, describe_errors, describe_stream, optional
 from mlxr.server.streaming import ndjson
 from mlxr.server.work import look
-from mlxr.service.completion import AnswerFold, Section
+from mlxr.service.streams import AnswerFold, Section
 
 if TYPE_CHECKING:
     pass

@@ -63,10 +63,8 @@ from mlxr.server.routes import (
     optional,
     reply_json,
 )
-from mlxr.service.completion import AnswerFold, Change, ReplyFold
-from mlxr.service.continuation import is_unfinished
-from mlxr.service.prompt import Message
-from mlxr.service.requests import ChatRequest, Ending
+from mlxr.service.requests import ChatRequest, Ending, Message, is_unfinished
+from mlxr.service.streams import AnswerFold, Change, ReplyFold
 
 PART_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 MAX_MESSAGE_CHARACTERS = 4096

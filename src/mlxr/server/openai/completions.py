@@ -37,11 +37,10 @@ from mlxr.server.openai.replies import (
 )
 from mlxr.server.request_fields import ResponseFormat
 from mlxr.server.routes import JsonObject, ReplyModel, Router, optional, reply_json
-from mlxr.service.completion import ReplyFold
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
-from mlxr.service.prompt import Prompt
-from mlxr.service.requests import TextRequest
+from mlxr.service.requests import Prompt, TextRequest
+from mlxr.service.streams import ReplyFold
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16

@@ -19,10 +19,10 @@ from mlxr.server.errors import ServerError
 from mlxr.server.generation import Generation, write_frames
 from mlxr.server.routes import JsonObject, ReplyModel, describe_errors, describe_stream, make_id, note_ignored, optional
 from mlxr.server.streaming import DONE, SSE, EventStream, sse
-from mlxr.service.completion import AnswerFold, ReplyFold
 from mlxr.service.identity import read_clock
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
+from mlxr.service.streams import AnswerFold, ReplyFold
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "rate_limit_error", "server_error", "exceed_context_size_error"

@@ -28,7 +28,7 @@ from mlxr.server.openai.replies import (
 )
 from mlxr.server.openai.response_request import Callee, CallKind, read_arguments, read_command, read_text
 from mlxr.server.routes import JsonObject, ReplyModel, make_id, optional
-from mlxr.service.completion import ReplyFold, Section
+from mlxr.service.streams import ReplyFold, Section
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

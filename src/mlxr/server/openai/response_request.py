@@ -20,8 +20,7 @@ from mlxr.server.openai.fields import Mode, Offer, ReasoningOptions, SamplingFie
 from mlxr.server.request_fields import FlatFormat, ResponsesParameters
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.messages import parse_arguments
-from mlxr.service.prompt import Message
-from mlxr.service.requests import ChatRequest, NamedTool, Tool
+from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool
 
 LOCAL_SHELL = "local_shell"
 TOOL_SEARCH = "tool_search"

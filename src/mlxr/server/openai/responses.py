@@ -34,9 +34,9 @@ from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import drop_oldest
 from mlxr.server.routes import JsonObject, ReplyModel, Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse
-from mlxr.service.completion import ReplyFold
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
+from mlxr.service.streams import ReplyFold
 
 router = Router()
 FIELDS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mlxr.service.tools.blocks import START as GEMMA4_START
+from mlxr.service.tools.blocks import Gemma4Format
 from mlxr.service.tools.format import CallParser, CallPiece, Piece, ToolFormat
-from mlxr.service.tools.gemma4 import START as GEMMA4_START
-from mlxr.service.tools.gemma4 import Gemma4Format
 from mlxr.service.tools.harmony import RECOGNISED_BY as HARMONY_HEADER
 from mlxr.service.tools.harmony import HarmonyFormat
 from mlxr.service.tools.marked_json import TOOLS_VARIABLE, GenericFormat, HermesFormat, Llama3Format, SmolLM3Format

@@ -18,12 +18,7 @@ from mlxr.service.reasoning import Thought
 from mlxr.service.requests import Tool
 
 # Arguments as models have seen them in training: on one line, spaced as Python writes JSON.
-JSON_STYLE = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "coerce_one_of": True,
-}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import cast
 
 from mlxr.service.reasoning import Thought, hold_back
 from mlxr.service.requests import Tool
+from mlxr.service.tools.arguments import ArgumentsReader
 from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat, quote_lark, write_argument_rules, write_rule
-from mlxr.service.tools.json_call import ArgumentsReader
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from mlxr.service.json_text import write_json
+from mlxr.service.messages import write_json
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
+from mlxr.service.tools.arguments import CallReader
 from mlxr.service.tools.format import (
     CallParser,
     CallPiece,
@@ -23,7 +24,6 @@ from mlxr.service.tools.format import (
     write_call_rules,
     write_rule,
 )
-from mlxr.service.tools.json_call import CallReader
 
 
 class BareJsonParser(CallParser):

@@ -13,6 +13,7 @@ from typing import cast
 from mlxr.service.identity import draw_hex
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
+from mlxr.service.tools.arguments import ArgumentsReader, CallReader
 from mlxr.service.tools.format import (
     CallParser,
     ToolFormat,
@@ -23,7 +24,6 @@ from mlxr.service.tools.format import (
     write_marked_grammar,
     write_rule,
 )
-from mlxr.service.tools.json_call import ArgumentsReader, CallReader
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID = re.compile(r"[A-Za-z0-9]{9}")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
-from mlxr.service.json_text import read_json, write_json
+from mlxr.service.messages import read_json, write_json
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
+from mlxr.service.tools.arguments import PYTHON_WORDS, Arguments
 from mlxr.service.tools.blocks import BlockParser, Call
 from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
-from mlxr.service.tools.values import PYTHON_WORDS, Arguments
 
 _NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # that Python has not
 _CALL = re.compile(r"\s*([^\s(]+)\((.*)\)\s*", re.DOTALL)

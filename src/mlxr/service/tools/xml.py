@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
+from mlxr.service.tools.arguments import Arguments
 from mlxr.service.tools.blocks import BlockParser, Call, TagFinder
 from mlxr.service.tools.format import (
     CallParser,
@@ -23,7 +24,6 @@ from mlxr.service.tools.format import (
     write_rule,
     write_text_without,
 )
-from mlxr.service.tools.values import Arguments
 
 GLM_START, GLM_END = "<tool_call>", "</tool_call>"
 ARG_KEY, ARG_KEY_END, ARG_VALUE, ARG_VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"

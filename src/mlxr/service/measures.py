@@ -1,27 +1,31 @@
-"""How fast a model runs: prefill and decode through the engine, with random prompts, timed over whole steps."""
+"""Measurements of a model on this machine: prefill and decode speed, where the time goes, perplexity of a text."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import re
 import statistics
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.core.model_settings import StepSizes, size_steps
 from mlxr.core.settings import Settings
+from mlxr.core.stats import Profile
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine
+from mlxr.tokenizers import Tokenizer
 
 
 def read_peak_memory_bytes() -> int:
@@ -62,9 +66,9 @@ class Load:
     batch: int
 
     def __post_init__(self) -> None:
-        for field in ("prompt_tokens", "generate_tokens", "batch"):
-            if getattr(self, field) < 1:
-                raise InvalidRequest(field, f"must be at least 1, got {getattr(self, field)}")
+        for name in ("prompt_tokens", "generate_tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(name, f"must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +260,179 @@ def _answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> tu
             is_reading = not all(answers.values())
             start_s, before = time.perf_counter(), sum(map(len, answers.values()))
     return answers, (sum(map(len, answers.values())) - before) / (time.perf_counter() - start_s)
+
+
+PHASES = ("prefill", "decode")
+STEPS_ROW, KERNELS_ROW = 1, 2  # rows of the trace
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseProfile:
+    """`seconds` that `tokens` tokens took in `steps` (start and end of each, in ns), `plain_seconds` without profiling.
+
+    The time that no kernel takes is Python's, of the engine and of the operators, and what native code does in between.
+    """
+
+    name: str
+    tokens: int
+    seconds: float
+    plain_seconds: float
+    steps: list[tuple[int, int]]
+    profile: Profile
+
+
+def profile_model(loaded: LoadedModel, settings: Settings, load: Load) -> list[PhaseProfile]:
+    """Run `load` once as always, and once with every kernel timed: prefill, then decode.
+
+    The first run is the warm-up too. Raises InvalidRequest for a load that cannot run all at once, DeviceError for a
+    device without kernels.
+    """
+    lead_tokens = bound_lead(load, size_steps(settings, loaded.ctx.device))
+    watcher = _Watcher(loaded.ctx.make_profiler())
+    with closing(build_engine(loaded, without_drafts(settings))) as engine:
+        plain = LoadRunner(engine, list_plain_tokens(loaded), random.Random(0))
+        plain_seconds = plain.run(load, lead_tokens)
+        watched = LoadRunner(engine, list_plain_tokens(loaded), random.Random(1), watcher.watch)
+        seconds = watched.run(load, lead_tokens)
+    tokens = (load.batch * load.prompt_tokens, load.batch * load.generate_tokens)
+    return [
+        PhaseProfile(name, count, took_s, plain_s, watcher.steps[name], watcher.profiles[name])
+        for name, count, took_s, plain_s in zip(PHASES, tokens, seconds, plain_seconds, strict=True)
+    ]
+
+
+class _Profiler(Protocol):
+    def start(self) -> None:
+        """Time calls from here on."""
+
+    def stop(self) -> Profile:
+        """Stop timing and return what ran."""
+
+
+@dataclass
+class _Watcher:
+    """Profiles the phases of a load."""
+
+    profiler: _Profiler
+    steps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    profiles: dict[str, Profile] = field(default_factory=dict)
+
+    @contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """Profile the phase `name`, or note a step in it."""
+        if name in PHASES:
+            self.steps[name] = []
+            self.profiler.start()
+            try:
+                yield
+            finally:
+                self.profiles[name] = self.profiler.stop()
+            return
+        start_ns = time.perf_counter_ns()
+        yield
+        next(reversed(self.steps.values())).append((start_ns, time.perf_counter_ns()))
+
+
+def make_trace(phases: list[PhaseProfile]) -> dict[str, object]:
+    """Steps and kernels as events of the Trace Event Format, in microseconds since the first step."""
+    start_ns = phases[0].steps[0][0]
+    events: list[dict[str, object]] = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
+        for row, name in ((STEPS_ROW, "steps"), (KERNELS_ROW, "kernels"))
+    ]
+
+    def add(row: int, name: str, category: str, first_ns: int, last_ns: int, **args: object) -> None:
+        times = {"ts": (first_ns - start_ns) / 1000, "dur": (last_ns - first_ns) / 1000}
+        events.append({"name": name, "cat": category, "ph": "X", "pid": 1, "tid": row, **times, "args": args})
+
+    for phase in phases:
+        for first_ns, last_ns in phase.steps:
+            add(STEPS_ROW, phase.name, "step", first_ns, last_ns)
+        for moment in phase.profile.moments:
+            add(KERNELS_ROW, moment.operator, phase.name, moment.start_ns, moment.end_ns, kernel=moment.variant)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+MIN_WINDOW_TOKENS = 2
+MAX_MEAN_NATS = 700.0  # e to this is nearly the largest float; a guess of equal chances has ln(vocabulary), about 12
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A scored token: its position among the tokens of the text, and its negative log-probability in nats."""
+
+    position: int
+    token_id: int
+    nats: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """The sum over all scored tokens: how many, their bytes of text, and their negative log-probability in nats."""
+
+    tokens: int
+    text_bytes: int
+    nats: float
+
+    @property
+    def perplexity(self) -> float:
+        """e to the mean negative log-probability of a token."""
+        return math.exp(self.nats / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Negative log-probability in bits for each byte of text: comparable across vocabularies."""
+        return self.nats / math.log(2) / self.text_bytes
+
+
+def score_text(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    text: str,
+    context_tokens: int,
+    progress: Callable[[int, int], None] | None = None,
+    note: Callable[[TokenScore], None] | None = None,
+) -> TextScore:
+    """Score `text` in windows of `context_tokens` tokens, each on its own.
+
+    A window starts with BOS where the vocabulary wants it; every token but a window's first is scored. The text's
+    end is scored too, in a shorter window. `note` is told every token that is scored. Raises InvalidRequest when there
+    is nothing to score or the window is too large for the engine, ModelError when the model's log-probabilities are no
+    numbers.
+    """
+    if not MIN_WINDOW_TOKENS <= context_tokens <= engine.context_tokens:
+        raise InvalidRequest(
+            "context", f"must be from {MIN_WINDOW_TOKENS} to {engine.context_tokens} tokens, got {context_tokens}"
+        )
+    token_ids = tokenizer.encode(text, add_special=False)
+    bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    windows = list(split_windows(token_ids, context_tokens, bos))
+    if not windows:
+        raise InvalidRequest("text", f"has {len(token_ids)} tokens, too few to score one")
+    tokens = text_bytes = 0
+    nats = 0.0
+    for index, window in enumerate(windows):
+        scored, logprobs = window[1:], engine.score(window)
+        nats -= float(logprobs.sum())
+        if note is not None:
+            start = index * (context_tokens - len(bos)) + 1 - len(bos)
+            for offset, (token_id, logprob) in enumerate(zip(scored, logprobs.tolist(), strict=True)):
+                note(TokenScore(start + offset, token_id, -logprob))
+        tokens += len(scored)
+        text_bytes += sum(len(tokenizer.token_bytes(token_id)) for token_id in scored)
+        if progress is not None:
+            progress(index + 1, len(windows))
+    if not math.isfinite(nats):
+        raise ModelError(f"the model's log-probabilities sum up to {nats}: its weights or a kernel are broken")
+    if nats / tokens > MAX_MEAN_NATS:
+        raise ModelError(f"the model's log-probabilities are {-nats / tokens:.0f} on average: its weights are broken")
+    return TextScore(tokens, text_bytes, nats)
+
+
+def split_windows(token_ids: list[int], context_tokens: int, bos: list[int]) -> Iterator[list[int]]:
+    """Windows of `bos` and the next tokens, `context_tokens` together; one with nothing to score is left out."""
+    step = context_tokens - len(bos)
+    for start in range(0, len(token_ids), step):
+        window = bos + token_ids[start : start + step]
+        if len(window) >= MIN_WINDOW_TOKENS:
+            yield window
