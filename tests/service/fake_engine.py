@@ -87,7 +87,7 @@ class FakeEngine:
     `on_step` is called before each step with its number, and may raise.
     """
 
-    exchange = None
+    cache = None
 
     def __init__(
         self, script: Callable[[list[int]], Sequence[int]], on_step: Callable[[int], None] | None = None

@@ -28,20 +28,20 @@ def kept(tmp_path: Path) -> KeptLimits:
 
 def test_a_measurement_is_found_again_for_what_it_holds(kept: KeptLimits) -> None:
     assert kept.find(loaded()) is None
-    kept.keep(loaded(), LIMITS)
+    kept.keep("avx2", 2, LIMITS)
     assert kept.find(loaded()) == LIMITS
     assert kept.find(loaded(threads=4)) is kept.find(loaded(isa="avx512")) is None
     newer = MachineLimits(1e10, 1e11, 1.8e9)
-    kept.keep(loaded(threads=4), newer)
+    kept.keep("avx2", 4, newer)
     assert (kept.find(loaded()), kept.find(loaded(threads=4))) == (LIMITS, newer)
-    kept.keep(loaded(), newer)
+    kept.keep("avx2", 2, newer)
     assert kept.find(loaded()) == newer
     assert [path.name for path in kept.path.parent.iterdir()] == ["limits.json"]
 
 
 def test_old_measurements_go_first(kept: KeptLimits) -> None:
     for threads in range(1, MAX_KEPT + 3):
-        kept.keep(loaded(threads), LIMITS)
+        kept.keep("avx2", threads, LIMITS)
     found = [threads for threads in range(1, MAX_KEPT + 3) if kept.find(loaded(threads))]
     assert found == list(range(3, MAX_KEPT + 3))
 
@@ -55,20 +55,20 @@ def test_a_file_that_is_not_ours_is_none(kept: KeptLimits, text: str) -> None:
     kept.path.parent.mkdir()
     kept.path.write_text(text, encoding="latin-1")
     assert kept.find(loaded()) is None
-    kept.keep(loaded(), LIMITS)
+    kept.keep("avx2", 2, LIMITS)
     assert kept.find(loaded()) == LIMITS
 
 
 @pytest.mark.parametrize("value", ["0.0", "-1.0", "NaN", "Infinity", '"x"', "null", "true"])
 def test_rates_that_cannot_be_are_none(kept: KeptLimits, value: str) -> None:
-    kept.keep(loaded(), LIMITS)
+    kept.keep("avx2", 2, LIMITS)
     kept.path.write_text(kept.path.read_text().replace("20000000000.0", value))
     assert kept.find(loaded()) is None
 
 
 def test_a_folder_that_cannot_be_written_is_warned_of(kept: KeptLimits, caplog: pytest.LogCaptureFixture) -> None:
     kept.path.parent.parent.joinpath("models").write_text("a file")
-    kept.keep(loaded(), LIMITS)
+    kept.keep("avx2", 2, LIMITS)
     assert "cannot be kept" in caplog.text
 
 
