@@ -16,8 +16,16 @@ from paper_models import make_model, paper_registry
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import Changes, Registry
-from mlxr.registry.modelfile import Modelfile, decode_modelfile, parse_modelfile, write_modelfile
-from mlxr.registry.options import OPTIONS, check_options, find_idle, read_parameter
+from mlxr.registry.modelfile import (
+    OPTIONS,
+    Modelfile,
+    check_options,
+    decode_modelfile,
+    find_idle,
+    parse_modelfile,
+    read_parameter,
+    write_modelfile,
+)
 
 TEXT = '''
 # a comment

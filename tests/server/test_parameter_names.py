@@ -12,7 +12,7 @@ from mlxr.cli.remote import describe_params
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import BY_SPELLING, Dialect, Parameter, read_params
 from mlxr.core.types import PARAMETERS, SamplingParams
-from mlxr.registry.options import check_options, read_parameter
+from mlxr.registry.modelfile import check_options, read_parameter
 from mlxr.server.openai.completions import CompletionRequest
 
 OWN_BOUNDS = {"temperature": 0.5}  # Anthropic's ends at 1

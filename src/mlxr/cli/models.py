@@ -25,7 +25,7 @@ from mlxr.cli.terminal import (
 from mlxr.core.errors import InvalidRequest, MlxrError, NameTaken, NotFound
 from mlxr.loading import find_model
 from mlxr.registry import AdapterRecord, ModelRecord, Registry
-from mlxr.registry.elsewhere import PLACES, Foreign
+from mlxr.registry.library import PLACES, Foreign
 from mlxr.registry.modelfile import decode_modelfile, parse_modelfile
 from mlxr.registry.record import name_for
 from mlxr.service.catalogue import choose_default, open_registry

@@ -21,7 +21,7 @@ from typing import Literal, NoReturn, TypeVar
 
 from mlxr.core.errors import MlxrError, NoSpace, RegistryError, Unavailable
 from mlxr.registry.blobs import REMEDY, explain_disk
-from mlxr.registry.options import check_options
+from mlxr.registry.modelfile import check_options
 from mlxr.registry.record import AdapterRecord, AdapterRef, ModelFile, ModelRecord
 
 

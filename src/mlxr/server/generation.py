@@ -22,7 +22,7 @@ from mlxr.core.events import Event, Finish
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.registry.options import read_draft_tokens
+from mlxr.registry.modelfile import read_draft_tokens
 from mlxr.registry.record import ModelRecord
 from mlxr.server.activity import InFlight, Span, in_flight, log_prompt, log_stand_in, start_span
 from mlxr.server.errors import ServerError

@@ -16,7 +16,7 @@ from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import make_context
-from mlxr.registry.elsewhere import PLACES
+from mlxr.registry.library import PLACES
 from mlxr.service.catalogue import choose_default, find_models_folder, open_registry
 from mlxr.service.machine_limits import measure_machine
 

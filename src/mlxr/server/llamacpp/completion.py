@@ -23,7 +23,7 @@ from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, FinishReason, Grammar, SamplingParams, TokenLogprob
 from mlxr.registry import ModelRecord
-from mlxr.registry.options import read_draft_tokens
+from mlxr.registry.modelfile import read_draft_tokens
 from mlxr.server.errors import ServerError, spell_fields
 from mlxr.server.generation import Generation, borrow, read_all, start_all, write_frames
 from mlxr.server.openai.fields import AdapterFields, Answers, DraftFields

@@ -23,7 +23,7 @@ from mlxr.core.events import Event
 from mlxr.core.sampling import read_params
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
-from mlxr.registry.options import BY_NAME, check_options, find_idle, read_draft_tokens
+from mlxr.registry.modelfile import BY_NAME, check_options, find_idle, read_draft_tokens
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import spell_fields
 from mlxr.server.generation import borrow, read_all, start, write_frames

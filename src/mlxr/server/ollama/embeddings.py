@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import ContextFull, InvalidRequest
-from mlxr.registry.options import check_options
+from mlxr.registry.modelfile import check_options
 from mlxr.server.activity import in_flight
 from mlxr.server.generation import borrow, embed_all
 from mlxr.server.ollama.answers import KeepAlive, Options, note_options, read_keep_alive

@@ -20,8 +20,7 @@ from mlxr.core.errors import InvalidRequest, NameTaken, NotFound, RequestFailed
 from mlxr.core.work_threads import Stop
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.blobs import parse_digest
-from mlxr.registry.modelfile import ROLES, list_parameters, write_modelfile
-from mlxr.registry.options import check_options
+from mlxr.registry.modelfile import ROLES, check_options, list_parameters, write_modelfile
 from mlxr.registry.record import Progress
 from mlxr.server.errors import ClientGone, ServerError
 from mlxr.server.ollama.answers import Options, note_options
