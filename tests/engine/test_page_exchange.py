@@ -114,6 +114,6 @@ def test_who_gives_up_asking_leaves_no_loan() -> None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             await giver.check()
-            assert not await giver._call(lambda engine: engine.cache.peers.list_lent(0))
+            assert not await giver.run_between_steps(lambda engine: engine.cache.peers.list_lent(0))
 
     asyncio.run(run())

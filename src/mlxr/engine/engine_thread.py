@@ -349,11 +349,11 @@ class EngineThread:
 
     async def stats(self) -> EngineStats:
         """The engine's numbers between two steps."""
-        return await self._call(lambda engine: engine.stats())
+        return await self.run_between_steps(lambda engine: engine.stats())
 
     async def read_report(self, *, whole: bool = False) -> EngineReport:
         """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
-        return await self._call(lambda engine: engine.read_report(whole=whole))
+        return await self.run_between_steps(lambda engine: engine.read_report(whole=whole))
 
     def post(self, work: Callable[[Engine], T]) -> Future[T]:
         """Have `work` run on the engine's thread between two steps; returns at once."""
@@ -365,27 +365,27 @@ class EngineThread:
 
     async def run_between_steps(self, work: Callable[[Engine], T]) -> T:
         """`call` for a loop: run `work` while the engine computes nothing; answers pause for as long."""
-        return await self._call(work)
+        return await asyncio.wrap_future(self._worker.post(work))
 
     async def read_live(self, work: StepWork) -> LiveReading:
         """Return the state now, and what happened since the last reading, read between two steps; see `Live.read`."""
-        return await self._call(lambda engine: engine.live.read(work))
+        return await self.run_between_steps(lambda engine: engine.live.read(work))
 
     async def stop_live(self) -> None:
         """Record no longer what happens."""
-        await self._call(lambda engine: engine.live.stop())
+        await self.run_between_steps(lambda engine: engine.live.stop())
 
     async def describe_page(self, group: int, page: int) -> PageRecord | None:
         """One page of a group of the cache in full, None if there is no such page."""
-        return await self._call(lambda engine: engine.live.describe_page(group, page))
+        return await self.run_between_steps(lambda engine: engine.live.describe_page(group, page))
 
     async def limit_cache(self, nbytes: int) -> None:
         """See `Engine.limit_cache`, between two steps."""
-        await self._call(lambda engine: engine.limit_cache(nbytes))
+        await self.run_between_steps(lambda engine: engine.limit_cache(nbytes))
 
     async def check(self) -> None:
         """Run `Engine.check` between two steps."""
-        await self._call(lambda engine: engine.check())
+        await self.run_between_steps(lambda engine: engine.check())
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those in flight end for at most `drain_s` seconds, cancel the rest, end the thread.
@@ -405,9 +405,6 @@ class EngineThread:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    async def _call(self, function: Callable[[Engine], T]) -> T:
-        return await asyncio.wrap_future(self._worker.post(function))
 
 
 class Ticket:
