@@ -153,12 +153,11 @@ def test_nothing_is_recorded_when_nobody_watches(watched: RunningServer) -> None
     with watched.client() as client, watch(client) as events:
         next(events)
         assert engine.live.record is not None
-        assert engine.cache.groups[0].pager.touched is not None
+        assert engine.cache.groups[0].pager.notes is not None
     wait_until(lambda: engine.live.record is None)
     wait_until(lambda: live._task is None and not live._channels)
-    assert engine.cache.groups[0].pager.touched is None
+    assert engine.cache.groups[0].pager.notes is None
     assert engine._scheduler.preempted is None
-    assert engine.cache._watch is None
     assert engine.cache.store.touched is None
 
 
