@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxr.models import families
 from mlxr.models.families import read_folder, read_model
 from mlxr.models.folders.tensors import LAYER_NAMES, MODEL_NAMES, WHOLE_NAMES
 from mlxr.models.weights import expected_tensors
@@ -66,6 +68,24 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             numbers: dict[str, tuple[int, ...]] = {"alpha_n": (1,), "alpha_p": (1,), "beta": (), "eps": ()}
             shapes |= {f"{layer}mlp.act_fn.{own}": own_shape for own, own_shape in numbers.items()}
     return shapes
+
+
+# What GGUF has other names for, by golden cases with the same layers.
+RELATIVES = {
+    "baichuan": "llama-mha",
+    "exaone": "llama-llama3",
+    "internlm2": "llama-gqa-64",
+    "minicpm": "granite",
+    "orion": "stablelm",
+    "pangu-embedded": "llama-bias-gelu",
+    "xverse": "llama-128",
+}
+
+
+def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
+    """Have folders of this `model_type` be files of the architecture `name`."""
+    given = [replace(one, architecture=name) if one.model_type == model_type else one for one in families.FOLDERS]
+    monkeypatch.setattr(families, "FOLDERS", tuple(given))
 
 
 def count_experts(config: Config) -> int:
@@ -311,13 +331,16 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     if kind in ("mixtral", "phimoe", "lfm2_moe"):
         block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
-    shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (experts, hidden)}
+    gate = "gate.wg" if kind == "hunyuan_v1_moe" else "gate"
+    shapes: dict[str, tuple[int, ...]] = {f"{block}.{gate}.weight": (experts, hidden)}
     for expert in range(experts):
         shapes |= {f"{block}.experts.{expert}.{name}.weight": shape for name, shape in names.items()}
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
     if kind in ("dots1", "glm4_moe"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
+    elif kind == "hunyuan_v1_moe":
+        shared, shared_ffn = "shared_mlp", ffn
     else:
         shapes |= {"mlp.shared_expert_gate.weight": (1, hidden)} if shared_ffn else {}
     if shared_ffn:

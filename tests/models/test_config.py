@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_fields import list_windows, look
 from numpy.typing import NDArray
+from random_model import RELATIVES
 from tiny_models import CASES, GOLDENS, make_source, read_golden
 
 from mlxr.cache.shapes import form_groups
@@ -20,7 +21,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies, llama3_factors, yarn_attention_factor
 from mlxr.models import Model, model_from_folder, model_from_gguf
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope
-from mlxr.models.families import FAMILIES, FOLDERS, read_folder
+from mlxr.models.families import FAMILIES, FOLDERS, read_folder, read_model
 from mlxr.models.fields import OWN, OWN_KEYS
 from mlxr.models.rotations import ROPE_FACTORS
 from mlxr.models.weights import expected_tensors, gguf_name
@@ -574,7 +575,24 @@ def test_a_model_checks_itself(part: Any, changes: dict[str, Any], message: str)
 def test_goldens_cover_every_architecture() -> None:
     folders = [read_golden(case)[0] for case in CASES]
     assert {config["model_type"] for config in folders} == {folder.model_type for folder in FOLDERS}
-    assert {model_from_folder(config).architecture for config in folders} == {family.name for family in FAMILIES}
+    names = {model_from_folder(config).architecture for config in folders}
+    assert names | set(RELATIVES) == {family.name for family in FAMILIES}
+    assert not names & set(RELATIVES)
+
+
+def test_exaone4_of_64_layers_has_windows_unless_it_says_that_it_has_none() -> None:
+    changes = {"num_hidden_layers": 64, "layer_types": ["full_attention"] * 64, "max_position_embeddings": 8192}
+    stated = read_folder(read_golden("exaone4-full")[0] | changes)
+    assert all(attention.window is None and attention.rope.dim for attention in list_attention(read_model(stated)))
+    values = {key: value for key, value in stated.values.items() if "sliding_window" not in key}
+    silent = list_attention(model_from_gguf(values, stated.list_vectors()))
+    assert [attention.window for attention in silent] == [4096, 4096, 4096, None] * 16
+    assert [attention.rope.dim > 0 for attention in silent] == [True, True, True, False] * 16
+
+
+def list_attention(model: Model) -> list[Attention]:
+    """The attention of each layer."""
+    return [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)]
 
 
 def test_layers_that_share_keys_keep_nothing_of_their_own() -> None:

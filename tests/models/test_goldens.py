@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from model_fields import change as change_model
 from model_fields import find_experts, look
-from random_model import count_experts, make_weights
+from random_model import RELATIVES, count_experts, give_name, make_weights
 from safetensors.numpy import save_file
 from tiny_models import (
     CASES,
@@ -47,6 +47,15 @@ def test_reference_equals_golden(case: str) -> None:
     logits = TinyRun(build_hf(Context("reference"), config, seed)).run(tokens)
     assert logits.shape == golden.shape
     assert np.abs(logits - golden).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_other_names_of_the_same_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, seed, tokens, golden = read_golden(RELATIVES[name])
+    give_name(monkeypatch, config["model_type"], name)
+    model = build_gguf(Context("reference"), config, seed)
+    assert model.config.architecture == name
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
 @pytest.mark.sampled(3)

@@ -25,7 +25,7 @@ from mlxr.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
-from random_model import make_weights  # noqa: E402 -- needs the path above
+from random_model import RELATIVES, give_name, make_weights  # noqa: E402 -- needs the path above
 
 GOLDENS = ROOT / "tests" / "models" / "goldens"
 TOKENIZER = ROOT / "tests" / "tokenizers" / "goldens" / "qwen2"
@@ -161,9 +161,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     # With groups of experts, rounding to eight bits chooses another group for a token in fifty, which moves it by nats.
-    "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4}),
+    "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4, "attention_bias": False}),
+    "hunyuan-moe": ("hunyuan-moe", {"intermediate_size": 256}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
+}
+
+# What llama.cpp has other names for, and what it knows only one value of there.
+NAMED: dict[str, dict[str, Any]] = {
+    "baichuan": {"num_hidden_layers": 32},  # those of other depths rotate nothing there
+    "minicpm": {"attention_multiplier": 0.125},
+    "orion": {"partial_rotary_factor": 1.0},
+    "pangu-embedded": {"mlp_bias": False, "hidden_act": "silu"},
 }
 
 # By how much the losses of the worst eighth of the tokens may differ, as a part of the text's mean loss. Rounding alone
@@ -183,6 +192,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(TEXT)
     return path
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_losses_of_tokens_by_another_name(
+    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = RELATIVES[name]
+    give_name(monkeypatch, json.loads((GOLDENS / case / "config.json").read_text())["model_type"], name)
+    monkeypatch.setitem(FAMILIES, name, (case, NAMED.get(name, {})))
+    test_losses_of_tokens(name, text, tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

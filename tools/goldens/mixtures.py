@@ -93,6 +93,17 @@ CASES: dict[str, Config] = {
     "granitemoe": make_config("granitemoe", 4, 2, None, **_GRANITE),
     "granitemoe-shared": make_config("granitemoeshared", 4, 2, None, shared_intermediate_size=96, **_GRANITE),
     "dots1": make_config("dots1", 4, 2, 32, n_group=1, topk_group=1, **_GLM | {"partial_rotary_factor": None}),
+    "hunyuan-moe": make_config(
+        "hunyuan_v1_moe",
+        4,
+        2,
+        48,
+        intermediate_size=64,
+        num_experts=8,
+        moe_topk=2,
+        rope_scaling={"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        tie_word_embeddings=True,
+    ),
     "glm4moe": make_config("glm4_moe", 4, 2, 32, n_group=1, topk_group=1, **_GLM),
     "glm4moe-groups": make_config(
         "glm4_moe", 4, 2, 32, use_qk_norm=True, n_group=4, topk_group=2, **_GLM | {"n_shared_experts": 2}

@@ -1,6 +1,7 @@
 """EXAONE 4: heads of queries and keys are normed, and each block's result instead of its input.
 
-The model of 32B has windows in three of four layers, and these alone rotate; that of 1.2B has none, and all rotate.
+The model of 32B has windows in three of four layers, and these alone rotate; that of 1.2B has none, and all rotate. A
+file of the former's 64 layers that states no window is one of it (llama.cpp, src/models/exaone4.cpp).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from mlxr.models.folders.rotations import state_rotation, state_turning_layers, 
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
+_LAYERS_OF_32B, _WINDOW_OF_32B, _WINDOWED = 64, 4096, "attention.sliding_window_layers"
 _TENSORS = TensorLayout(
     {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 )
@@ -24,16 +26,22 @@ def state(c: FolderConfig) -> None:
     state_rotation(c)
     windowed, everywhere = state_windows(c, full_every=4), (True,) * c.layers
     is_hybrid = c.fields.get("sliding_window") is not None or not c.fields.has("sliding_window")
+    if not any(windowed) and c.layers == _LAYERS_OF_32B:
+        c.out.put_own(_WINDOWED, list(windowed))
     state_turning_layers(c, windowed if is_hybrid else everywhere, windowed if any(windowed) else everywhere)
 
 
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
     norms, rope, windowed = Norms(m.rms_eps, places="after"), m.rope(), m.windowed(full_every=4)
+    window = m.window
+    if m.layers == _LAYERS_OF_32B and m.stated_window is None and m.own.get(_WINDOWED) is None:
+        windowed = m.all_but_last_of(4)
+        window = _WINDOW_OF_32B if m.context > _WINDOW_OF_32B else None
     rotates = m.rotates(windowed if any(windowed) else (True,) * m.layers)
     return m.model(
         Layer(
-            m.attention(rope if turns else NO_ROPE, window=m.window if has_window else None, head_norms="each"),
+            m.attention(rope if turns else NO_ROPE, window=window if has_window else None, head_norms="each"),
             m.feed_forward(),
             norms,
         )

@@ -92,12 +92,12 @@ def state_hybrid(c: FolderConfig) -> None:
     c.out.put(_TURNS, positions == "rope", c.fields, _POSITIONS)
 
 
-def build(m: Metadata) -> Model:
-    """Return a model of which all layers attend."""
+def build(m: Metadata, *, embedding: float = 1.0, residual: float = 1.0, logits: float = 1.0) -> Model:
+    """Return a model of which all layers attend, with these multipliers where the file states none."""
     rope, mixers = _find_rope(m), []
     for window in m.windows():
         mixers.append(_attend(m, rope, window, m.kv_heads))
-    return _make_model(m, mixers)
+    return _make_model(m, mixers, embedding, residual, logits)
 
 
 def build_hybrid(m: Metadata) -> Model:
@@ -119,8 +119,14 @@ def _attend(m: Metadata, rope: Rope, window: int | None, kv_heads: int) -> Atten
     return m.attention(rope, kv_heads=kv_heads, window=window, scale=m.scale("attention.scale"))
 
 
-def _make_model(m: Metadata, mixers: Sequence[Attention | Mamba2]) -> Model:
-    norms, residual_scale = Norms(m.rms_eps), m.scale("residual_scale") or 1.0
+def _make_model(
+    m: Metadata,
+    mixers: Sequence[Attention | Mamba2],
+    embedding: float = 1.0,
+    residual: float = 1.0,
+    logits: float = 1.0,
+) -> Model:
+    norms, residual_scale = Norms(m.rms_eps), m.scale("residual_scale") or residual
     experts = None
     if m.experts:
         rule = m.routing(renormalises=True)
@@ -135,8 +141,8 @@ def _make_model(m: Metadata, mixers: Sequence[Attention | Mamba2]) -> Model:
             )
             for mixer, has_experts in zip(mixers, m.has_experts, strict=True)
         ),
-        embedding_scale=m.scale("embedding_scale") or 1.0,
-        logit_scale=1.0 / (m.scale("logit_scale") or 1.0),  # files state what logits are divided by
+        embedding_scale=m.scale("embedding_scale") or embedding,
+        logit_scale=1.0 / (m.scale("logit_scale") or logits),  # files state what logits are divided by
     )
 
 

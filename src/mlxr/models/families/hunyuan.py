@@ -1,24 +1,40 @@
-"""Hunyuan (dense): Llama's layers, of which queries and keys are normed by head after they are rotated."""
+"""Hunyuan: Llama's layers, of which queries and keys are normed by head after they are rotated.
+
+That with experts (A13B) has them in all layers, beside a block that all tokens go through.
+"""
 
 from __future__ import annotations
 
-from mlxr.models.components import Layer, Norms
+from mlxr.models.components import Experts, Layer, Norms
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import FolderConfig, TensorLayout
+from mlxr.models.folders.mixers import state_experts
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
-_TENSORS = TensorLayout({"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"})
+_NORMS = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+_SHARED = {f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 
 
-def state(c: FolderConfig) -> None:
-    """State the sizes of a model, whose rotation is dynamic by name and stretched once, by `alpha`."""
+def _state_common(c: FolderConfig) -> None:
     c.state_model(kv_heads=c.heads, biases="block")
     c.state_width()
     state_rotation(c, has_alpha=True)
     c.note(("use_qk_norm",))  # heads are normed whatever it says
+
+
+def state(c: FolderConfig) -> None:
+    """State the sizes of a model, whose rotation is dynamic by name and stretched once, by `alpha`."""
+    _state_common(c)
     c.fields.refuse_unless(("num_experts",), (0, 1), "mixture of experts is not supported there")
+
+
+def state_mixture(c: FolderConfig) -> None:
+    """State the sizes of a model with experts, which are as wide as the block beside them."""
+    _state_common(c)
+    width = "intermediate_size"
+    state_experts(c, features_key=width, used_key="moe_topk", shared_key=width, renormalises=True)
 
 
 def build(m: Metadata) -> Model:
@@ -29,5 +45,24 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", state, _TENSORS),)
-FAMILIES = (Family("hunyuan-dense", build),)
+def build_mixture(m: Metadata) -> Model:
+    """Return the model of these metadata, which has experts."""
+    norms, rope, rule = Norms(m.rms_eps), m.rope(), m.routing(renormalises=True)
+    experts = Experts(m.experts, m.expert_features, m.activation(), rule, shared_features=m.shared_features())
+    return m.model(Layer(m.attention(rope, head_norms="turned"), experts, norms) for _ in range(m.layers))
+
+
+FOLDERS = (
+    FolderFamily("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", state, TensorLayout(_NORMS)),
+    FolderFamily(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan-moe",
+        state_mixture,
+        TensorLayout({**_NORMS, **_SHARED, "mlp.gate.wg": "ffn_gate_inp"}),
+    ),
+)
+FAMILIES = (
+    Family("hunyuan-dense", build),
+    Family("hunyuan-moe", build_mixture),
+)
