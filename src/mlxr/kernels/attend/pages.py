@@ -18,7 +18,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import MAX_RUN, RaggedBatch
-from mlxr.kernels.tensor import IntArray
+from mlxr.kernels.tensor import DeviceArray, IntArray
 
 MERGE_THREADS = 128
 WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
@@ -28,7 +28,7 @@ MERGE = Kernel(
 )
 
 
-def merge_shares(ctx: Context, sums: Any, stats: Any, scores: Scores) -> Any:
+def merge_shares(ctx: Context, sums: DeviceArray, stats: DeviceArray, scores: Scores) -> DeviceArray:
     """(tokens, heads, head_dim) of sums (tokens, heads, shares, head_dim), their maxima and totals, and sinks."""
     gpu, (tokens, heads, shares, head_dim) = ctx.gpu, sums.shape
     (out,) = gpu.launcher.launch(
@@ -43,7 +43,7 @@ def merge_shares(ctx: Context, sums: Any, stats: Any, scores: Scores) -> Any:
     return out
 
 
-def hold_sinks(ctx: Context, scores: Scores) -> Any:
+def hold_sinks(ctx: Context, scores: Scores) -> DeviceArray:
     """The sinks on the device; zeros stand for none."""
     return ctx.gpu.launcher.numbers(0.0) if scores.sinks is None else ctx.gpu.hold(scores.sinks)
 
@@ -78,51 +78,58 @@ STREAM = Kernel(
 
 
 def attend_stream(
-    ctx: Context, q: Any, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, scores: Scores
-) -> Any:
+    ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, scores: Scores
+) -> DeviceArray:
     """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
-    gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
-    _, kv_heads, page_size, _ = k_pool.shape
+    (tokens, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, k_pool.shape
     owners, lengths = _place_tokens(ctx, batch, int(batch.query_starts[first]), tokens)
     group = min(heads // kv_heads, MAX_HEADS)
     parts = kv_heads * -(-(heads // kv_heads) // group)
     simd_groups = choose_simd_groups(head_dim, parts * tokens)
     positions = count_positions(batch, page_size, scores.sliding_window)
     shares = choose_shares(positions, parts * tokens, WANTED_STREAMS, MIN_STREAM_SHARE * simd_groups)
-    split = shares > 1
-    kind = gpu.mx.float32 if split else gpu.operands
-    sizes = (heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares)
+    sizes = heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares
+    constants = {
+        "G": group,
+        "STAGES": STAGES,
+        "NEWEST": 1 if batch.longest_run == 1 else 1 + -(-MAX_RUN // TILE_POSITIONS),
+    }
+    where, groups = (owners, lengths), (parts, tokens, shares)
+    return _launch(ctx, STREAM, q, (k_pool, v_pool), batch, where, scores, sizes, constants, groups, simd_groups)
+
+
+def _launch(
+    ctx: Context,
+    kernel: Kernel,
+    q: DeviceArray,
+    pools: tuple[Pool, Pool],
+    batch: RaggedBatch,
+    places: tuple[DeviceArray, ...],
+    scores: Scores,
+    sizes: tuple[int, ...],
+    constants: dict[str, int],
+    groups: tuple[int, int, int],
+    simd_groups: int,
+) -> DeviceArray:
+    """One launch over pages, and another one where it makes several shares: the last number of `groups`."""
+    gpu, (tokens, heads, head_dim), shares = ctx.gpu, q.shape, groups[2]
+    kind, (k_pool, v_pool) = gpu.operands if shares == 1 else gpu.mx.float32, pools
     out, stats = gpu.launcher.launch(
-        STREAM,
+        kernel,
         [
-            q,
-            k_pool.array,
-            v_pool.array,
-            gpu.place(batch).page_table,
-            owners,
-            lengths,
-            hold_sinks(ctx, scores),
-            gpu.launcher.numbers(*scores.powers),
-            gpu.launcher.numbers(*sizes),
+            *(q, k_pool.array, v_pool.array, gpu.place(batch).page_table, *places, hold_sinks(ctx, scores)),
+            *(gpu.launcher.numbers(*scores.powers), gpu.launcher.numbers(*sizes)),
         ],
-        groups=(parts, tokens, shares),
+        groups=groups,
         threads=32 * simd_groups,
         outputs=[
             ((tokens, heads, shares, head_dim), kind),
-            ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
+            ((tokens, heads, shares, 2) if shares > 1 else (8,), gpu.mx.float32),
         ],
-        constants={
-            "D": head_dim,
-            "G": group,
-            "PAGE": page_size,
-            "SPLIT": int(split),
-            "STAGES": STAGES,
-            "NEWEST": 1 if batch.longest_run == 1 else 1 + -(-MAX_RUN // TILE_POSITIONS),
-            **scores.constants,
-        },
+        constants={"D": head_dim, "PAGE": k_pool.shape[2], "SPLIT": int(shares > 1), **constants, **scores.constants},
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
-    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
+    return merge_shares(ctx, out, stats, scores) if shares > 1 else out.reshape(*q.shape)
 
 
 def choose_simd_groups(head_dim: int, groups: int) -> int:
@@ -166,43 +173,19 @@ def takes_pool(ctx: Context, pool: Pool) -> bool:
 
 
 def attend_tiles(
-    ctx: Context, q: Any, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
-) -> Any:
+    ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
+) -> DeviceArray:
     """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape."""
-    gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
-    _, kv_heads, page_size, _ = k_pool.shape
+    heads, (_, kv_heads, page_size, _) = q.shape[1], k_pool.shape
     per_tile = min(heads // kv_heads, TILE_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
     owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
     groups = -(-count // SIMD_GROUPS)
     shares = choose_shares(count_positions(batch, page_size, scores.sliding_window), parts * groups)
-    split = shares > 1
-    kind = gpu.mx.float32 if split else gpu.operands
-    sizes = (heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares, count)
-    out, stats = gpu.launcher.launch(
-        TILES,
-        [
-            q,
-            k_pool.array,
-            v_pool.array,
-            ctx.gpu.place(batch).page_table,
-            owners,
-            lengths,
-            tiles,
-            hold_sinks(ctx, scores),
-            gpu.launcher.numbers(*scores.powers),
-            gpu.launcher.numbers(*sizes),
-        ],
-        groups=(parts, groups, shares),
-        threads=32 * SIMD_GROUPS,
-        outputs=[
-            ((tokens, heads, shares, head_dim), kind),
-            ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
-        ],
-        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split), **scores.constants},
-        types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
-    )
-    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
+    sizes = heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares, count
+    where = owners, lengths, tiles
+    shape = parts, groups, shares
+    return _launch(ctx, TILES, q, (k_pool, v_pool), batch, where, scores, sizes, {"G": per_tile}, shape, SIMD_GROUPS)
 
 
 def _place_tiles(
