@@ -11,7 +11,7 @@ TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore
 SANITIZED := build/sanitized
 COUNTS_THREADS := tests/kernels/test_runtime.py::test_threads_end_with_their_runtime  # the sanitizer has one, too
-RACES := test_sanitized.py test_runtime.py test_grammar_matcher.py test_buffers.py test_linear.py test_attend.py \
+RACES := test_sanitized.py test_runtime.py test_grammar_matcher.py test_arrays.py test_linear.py test_attend.py \
 	test_mixers.py test_moe.py test_run_layers.py test_write_pages.py
 FILES ?= 3000
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
