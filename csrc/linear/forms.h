@@ -7,8 +7,9 @@
 //   span_shifted  step * q + least * min         min: integer, one for 32 columns; least is not positive
 //   fine          step * fine * (q - z)          fine: integer, one for 16 columns
 //   fine_shifted  step * fine * q + least * min  likewise, min for 16 columns
+//   long_fine     step * fine * (q - z)          likewise, of bytes whose sums of 16 products may take 17 bits or more
 //   shorts        2**(exponent - 24) * q         q: 16 bits with sign, and so is the activation
-// Units of the forms from span to fine_shifted are spans of 256 columns, whose activations have one scale: their
+// Units of the forms from span to long_fine are spans of 256 columns, whose activations have one scale: their
 // groups are summed up by themselves, the minimums, and all of fine forms, as integers.
 #pragma once
 
@@ -17,13 +18,13 @@
 
 namespace {
 
-enum class Form { plain, shifted, span, span_shifted, fine, fine_shifted, shorts };
+enum class Form { plain, shifted, span, span_shifted, fine, fine_shifted, long_fine, shorts };
 
 constexpr bool has_spans(Form form) {
     return form != Form::plain && form != Form::shifted && form != Form::shorts;
 }
 constexpr bool is_fine(Form form) {
-    return form == Form::fine || form == Form::fine_shifted;
+    return form == Form::fine || form == Form::fine_shifted || form == Form::long_fine;
 }
 // Pairs of minimums in a span.
 constexpr int min_pairs(Form form) {
@@ -43,6 +44,10 @@ template <>
 struct TotalOf<Form::fine_shifted> {
     using Type = Ints;
 };
+template <>
+struct TotalOf<Form::long_fine> {
+    using Type = Ints;
+};
 template <Form F>
 using Total = typename TotalOf<F>::Type;
 
@@ -60,20 +65,38 @@ MLXR_INLINE Ints start_group(const mlxr::Activations& a, int64_t item) {
 
 // A group of a fine form has two sums, of 16 columns each, which fit into 16 bits (quantize.h). They share a lane: the
 // first one above, and the second, biased so that it borrows nothing, below. add_halves takes the bias away and adds
-// both times their scales: one multiplication, and no conversion, for 32 columns.
-template <bool Wide, int Zero>
+// both times their scales: one multiplication, and no conversion, for 32 columns. Of long_fine each is multiplied
+// alone.
+template <Form F, bool Wide, int Zero>
 MLXR_INLINE Ints start_second_half(const mlxr::Activations& a, int64_t item) {
+    constexpr bool kIsLong = F == Form::long_fine;
     if constexpr (Zero < 0) {
-        return splat(mlxr::kSecondHalf);
+        return splat(kIsLong ? 0 : mlxr::kSecondHalf);
     } else {
-        return start_sum<Wide>(a.zeros[Zero] + item);  // which have the bias
+        const Ints start = start_sum<Wide>(a.zeros[Zero] + item);  // which has the bias where it is read
+        return kIsLong && !(kSignedWide && Wide) ? add(start, splat(-mlxr::kSecondHalf)) : start;
     }
 }
 MLXR_INLINE Ints join_halves(Ints first, Ints second) {
     return add(shift_left(first, 16), second);
 }
-MLXR_INLINE Ints add_halves(Ints sum, Ints halves, Ints fine) {
+MLXR_INLINE Ints add_joined(Ints sum, Ints halves, Ints fine) {
     return dot_shorts(sum, fine, bits_xor(halves, splat(mlxr::kSecondHalf)));
+}
+// The scale of a group's first or second half.
+MLXR_INLINE Ints upper_half(Ints pair) {
+    return shift_right_signed(pair, 16);
+}
+MLXR_INLINE Ints lower_half(Ints pair) {
+    return shift_right_signed(shift_left(pair, 16), 16);
+}
+template <Form F>
+MLXR_INLINE Ints add_halves(Ints sum, Ints first, Ints second, Ints fine) {
+    if constexpr (F == Form::long_fine) {
+        return add(sum, add(mul(first, upper_half(fine)), mul(second, lower_half(fine))));
+    } else {
+        return add_joined(sum, join_halves(first, second), fine);
+    }
 }
 
 // The sum of a span's minimums, which `min` gives pair by pair, in units of its activations' scale.

@@ -1,4 +1,5 @@
 // The linear kernels of one tier and their table. Compiled once per tier, with MLXR_TIER its name.
+#include "linear/decode.h"
 #include "linear/dense.h"
 #include "linear/double_rows.h"
 #include "linear/panel.h"
@@ -39,8 +40,8 @@ constexpr mlxr::RowsKernel find_strips() {
 }
 
 template <class W>
-constexpr void put(mlxr::KernelTable& table) {
-    table.quant[static_cast<int>(W::kType)] = {
+constexpr mlxr::QuantKernels make_kernels() {
+    return {
         .unit_columns = 32 * W::kGroups,
         .unit_bytes = W::kUnitBytes,
         .panel_group_bytes = PanelGroup<W::kForm>::kMeanBytes,
@@ -52,31 +53,24 @@ constexpr void put(mlxr::KernelTable& table) {
         .strips = find_strips<W>(),
         .unpack = unpack_panel<W>,
         .panel = multiply_panel<W::kForm, W::kWide, W::kZeroPoint>,
+        .decode = find_decoder<W>(),
     };
+}
+
+// What has no groups of 32 columns.
+struct Floating {};
+using f32 = Floating;
+using bf16 = Floating;
+template <>
+constexpr mlxr::QuantKernels make_kernels<Floating>() {
+    return {};
 }
 
 constexpr mlxr::KernelTable make_table() {
     mlxr::KernelTable table{};
     table.name = MLXR_QUOTE(MLXR_TIER);
-    put<Q4_0>(table);
-    put<Q4_1>(table);
-    put<Q5_0>(table);
-    put<Q5_1>(table);
-    put<Q8_0>(table);
-    put<Q2_K>(table);
-    put<Q3_K>(table);
-    put<Q4_K>(table);
-    put<Q5_K>(table);
-    put<Q6_K>(table);
-    put<Q8_K>(table);
-    put<IQ4_NL>(table);
-    put<IQ4_XS>(table);
-    put<MXFP4>(table);
-    put<Affine4<Type::affine4_32, 1>>(table);
-    put<Affine4<Type::affine4_64, 2>>(table);
-    put<Affine8<Type::affine8_32, 1>>(table);
-    put<Affine8<Type::affine8_64, 2>>(table);
-    put<F16>(table);
+#define TYPE(name, ...) table.quant[static_cast<int>(Type::name)] = make_kernels<name>();
+#include "tables/types.def"
     table.dense = multiply_dense;
     table.quantize_groups = quantize_groups;
     table.quantize_spans = quantize_spans;
@@ -85,15 +79,6 @@ constexpr mlxr::KernelTable make_table() {
 }
 
 constexpr mlxr::KernelTable kTable = make_table();
-
-constexpr bool has_every_type(const mlxr::KernelTable& table) {
-    for (int i = 0; i < mlxr::kTypeCount; ++i) {
-        const auto type = static_cast<Type>(i);
-        if (type != Type::f32 && type != Type::bf16 && table.quant[i].unit_columns == 0) return false;
-    }
-    return true;
-}
-static_assert(has_every_type(kTable));
 
 }  // namespace
 

@@ -78,6 +78,10 @@ MLXR_INLINE void store_some(float* p, Floats a, int valid) {
 MLXR_INLINE Floats load_f16(const uint8_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+MLXR_INLINE Floats half_to_floats(Ints bits) {
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+}
 MLXR_INLINE Floats to_floats(Ints a) {
     return _mm256_cvtepi32_ps(a);
 }
@@ -104,6 +108,31 @@ MLXR_INLINE Floats fma_negated(Floats a, Floats b, Floats c) {
 MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(row), a);
+}
+
+// All bits or none of each byte. In memory they are one bit, four for each of 16 rows; `part` says which of them.
+using Mask = __m256i;
+MLXR_INLINE Mask load_mask(const uint8_t* p, int part) {
+    int32_t bits;
+    memcpy(&bits, p + 4 * part, sizeof bits);
+    const __m256i places = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3,
+                                            3, 3, 3, 3, 3, 3, 3);
+    const __m256i each = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+    return _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), places), each), each);
+}
+MLXR_INLINE Ints whole_bytes(Mask mask) {
+    return mask;
+}
+// Bytes q where the mask is set as 2 * zero - q.
+template <int Zero>
+MLXR_INLINE Ints negate_bytes(Ints q, Mask mask) {
+    const __m256i less = _mm256_and_si256(mask, _mm256_set1_epi8(static_cast<char>(255 - 2 * Zero)));
+    return _mm256_sub_epi8(_mm256_xor_si256(q, mask), less);
+}
+
+// Numbers of a table.
+MLXR_INLINE Ints gather(const uint32_t* table, Ints indices) {
+    return _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), indices, 4);
 }
 
 // Four bytes of activations, or two of 16 bits, in every lane.

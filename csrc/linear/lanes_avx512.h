@@ -78,6 +78,9 @@ MLXR_INLINE void store_some(float* p, Floats a, int valid) {
 MLXR_INLINE Floats load_f16(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+MLXR_INLINE Floats half_to_floats(Ints bits) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits));
+}
 MLXR_INLINE Floats to_floats(Ints a) {
     return _mm512_cvtepi32_ps(a);
 }
@@ -104,6 +107,23 @@ MLXR_INLINE Floats fma_negated(Floats a, Floats b, Floats c) {
 MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(row), a);
+}
+
+// A bit for each byte of a vector. In memory those of 16 rows lie side by side, four bits each; `part` says which of
+// them.
+using Mask = __mmask64;
+MLXR_INLINE Mask load_mask(const uint8_t* p, int) {
+    Mask mask;
+    memcpy(&mask, p, sizeof mask);
+    return mask;
+}
+MLXR_INLINE Ints whole_bytes(Mask mask) {
+    return _mm512_movm_epi8(mask);
+}
+// Bytes q where the mask is set as 2 * zero - q.
+template <int Zero>
+MLXR_INLINE Ints negate_bytes(Ints q, Mask mask) {
+    return _mm512_mask_sub_epi8(q, mask, _mm512_set1_epi8(static_cast<char>(2 * Zero)), q);
 }
 
 // Four bytes of activations, or two of 16 bits, in every lane.

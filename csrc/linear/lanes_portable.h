@@ -135,12 +135,14 @@ MLXR_INLINE Floats fma_negated(Floats a, Floats b, Floats c) {
 }  // c - a*b
 
 // IEEE half to single, exact: the exponent is moved by multiplying, which normalises subnormals.
-MLXR_INLINE Floats load_f16(const uint8_t* p) {
-    const Ints half = load_u16(p);
+MLXR_INLINE Floats half_to_floats(Ints half) {
     const Ints sign = shift_left(half & 0x8000, 16);
     const Ints rest = shift_left(half & 0x7fff, 13);
     const Ints special = (rest >= 0x0f800000) & 0x7f800000;  // infinity and NaN keep the largest exponent
     return (Floats)((Ints)((Floats)rest * 0x1p112f) | special | sign);
+}
+MLXR_INLINE Floats load_f16(const uint8_t* p) {
+    return half_to_floats(load_u16(p));
 }
 
 // Each byte (0..15) replaced by table[byte].
@@ -149,6 +151,29 @@ MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     memcpy(bytes, &a, sizeof bytes);
     for (int i = 0; i < 16; ++i) bytes[i] = table[bytes[i]];
     return load_ints(bytes);
+}
+
+// All bits or none of each byte. In memory they are one bit, four for each of 16 rows; `part` says which of them.
+using Mask = Ints;
+MLXR_INLINE Mask load_mask(const uint8_t* p, int part) {
+    uint16_t bits;
+    memcpy(&bits, p + 2 * part, sizeof bits);
+    const Ints fours = Ints{bits & 15, bits >> 4 & 15, bits >> 8 & 15, bits >> 12};
+    return (Ints)(((Unsigneds)fours * 0x00204081u & 0x01010101u) * 255u);
+}
+MLXR_INLINE Ints whole_bytes(Mask mask) {
+    return mask;
+}
+// Bytes q where the mask is set as 2 * zero - q.
+template <int Zero>
+MLXR_INLINE Ints negate_bytes(Ints q, Mask mask) {
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    return (Ints)((Bytes)(q ^ mask) - ((Bytes)mask & static_cast<uint8_t>(255 - 2 * Zero)));
+}
+
+// Numbers of a table.
+MLXR_INLINE Ints gather(const uint32_t* table, Ints indices) {
+    return (Ints)Unsigneds{table[indices[0]], table[indices[1]], table[indices[2]], table[indices[3]]};
 }
 
 // Four bytes of activations, or two of 16 bits, in every lane.

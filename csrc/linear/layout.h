@@ -25,7 +25,21 @@ enum class FieldKind : uint8_t {
     fifth_bits,  // one word: bit 4*i+b of the source to bit 8*b+i, so that i selects the element word, b its
                  // byte
     six_bits,    // 48 words of 256 numbers: see pack_six_bits
+    // Of grids (grids.h). A mask is a word of 64 bits, four of each row, that of row r from bit 4 r on.
+    masks,         // `count` words of bits: a mask for each four of them
+    sign_sevens,   // words of four times seven signs and a scale of four bits: masks of all signs, a word of scales
+    index_sevens,  // the same behind each word of four indices, which come first
+    index_nines,   // 16 bits: nine of an index, seven signs. Words of four indices, masks of their ninth bits, of all
+                   // signs
+    high_pairs,    // two words of upper bits of four indices a byte, two masks for each byte; then words
+    high_threes,   // 16 bits: three of four indices, and four. Three masks each; a word of all fours
+    high_fours,    // a mask for each bit of four indices, four masks for each 16 bits
 };
+
+// Signs that a file has of seven columns of eight: an even number of them is negative.
+static constexpr uint32_t complete_signs(uint32_t sevens) {
+    return sevens | static_cast<uint32_t>(__builtin_popcount(sevens) & 1) << 7;
+}
 
 struct Field {
     FieldKind kind;
@@ -41,7 +55,7 @@ struct Layout {
 
 using enum FieldKind;
 inline constexpr Layout kLayouts[] = {
-#define TYPE(name, code, columns, bytes, decode, ...) {{__VA_ARGS__}},
+#define TYPE(name, code, columns, bytes, ...) {{__VA_ARGS__}},
 #include "tables/types.def"
 };
 
@@ -56,8 +70,9 @@ static constexpr const Layout& layout_of(Type type) {
 static constexpr int unit_bytes(Type type) {
     int bytes = 0;
     for (const Field& field : layout_of(type).fields) {
-        const int width = field.kind == FieldKind::bytes ? 1 : field.kind == FieldKind::halves ? 2 : 4;
-        bytes += 16 * width * field.count;
+        const FieldKind kind = field.kind;
+        const bool completes = kind == sign_sevens || kind == index_sevens || kind == index_nines;
+        bytes += 16 * (kind == FieldKind::bytes ? 1 : kind == halves ? 2 : 4) * (field.count + (completes ? 1 : 0));
     }
     return bytes;
 }

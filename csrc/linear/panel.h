@@ -169,15 +169,28 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
         repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
     });
     add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
-            sums[m][v] = join_halves(sums[m][v], start_second_half<Wide, Zero>(a, 2 * (item + m) + 1));
+    const auto start_second = [&](int m) MLXR_BODY { return start_second_half<F, Wide, Zero>(a, 2 * (item + m) + 1); };
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Ints fine = ints_at(at, PanelGroup<F>::kStep, v);
+        repeat<M>([&](auto m) MLXR_BODY {
+            if constexpr (F == Form::long_fine) {
+                total[m][v] = add(total[m][v], mul(sums[m][v], upper_half(fine)));
+                sums[m][v] = start_second(m);
+            } else {
+                sums[m][v] = join_halves(sums[m][v], start_second(m));
+            }
         });
     });
     add_products<Wide, M, 4, 4>(at, a.values + 32 * item, sums, beside);
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
         const Ints fine = ints_at(at, PanelGroup<F>::kStep, v);
-        repeat<M>([&](auto m) MLXR_BODY { total[m][v] = add_halves(total[m][v], sums[m][v], fine); });
+        repeat<M>([&](auto m) MLXR_BODY {
+            if constexpr (F == Form::long_fine) {
+                total[m][v] = add(total[m][v], mul(sums[m][v], lower_half(fine)));
+            } else {
+                total[m][v] = add_joined(total[m][v], sums[m][v], fine);
+            }
+        });
     });
 }
 

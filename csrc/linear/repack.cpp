@@ -55,6 +55,93 @@ void transpose(const uint8_t* source, int64_t stride, int rows, int count, uint8
     }
 }
 
+// What becomes of a field of a grid in one row: words, then four bits for each mask, then words.
+struct Split {
+    int words = 0, fours = 0, back = 0;
+    uint32_t word[8], back_word[2] = {};
+    uint8_t four[80];
+
+    void put_bits(uint32_t bits, int count) {
+        for (int i = 0; i < count; i += 4) four[fours++] = static_cast<uint8_t>(bits >> i & 15);
+    }
+    // Four times seven signs and a scale, `index` counting them.
+    void put_sevens(uint32_t sevens, int index) {
+        for (int i = 0; i < 4; ++i) put_bits(complete_signs(sevens >> (7 * i) & 127), 8);
+        back_word[0] |= (sevens >> 28) << (4 * index);
+        back = 1;
+    }
+    // Bit `plane` of numbers of `bits` bits, of each of four.
+    void put_plane(uint32_t numbers, int bits, int plane) {
+        uint32_t one = 0;
+        for (int i = 0; i < 4; ++i) one |= (numbers >> (bits * i + plane) & 1) << i;
+        put_bits(one, 4);
+    }
+};
+
+Split split_field(const Field& field, const uint8_t* from) {
+    Split split;
+    uint32_t source[16];
+    std::memcpy(source, from, 4 * size_t{field.count});
+    const auto half = [&](int i) { return source[i / 2] >> (16 * (i % 2)) & 0xffff; };
+    switch (field.kind) {
+        case FieldKind::masks:
+            for (int i = 0; i < field.count; ++i) split.put_bits(source[i], 32);
+            break;
+        case FieldKind::sign_sevens:
+            for (int i = 0; i < field.count; ++i) split.put_sevens(source[i], i);
+            break;
+        case FieldKind::index_sevens:
+            for (int i = 0; i < field.count; i += 2) {
+                split.word[split.words++] = source[i];
+                split.put_sevens(source[i + 1], i / 2);
+            }
+            break;
+        case FieldKind::index_nines:
+            for (int i = 0; i < 2 * field.count; i += 4) {
+                uint32_t indices = 0, ninths = 0;
+                for (int j = 0; j < 4; ++j) {
+                    indices |= (half(i + j) & 255) << (8 * j);
+                    ninths |= (half(i + j) >> 8 & 1) << j;
+                }
+                split.word[split.words++] = indices;
+                split.put_bits(ninths, 4);
+            }
+            for (int i = 0; i < 2 * field.count; ++i) split.put_bits(complete_signs(half(i) >> 9), 8);
+            break;
+        case FieldKind::high_pairs:
+            for (int i = 0; i < 16; ++i) split.put_plane(source[i / 8] >> (8 * (i / 2 % 4)) & 255, 2, i % 2);
+            for (int i = 2; i < field.count; ++i) split.back_word[split.back++] = source[i];
+            break;
+        case FieldKind::high_threes:
+            for (int i = 0; i < 2 * field.count; ++i) {
+                for (int plane = 0; plane < 3; ++plane) split.put_plane(half(i), 3, plane);
+                split.back_word[0] |= (half(i) >> 12) << (4 * i);
+            }
+            split.back = 1;
+            break;
+        default:
+            for (int i = 0; i < 2 * field.count; ++i) {
+                for (int plane = 0; plane < 4; ++plane) split.put_plane(half(i), 4, plane);
+            }
+    }
+    return split;
+}
+
+// A field of a grid; returns what is behind it in the unit.
+uint8_t* repack_split(const Field& field, const uint8_t* from, int64_t stride, int rows, uint8_t* out) {
+    uint64_t masks[80] = {};
+    Split split;
+    for (int r = 0; r < rows; ++r) {
+        split = split_field(field, from + r * stride);
+        uint8_t* const back = out + 64 * split.words + 8 * split.fours + 4 * r;
+        for (int i = 0; i < split.words; ++i) std::memcpy(out + 64 * i + 4 * r, split.word + i, 4);
+        for (int i = 0; i < split.fours; ++i) masks[i] |= uint64_t{split.four[i]} << (4 * r);
+        for (int i = 0; i < split.back; ++i) std::memcpy(back + 64 * i, split.back_word + i, 4);
+    }
+    std::memcpy(out + 64 * split.words, masks, 8 * static_cast<size_t>(split.fours));
+    return out + 64 * (split.words + split.back) + 8 * split.fours;
+}
+
 // One unit: the source block of each of `rows` rows, `stride` bytes apart.
 void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, int rows, uint8_t* out) {
     for (const Field& field : layout.fields) {
@@ -89,6 +176,8 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
                 }
                 out += 64 * field.count;
                 break;
+            default:
+                out = repack_split(field, from, stride, rows, out);
         }
     }
 }
@@ -206,6 +295,13 @@ void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t column
             repack_unit(layout_of(type), source + u * info.block_bytes, stride, valid, out + u * unit_bytes(type));
         }
     }
+}
+
+const uint8_t* repack_blocks(Type type, const uint8_t* source, int rows, uint8_t* out) {
+    const int bytes = type_info(type).block_bytes;
+    std::memset(out, 0, static_cast<size_t>(unit_bytes(type)));
+    repack_unit(layout_of(type), source, bytes, rows, out);
+    return source + rows * bytes;
 }
 
 }  // namespace mlxr

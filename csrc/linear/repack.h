@@ -24,4 +24,8 @@ int64_t block_bytes(Type type, int64_t columns);
 // block's place and holds zeros, which stay in rows past the end.
 void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t columns, int64_t block, uint8_t* out);
 
+// Writes the unit of `rows` rows, at most 16, of one block each, which follow one another at `source`; returns what is
+// behind them. Not for f16, f32 and bf16.
+const uint8_t* repack_blocks(Type type, const uint8_t* source, int rows, uint8_t* out);
+
 }  // namespace mlxr

@@ -29,12 +29,12 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
         Ints second[M];
         repeat<M>([&](auto m) MLXR_BODY {
             products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
-            second[m] = start_second_half<W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
+            second[m] = start_second_half<W::kForm, W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
         });
         add_words<W::kWide, M, 4>(w, values, products);
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
         repeat<M>([&](auto m)
-                      MLXR_BODY { sums[m] = add_halves(sums[m], join_halves(products[m], second[m]), s.fine[g]); });
+                      MLXR_BODY { sums[m] = add_halves<W::kForm>(sums[m], products[m], second[m], s.fine[g]); });
     } else {
         repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);

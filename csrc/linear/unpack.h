@@ -1,11 +1,12 @@
 // How each quantised type turns from its unit (linear/layout.h) into what the kernels multiply: for a group
 // of 32 columns eight vectors of unsigned bytes, word i of the group holding columns 4i..4i+3 of each lane's
 // row, and scales. Element orders are those of the GGUF blocks (quants.cpp says them in scalar form).
-// Forms are told in forms.h. A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group
-// n*kStride+J of the unit); of shorts the words are multiplied as they lie.
+// Forms are told in forms.h. A type is a struct of its name here: its constants, `scales` (once per unit) and
+// `weights<J>` (group n*kStride+J of the unit); of shorts the words are multiplied as they lie.
 #pragma once
 
 #include "linear/forms.h"
+#include "linear/grids.h"
 #include "linear/layout.h"
 
 namespace {
@@ -58,7 +59,8 @@ alignas(16) constexpr uint8_t kIq4Table[16] = {1,   24,  45,  63,  79,  93,  106
                                                129, 141, 153, 166, 181, 197, 217, 241};                       // + 128
 alignas(16) constexpr uint8_t kMxfp4Table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // + 12
 
-constexpr int kNoZero = -1, kZero8 = 0, kZero12 = 1, kZero16 = 2, kZero128 = 3, kZero4Halves = 4, kZero32Halves = 5;
+constexpr int kNoZero = -1, kZero8 = 0, kZero12 = 1, kZero16 = 2, kZero128 = 3, kZero4Halves = 4, kZero32Halves = 5,
+              kZero128Halves = 6, kZero1 = 7;
 
 // The constants every type has.
 template <Type T, Form F, int ZeroPoint, bool Wide, int Groups, int Stride>
@@ -93,7 +95,7 @@ MLXR_INLINE void map_bytes(const uint8_t* table, Ints* w) {
     for (int i = 0; i < 8; ++i) w[i] = lookup(w[i], table);
 }
 
-struct Q4_0 : TypeOf<Type::q4_0, Form::plain, kZero8, false, 1, 1> {
+struct q4_0 : TypeOf<Type::q4_0, Form::plain, kZero8, false, 1, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 4, 0); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int, Ints* w) {
@@ -101,7 +103,7 @@ struct Q4_0 : TypeOf<Type::q4_0, Form::plain, kZero8, false, 1, 1> {
     }
 };
 
-struct Q4_1 : TypeOf<Type::q4_1, Form::shifted, kNoZero, false, 1, 1> {
+struct q4_1 : TypeOf<Type::q4_1, Form::shifted, kNoZero, false, 1, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.step[0] = half(unit, 4, 0);
         s.shift[0] = mul(half(unit, 4, 1), splat(-1.0f));
@@ -112,7 +114,7 @@ struct Q4_1 : TypeOf<Type::q4_1, Form::shifted, kNoZero, false, 1, 1> {
     }
 };
 
-struct Q5_0 : TypeOf<Type::q5_0, Form::plain, kZero16, false, 1, 1> {
+struct q5_0 : TypeOf<Type::q5_0, Form::plain, kZero16, false, 1, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 5, 0); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int, Ints* w) {
@@ -121,7 +123,7 @@ struct Q5_0 : TypeOf<Type::q5_0, Form::plain, kZero16, false, 1, 1> {
     }
 };
 
-struct Q5_1 : TypeOf<Type::q5_1, Form::shifted, kNoZero, false, 1, 1> {
+struct q5_1 : TypeOf<Type::q5_1, Form::shifted, kNoZero, false, 1, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.step[0] = half(unit, 5, 0);
         s.shift[0] = mul(half(unit, 5, 1), splat(-1.0f));
@@ -138,7 +140,7 @@ MLXR_INLINE void unpack_signed_bytes(Unit unit, int first_word, Ints* w) {
     for (int i = 0; i < 8; ++i) w[i] = bits_xor(word(unit, first_word + i), offset);
 }
 
-struct Q8_0 : TypeOf<Type::q8_0, Form::plain, kZero128, true, 1, 1> {
+struct q8_0 : TypeOf<Type::q8_0, Form::plain, kZero128, true, 1, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 8, 0); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int, Ints* w) {
@@ -146,7 +148,7 @@ struct Q8_0 : TypeOf<Type::q8_0, Form::plain, kZero128, true, 1, 1> {
     }
 };
 
-struct Q8_K : TypeOf<Type::q8_k, Form::span, kZero128, true, 8, 1> {
+struct q8_k : TypeOf<Type::q8_k, Form::span, kZero128, true, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         for (int g = 0; g < 8; ++g) s.step[g] = as_floats(word(unit, 64));
     }
@@ -162,7 +164,7 @@ MLXR_INLINE void unpack_planes(Unit unit, int n, Ints* w) {
     for (int i = 0; i < 8; ++i) w[i] = bits_and(shift_right(word(unit, 8 * n + i), 2 * J), kLow2);
 }
 
-struct Q2_K : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
+struct q2_k : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.step[0] = half(unit, 20, 0);
         s.least = mul(half(unit, 20, 1), splat(-1.0f));
@@ -178,7 +180,7 @@ struct Q2_K : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
     }
 };
 
-struct Q3_K : TypeOf<Type::q3_k, Form::fine, kZero4Halves, false, 8, 4> {
+struct q3_k : TypeOf<Type::q3_k, Form::fine, kZero4Halves, false, 8, 4> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.step[0] = half(unit, 27, 0);
         const Ints low0 = word(unit, 24), low1 = word(unit, 25), high = word(unit, 26);
@@ -219,7 +221,7 @@ MLXR_INLINE void unpack_nibble_plane(Unit unit, int n, Ints* w) {
     for (int i = 0; i < 8; ++i) w[i] = bits_and(shift_right(word(unit, 8 * n + i), 4 * J), kLow4);
 }
 
-struct Q4_K : TypeOf<Type::q4_k, Form::span_shifted, kNoZero, false, 8, 2> {
+struct q4_k : TypeOf<Type::q4_k, Form::span_shifted, kNoZero, false, 8, 2> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         unpack_scales_mins(unit, 32, half(unit, 35, 0), half(unit, 35, 1), s);
     }
@@ -229,7 +231,7 @@ struct Q4_K : TypeOf<Type::q4_k, Form::span_shifted, kNoZero, false, 8, 2> {
     }
 };
 
-struct Q5_K : TypeOf<Type::q5_k, Form::span_shifted, kNoZero, false, 8, 2> {
+struct q5_k : TypeOf<Type::q5_k, Form::span_shifted, kNoZero, false, 8, 2> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         unpack_scales_mins(unit, 40, half(unit, 43, 0), half(unit, 43, 1), s);
     }
@@ -243,7 +245,7 @@ struct Q5_K : TypeOf<Type::q5_k, Form::span_shifted, kNoZero, false, 8, 2> {
     }
 };
 
-struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 1> {
+struct q6_k : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.step[0] = half(unit, 52, 0);
         const uint8_t* const scales = unit.base + 64 * 48 + kLanes * unit.part;
@@ -269,7 +271,7 @@ struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 1> {
     }
 };
 
-struct IQ4_NL : TypeOf<Type::iq4_nl, Form::plain, kZero128, true, 1, 1> {
+struct iq4_nl : TypeOf<Type::iq4_nl, Form::plain, kZero128, true, 1, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 4, 0); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int, Ints* w) {
@@ -278,7 +280,7 @@ struct IQ4_NL : TypeOf<Type::iq4_nl, Form::plain, kZero128, true, 1, 1> {
     }
 };
 
-struct IQ4_XS : TypeOf<Type::iq4_xs, Form::span, kZero128, true, 8, 1> {
+struct iq4_xs : TypeOf<Type::iq4_xs, Form::span, kZero128, true, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Floats d = half(unit, 33, 0);
         const Ints low = word(unit, 32), high = half_bits(unit, 33, 1);
@@ -296,7 +298,7 @@ struct IQ4_XS : TypeOf<Type::iq4_xs, Form::span, kZero128, true, 8, 1> {
     }
 };
 
-struct MXFP4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
+struct mxfp4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
     // 2^(e-128) by its bits: subnormal for e of 0 and 1.
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Ints e = load_u8(unit.base + 256 + kLanes * unit.part);
@@ -311,6 +313,39 @@ struct MXFP4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
         map_bytes(kMxfp4Table, w);
     }
 };
+
+// The mask `index` of those that begin after `words` words.
+MLXR_INLINE Mask mask_at(Unit unit, int words, int index) {
+    return load_mask(unit.base + 64 * words + 8 * index, unit.part);
+}
+
+// Bits [first, first + 3) or [first, first + 4) of a word, times 2, plus 1.
+template <int Bits>
+MLXR_INLINE Ints odd_number(Ints word, int first) {
+    const Ints placed = first == 0 ? shift_left(word, 1) : shift_right(word, first - 1);
+    return bits_or(bits_and(placed, (1u << (Bits + 1)) - 2), splat(1));
+}
+
+// The steps of eight groups, out of a word.
+template <int Bits>
+MLXR_INLINE void put_odd_steps(Ints word, Floats d, Scales& s) {
+    for (int g = 0; g < 8; ++g) s.step[g] = mul(d, to_floats(odd_number<Bits>(word, 4 * g)));
+}
+
+// Scales of sixteen groups of 16 columns, out of two words.
+MLXR_INLINE void put_odd_pairs(Ints first, Ints second, Scales& s) {
+    for (int g = 0; g < 8; ++g) {
+        const Ints word = g < 4 ? first : second;
+        const int at = 8 * (g % 4);
+        s.fine[g] = bits_or(shift_left(odd_number<4>(word, at), 16), odd_number<4>(word, at + 4));
+    }
+}
+
+// The signs of group n, whose masks begin after `words` words.
+template <int Zero>
+MLXR_INLINE void negate_group(Unit unit, int words, int n, Ints* w) {
+    for (int i = 0; i < 8; ++i) w[i] = negate_bytes<Zero>(w[i], mask_at(unit, words, 8 * n + i));
+}
 
 // What MLX calls affine: step * q + bias, one scale for the unit's groups.
 template <Type T, int Groups>
@@ -328,9 +363,13 @@ struct Affine4 : TypeOf<T, Form::shifted, kNoZero, false, Groups, 1> {
     }
 };
 
-// Bytes as step * (q - 128) + (bias + 128 * step).
+using affine4_32 = Affine4<Type::affine4_32, 1>;
+using affine4_64 = Affine4<Type::affine4_64, 2>;
+
+// Bytes as step * (q - 128) + (bias + 128 * step), which is rounded: so it decodes otherwise.
 template <Type T, int Groups>
 struct Affine8 : TypeOf<T, Form::shifted, kZero128, true, Groups, 1> {
+    MLXR_INLINE Floats decoded_shift(Unit unit) { return mul(as_floats(word(unit, 8 * Groups + 1)), splat(-1.0f)); }
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Floats step = as_floats(word(unit, 8 * Groups)), bias = as_floats(word(unit, 8 * Groups + 1));
         for (int g = 0; g < Groups; ++g) {
@@ -344,8 +383,11 @@ struct Affine8 : TypeOf<T, Form::shifted, kZero128, true, Groups, 1> {
     }
 };
 
+using affine8_32 = Affine8<Type::affine8_32, 1>;
+using affine8_64 = Affine8<Type::affine8_64, 2>;
+
 // f16 as fixed point (layout.h): 16 words for each group, and a byte, the exponent of all four.
-struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
+struct f16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.exponent = shift_left(load_u8(unit.base + 64 * 4 * kShortWords + kLanes * unit.part), 23);
     }

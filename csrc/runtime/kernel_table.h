@@ -27,8 +27,9 @@ struct ZeroPoint {
     int value;
     bool halves;
 };
-constexpr ZeroPoint kZeroPoints[] = {{8, false}, {12, false}, {16, false}, {128, false}, {4, true}, {32, true}};
-inline constexpr int kZeroPointCount = 6;
+constexpr ZeroPoint kZeroPoints[] = {{8, false}, {12, false}, {16, false}, {128, false},
+                                     {4, true},  {32, true},  {128, true}, {1, false}};
+inline constexpr int kZeroPointCount = 8;
 inline constexpr int kSecondHalf = 0x8000;  // see start_second_half
 
 // Quantised activations of a call, with one scale for each group, or for each span (quantize.h has the rules). Tokens
@@ -140,6 +141,7 @@ struct QuantKernels {
     RowsKernel strips;             // strip_tokens to kManyTokens - 1
     void (*unpack)(const UnpackJob& job);
     void (*panel)(const PanelJob& job);
+    void (*decode)(const uint8_t* source, int64_t blocks, float* out);  // raw blocks to f32; null for f16
 };
 
 struct KernelTable {

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from weight_blocks import find_halves, put_iq1_m_scales
 
 from mlxr.cache.arena import Arena
 from mlxr.core.errors import DeviceError
+from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.formats import TensorSource, by_name
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import KVType, attend
@@ -21,6 +23,8 @@ from mlxr.kernels.gpu.emulator import find_compiler
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.mlx import find_gpu, load_mlx
 from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear.blocks import STAGE_WORDS
+from mlxr.kernels.linear.parts import TYPE_NAMES
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
@@ -28,16 +32,10 @@ from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected, split_h
 
 Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
-QUANTISED = (
-    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
-    "affine4_32", "affine4_64", "affine8_32", "affine8_64",
-)  # fmt: skip
-STREAMED = ("q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
+QUANTISED = tuple(row.name for row in WEIGHT_TYPES if row.block_size > 1)
+STREAMED = tuple(TYPE_NAMES[number] for number in STAGE_WORDS)
 # Where in a block half-precision scales lie; the others are set below.
-_HALVES = {
-    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
-    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q8_k": (), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (),
-}  # fmt: skip
+_HALVES = {row.name: find_halves(row) for row in WEIGHT_TYPES}
 
 
 def skip_unless_emulated() -> None:
@@ -70,6 +68,8 @@ def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> Tenso
     for offset in _HALVES.get(type_name, ()):
         scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if type_name == "iq1_m":
+        put_iq1_m_scales(blocks, (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16))
     if type_name == "mxfp4":
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
     if type_name.startswith("affine"):

@@ -8,34 +8,16 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+from weight_blocks import find_halves
 
+from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.formats import by_name
 
 native = pytest.importorskip("mlxr._native", reason="the native module is not built")
 
-# Elements and bytes of a block, and where in it half-precision numbers lie.
+# Elements and bytes of a block, and where in it half-precision scales lie.
 BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
-    "f32": (1, 4, ()),
-    "f16": (1, 2, (0,)),
-    "bf16": (1, 2, ()),
-    "q4_0": (32, 18, (0,)),
-    "q4_1": (32, 20, (0, 2)),
-    "q5_0": (32, 22, (0,)),
-    "q5_1": (32, 24, (0, 2)),
-    "q8_0": (32, 34, (0,)),
-    "q2_k": (256, 84, (80, 82)),
-    "q3_k": (256, 110, (108,)),
-    "q4_k": (256, 144, (0, 2)),
-    "q5_k": (256, 176, (0, 2)),
-    "q6_k": (256, 210, (208,)),
-    "q8_k": (256, 292, ()),
-    "iq4_nl": (32, 18, (0,)),
-    "iq4_xs": (256, 136, (0,)),
-    "mxfp4": (32, 17, ()),
-    "affine4_32": (32, 24, ()),
-    "affine4_64": (64, 40, ()),
-    "affine8_32": (32, 40, ()),
-    "affine8_64": (64, 72, ()),
+    row.name: (row.block_size, row.block_bytes, (0,) if row.name == "f16" else find_halves(row)) for row in WEIGHT_TYPES
 }
 
 
@@ -53,6 +35,8 @@ def make_table(type_name: str, rows: int, columns: int) -> npt.NDArray[np.uint8]
         blocks[:, top] &= 0xBF  # below 2, so neither infinite nor NaN
     if type_name.startswith("affine"):
         blocks[:, [3, 7]] &= 0xBF
+    if type_name == "iq1_m":
+        blocks[:, 55] &= 0xBF  # the uppermost bits of the scale, which must not all be set
     return blocks.reshape(-1)
 
 

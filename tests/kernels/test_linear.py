@@ -17,8 +17,10 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+from weight_blocks import find_halves, put_iq1_m_scales
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import linear, prepare
 
@@ -28,26 +30,9 @@ Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 DENSE = ("f32", "f16", "bf16")
-# Block elements, block bytes, and where in a block half-precision numbers lie.
+# Block elements, block bytes, and where in a block half-precision scales lie.
 BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
-    "q4_0": (32, 18, (0,)),
-    "q4_1": (32, 20, (0, 2)),
-    "q5_0": (32, 22, (0,)),
-    "q5_1": (32, 24, (0, 2)),
-    "q8_0": (32, 34, (0,)),
-    "q2_k": (256, 84, (80, 82)),
-    "q3_k": (256, 110, (108,)),
-    "q4_k": (256, 144, (0, 2)),
-    "q5_k": (256, 176, (0, 2)),
-    "q6_k": (256, 210, (208,)),
-    "q8_k": (256, 292, ()),
-    "iq4_nl": (32, 18, (0,)),
-    "iq4_xs": (256, 136, (0,)),
-    "mxfp4": (32, 17, ()),
-    "affine4_32": (32, 24, ()),
-    "affine4_64": (64, 40, ()),
-    "affine8_32": (32, 40, ()),
-    "affine8_64": (64, 72, ()),
+    row.name: (row.block_size, row.block_bytes, find_halves(row)) for row in WEIGHT_TYPES if row.name not in DENSE
 }
 QUANTISED = tuple(BLOCKS)
 TYPES = DENSE + QUANTISED
@@ -69,6 +54,8 @@ def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
     for offset in halves:
         scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if type_name == "iq1_m":
+        put_iq1_m_scales(blocks, (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16))
     if type_name == "mxfp4":
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
     if type_name.startswith("affine"):
@@ -256,6 +243,8 @@ def test_largest_and_smallest_weights_are_exact(isa: str) -> None:
                 block[offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
             if type_name == "q8_k":
                 block[:4] = np.array([1.0], np.float32).view(np.uint8)
+            if type_name == "iq1_m":
+                put_iq1_m_scales(block[None], np.ones(1, np.float16))
             if type_name == "mxfp4":
                 block[0] = 128
             if type_name.startswith("affine"):
@@ -548,7 +537,7 @@ def test_bad_weights_are_refused() -> None:
     refused(ValueError, "in_features is 0", lambda: native.LinearWeight(0))
     refused(ValueError, "in_features is -32", lambda: native.LinearWeight(-32))
     weight = native.LinearWeight(256)
-    refused(ValueError, "no kernel for tensor type 'iq1_s'", lambda: weight.append(runtime, "iq1_s", 4, raw, None))
+    refused(ValueError, "no kernel for tensor type 'nvfp4'", lambda: weight.append(runtime, "nvfp4", 4, raw, None))
     refused(ValueError, "out_features is 0", lambda: weight.append(runtime, "q4_k", 0, raw, None))
     refused(ValueError, "out_features is -4", lambda: weight.append(runtime, "q4_k", -4, raw, None))
     refused(ValueError, "out_features is 4611", lambda: weight.append(runtime, "q4_k", 2**62, raw, None))
@@ -644,8 +633,8 @@ def test_operator_agrees_with_the_reference(cpu: Context) -> None:
 
 
 def test_operator_refuses_what_it_has_no_kernel_for(cpu: Context) -> None:
-    with pytest.raises(DeviceError, match=r"tensor odd has type iq1_s, which has no CPU kernel; known are f32, "):
-        prepare(cpu, [Tensor("fine", "q4_k", 4, 256), Tensor("odd", "iq1_s", 4, 256)])
+    with pytest.raises(DeviceError, match=r"tensor odd has type nvfp4, which has no CPU kernel; known are f32, "):
+        prepare(cpu, [Tensor("fine", "q4_k", 4, 256), Tensor("odd", "nvfp4", 4, 256)])
     narrow = Tensor("narrow", "f32", 4, 32)
     narrow.type_name = "q4_k"
     with pytest.raises(ValueError, match="multiple of 256"):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from random_model import Config, Weights, make_head_weights, make_weights
+from weight_blocks import make_blocks
 
 from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
 from mlxr.cache.shapes import StatesShape, form_groups
@@ -55,9 +56,10 @@ def make_source(name: str, values: Floats, type_name: str = "f32") -> TensorSour
 
 
 def make_random_source(name: str, shape: tuple[int, ...], type_name: str, seed: int) -> TensorSource:
-    """A tensor of random but valid blocks of a type that has no encoder here (q8_k)."""
-    assert type_name == "q8_k"
+    """A tensor of random but valid blocks of a type that has no encoder here."""
     random = np.random.RandomState(seed)
+    if type_name != "q8_k":
+        return TensorSource(name, type_name, shape, make_blocks(type_name, shape, random))
     blocks = np.zeros(int(np.prod(shape)) // 256, np.dtype([("d", "<f4"), ("qs", "i1", 256), ("sums", "<i2", 16)]))
     blocks["qs"] = random.randint(-127, 128, blocks["qs"].shape)
     blocks["sums"] = blocks["qs"].reshape(-1, 16, 16).sum(axis=2)

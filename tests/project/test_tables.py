@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mlxr.core import tables
 from mlxr.formats.ggml_types import by_name
-from mlxr.kernels import tables
 from mlxr.kernels.activate import ACTIVATIONS, PARAMETER_COUNTS, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.parts import LAYOUTS

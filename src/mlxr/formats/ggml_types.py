@@ -1,8 +1,8 @@
 """The table of weight types, ggml's and our own: a row per type, with its layout's sizes, its decoder and its encoder.
 
 Knows blocks of bytes and float32; nothing of files, tensors or models. `decode_blocks` and `encode_tensor` work in
-pieces, so that temporary memory stays small whatever the tensor's size. A new type is a row here and a body in
-`quants`, or `quants_encode` where an encoder searches. Ids and sizes are those of ggml.h and ggml-common.h.
+pieces, so that temporary memory stays small whatever the tensor's size. A new type is a row in csrc/tables/types.def
+and a body in `quants`, or `quants_encode` where an encoder searches. Ids and sizes are ggml's (ggml.h, ggml-common.h).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
+from mlxr.core.tables import OWN_CODES, WEIGHT_TYPES, WeightType
 from mlxr.formats import quants, quants_encode
 from mlxr.formats.quants import Bytes, Floats
 
@@ -51,35 +52,44 @@ class GGMLType:
         return columns // self.block_size * self.type_size
 
 
-GGML_TYPES: tuple[GGMLType, ...] = (
-    GGMLType("f32", 0, 1, 4, quants.decode_numbers("<f4"), quants.encode_numbers("<f4")),
-    GGMLType("f16", 1, 1, 2, quants.decode_numbers("<f2"), quants.encode_numbers("<f2"), _LARGEST_F16),
-    GGMLType("q4_0", 2, 32, 18, quants.decode_q4_0, quants.encode_q4_0, _LARGEST_F16),
-    GGMLType("q4_1", 3, 32, 20, quants.decode_q4_1, quants.encode_q4_1, _LARGEST_F16),
-    GGMLType("q5_0", 6, 32, 22, quants.decode_q5_0, quants.encode_q5_0, _LARGEST_F16),
-    GGMLType("q5_1", 7, 32, 24, quants.decode_q5_1, quants.encode_q5_1, _LARGEST_F16),
-    GGMLType("q8_0", 8, 32, 34, quants.decode_q8_0, quants.encode_q8_0, _LARGEST_F16),
-    GGMLType("q2_k", 10, 256, 84, quants.decode_q2_k, quants_encode.encode_q2_k, _LARGEST_F16),
-    GGMLType("q3_k", 11, 256, 110, quants.decode_q3_k, quants_encode.encode_q3_k, _LARGEST_F16),
-    GGMLType("q4_k", 12, 256, 144, quants.decode_q4_k, quants_encode.encode_q4_k, _LARGEST_F16),
-    GGMLType("q5_k", 13, 256, 176, quants.decode_q5_k, quants_encode.encode_q5_k, _LARGEST_F16),
-    GGMLType("q6_k", 14, 256, 210, quants.decode_q6_k, quants_encode.encode_q6_k, _LARGEST_F16),
-    GGMLType("q8_k", 15, 256, 292, quants.decode_q8_k),  # ggml's type for activations: readable, never written
-    GGMLType("iq4_nl", 20, 32, 18, quants.decode_iq4_nl, quants_encode.encode_iq4_nl, _LARGEST_F16),
-    GGMLType("iq4_xs", 23, 256, 136, quants.decode_iq4_xs, quants_encode.encode_iq4_xs, _LARGEST_F16),
-    GGMLType("i8", 24, 1, 1, quants.decode_numbers("<i1")),
-    GGMLType("i16", 25, 1, 2, quants.decode_numbers("<i2")),
-    GGMLType("i32", 26, 1, 4, quants.decode_numbers("<i4")),
-    GGMLType("i64", 27, 1, 8, quants.decode_numbers("<i8")),
-    GGMLType("f64", 28, 1, 8, quants.decode_numbers("<f8")),
-    GGMLType("bf16", 30, 1, 2, quants.decode_bf16, quants.encode_bf16),
-    GGMLType("mxfp4", 39, 32, 17, quants.decode_mxfp4, quants_encode.encode_mxfp4),
+_NUMBERS = {"f32": "<f4", "f16": "<f2", "f64": "<f8", "u32": "<u4", "u8": "<u1"}
+_NUMBERS |= {"i8": "<i1", "i16": "<i2", "i32": "<i4", "i64": "<i8"}
+_UNMULTIPLIED = ((24, "i8"), (25, "i16"), (26, "i32"), (27, "i64"), (28, "f64"))  # types without kernels
+
+
+def _describe(row: WeightType) -> GGMLType:
+    """A row of the kernels' table, with the functions that `quants` and `quants_encode` have by its name."""
+    if row.name in _NUMBERS:
+        return _describe_numbers(row.code, row.name, encode=True)
+    decode = getattr(quants, f"decode_{row.name}")
+    encode = getattr(quants, f"encode_{row.name}", getattr(quants_encode, f"encode_{row.name}", None))
+    is_limited = any(kind == "halves" for kind, _, _ in row.fields)
+    return GGMLType(
+        row.name, row.code, row.block_size, row.block_bytes, decode, encode, _LARGEST_F16 if is_limited else None
+    )
+
+
+def _describe_numbers(number: int | None, name: str, *, encode: bool = False) -> GGMLType:
+    kind = _NUMBERS[name]
+    encoder = quants.encode_numbers(kind) if encode else None
+    limit = _LARGEST_F16 if name == "f16" else None
+    return GGMLType(name, number, 1, np.dtype(kind).itemsize, quants.decode_numbers(kind), encoder, limit)
+
+
+GGML_TYPES: tuple[GGMLType, ...] = tuple(
+    sorted(
+        [
+            *(_describe(row) for row in WEIGHT_TYPES if row.code < OWN_CODES),
+            *(_describe_numbers(number, name) for number, name in _UNMULTIPLIED),
+        ],
+        key=lambda row: row.id or 0,
+    )
 )
 
 # What MLX's checkpoints need besides: their words, and the blocks that `mlx_affine` makes of them.
 MLX_TYPES: tuple[GGMLType, ...] = (
-    GGMLType("u32", None, 1, 4, quants.decode_numbers("<u4")),
-    GGMLType("u8", None, 1, 1, quants.decode_numbers("<u1")),
+    _describe_numbers(None, "u32"),
+    _describe_numbers(None, "u8"),
     *(
         GGMLType(
             f"affine{bits}_{columns}",
@@ -94,8 +104,11 @@ MLX_TYPES: tuple[GGMLType, ...] = (
     ),
 )
 
+_BY_ID = {row.id: row for row in GGML_TYPES}
+_BY_NAME = {row.name: row for row in (*GGML_TYPES, *MLX_TYPES)}
+
 # Ids that ggml has or had and that we do not read: known so that a refusal can say what the file holds.
-UNSUPPORTED_TYPES: dict[int, str] = {
+_OTHER_NAMES = {
     4: "q4_2 (removed from ggml)",
     5: "q4_3 (removed from ggml)",
     9: "q8_1",
@@ -118,9 +131,7 @@ UNSUPPORTED_TYPES: dict[int, str] = {
     41: "q1_0",
     42: "q2_0",
 }
-
-_BY_ID = {row.id: row for row in GGML_TYPES}
-_BY_NAME = {row.name: row for row in (*GGML_TYPES, *MLX_TYPES)}
+UNSUPPORTED_TYPES = {number: name for number, name in _OTHER_NAMES.items() if number not in _BY_ID}
 
 
 def by_id(type_id: int) -> GGMLType:

@@ -8,10 +8,14 @@ OCP microscaling formats (MX) specification 1.0. Encoders that search for scales
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mlxr.core.grids import load_grid
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -362,3 +366,32 @@ def encode_affine(values: Floats, bits: int) -> Bytes:
     block["scale"], block["bias"] = scale[:, 0], low[:, 0]
     block["q"] = pack_nibbles(q, 16) if bits == 4 else q
     return block.view(np.uint8).reshape(len(values), -1)
+
+
+# Types whose numbers come out of a grid: an index stands for the magnitudes of eight columns (IQ1, IQ2) or four (IQ3).
+
+
+@cache
+def _read_grid(name: str, levels: Sequence[int]) -> Floats:
+    """The entries of a grid, (entries, 8) or of IQ3 (entries, 4): levels by their numbers."""
+    bits, columns = (4, 4) if len(levels) == 8 else (2, 8)
+    entries = np.array(load_grid(name))[:, None] >> (bits * np.arange(columns)) & ((1 << bits) - 1)
+    grid: Floats = np.array(levels, np.float32)[entries]
+    grid.flags.writeable = False
+    return grid
+
+
+def _unpack_bits(packed: Bytes) -> Bytes:
+    """Bits from the lowest of the first byte on: (n, bytes) to (n, 8 * bytes)."""
+    return np.unpackbits(packed, axis=1, bitorder="little")
+
+
+def _negate(magnitudes: Floats, signs: Bytes) -> Floats:
+    """Numbers of (n, columns) with the sign bits of (n, columns / 8) bytes."""
+    return np.where(_unpack_bits(signs), -magnitudes, magnitudes)
+
+
+def _odd(numbers: NDArray[Any]) -> Floats:
+    """2 q + 1."""
+    odd: Floats = numbers.astype(np.float32) * np.float32(2) + np.float32(1)
+    return odd

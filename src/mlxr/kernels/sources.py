@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import ModelError
+from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.pools import round_to_bf16, widen_bf16
-from mlxr.kernels.tables import WEIGHT_TYPES
 from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
 
 _BLOCK_COLUMNS = {weight_type.name: weight_type.block_size for weight_type in WEIGHT_TYPES}

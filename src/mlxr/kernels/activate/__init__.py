@@ -9,11 +9,11 @@ from typing import get_args
 
 import numpy as np
 
+from mlxr.core.tables import PARAMETER_COUNTS, Activation
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, FunctionChoice
 from mlxr.kernels.context import Context
-from mlxr.kernels.tables import PARAMETER_COUNTS, Activation
 from mlxr.kernels.tensor import FloatArray
 
 __all__ = [

@@ -167,14 +167,20 @@ def read_prelude(target: Target) -> str:
 
 @cache
 def read_header(kernel: Kernel, target: Target) -> str:
-    """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
+    """The prelude of `target`, with the words of rings if inputs are boxed, the kernel's own headers and its types."""
     rings = _RINGS[target] if kernel.boxed or kernel.has_rings else ()
     lines = _LINES[target] if kernel.has_lines else ()
     parts = [
         *(Path(__file__).parent / name for name in (*rings, *lines)),
         *(kernel.folder / name for name in kernel.headers),
     ]
-    return "\n".join([read_prelude(target), *(part.read_text() for part in parts)])
+    text = "\n".join([read_prelude(target), *(part.read_text() for part in parts)])
+    if "struct Blocks" not in text:
+        return text
+    types = (
+        f"template <> struct Blocks<{n}> {{ typedef {name.upper()} type; }};" for n, name in kernel.type_names.items()
+    )
+    return "\n".join([text, *types, ""])
 
 
 @cache

@@ -176,26 +176,10 @@ struct F32 : OneRun {
   }
 };
 
-// By the numbers that ggml gives the types, and our own ones.
+typedef Affine4<1> AFFINE4_32;
+typedef Affine4<2> AFFINE4_64;
+typedef Affine8<1> AFFINE8_32;
+typedef Affine8<2> AFFINE8_64;
+
+// By the numbers of csrc/tables/types.def; kernel.py adds a line for each type, whose name is here in capitals.
 template <int ID> struct Blocks {};
-template <> struct Blocks<0> { typedef F32 type; };
-template <> struct Blocks<1> { typedef F16 type; };
-template <> struct Blocks<2> { typedef Q4_0 type; };
-template <> struct Blocks<3> { typedef Q4_1 type; };
-template <> struct Blocks<6> { typedef Q5_0 type; };
-template <> struct Blocks<7> { typedef Q5_1 type; };
-template <> struct Blocks<8> { typedef Q8_0 type; };
-template <> struct Blocks<10> { typedef Q2_K type; };
-template <> struct Blocks<11> { typedef Q3_K type; };
-template <> struct Blocks<12> { typedef Q4_K type; };
-template <> struct Blocks<13> { typedef Q5_K type; };
-template <> struct Blocks<14> { typedef Q6_K type; };
-template <> struct Blocks<15> { typedef Q8_K type; };
-template <> struct Blocks<20> { typedef IQ4_NL type; };
-template <> struct Blocks<23> { typedef IQ4_XS type; };
-template <> struct Blocks<30> { typedef BF16 type; };
-template <> struct Blocks<39> { typedef MXFP4 type; };
-template <> struct Blocks<432> { typedef Affine4<1> type; };
-template <> struct Blocks<464> { typedef Affine4<2> type; };
-template <> struct Blocks<832> { typedef Affine8<1> type; };
-template <> struct Blocks<864> { typedef Affine8<2> type; };

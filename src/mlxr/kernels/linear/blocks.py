@@ -23,6 +23,7 @@ from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras, Weights
 from mlxr.kernels.linear.floats import can_spread, multiply_wide
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
+from mlxr.kernels.linear.unpacked import PACKINGS
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
 ROWS = Kernel(
@@ -213,12 +214,16 @@ STREAM = Kernel(
     type_names=TYPE_NAMES,
     cuda_only=True,
 )
+# With one scale for 32 columns.
+_GRIDS = [LAYOUTS[name].number for name in ("iq1_s", "iq2_xxs", "iq3_xxs", "iq3_s") if name in LAYOUTS]
 # Of a unit, as stream.h and stream_runs.h have it, by ggml's number of the type.
 STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 816}
+STAGE_WORDS |= {number: PACKINGS[number].unit_words for number in _GRIDS}
 DOUBLE = frozenset((12, 13))  # types of which a unit is two blocks
 BLOCK_COLUMNS = 256
 # Of which a row has a whole number, by type: those of a block, or as many as have a whole word in each plane.
 WHOLE_COLUMNS = {2: 64, 6: 64, 8: 64, 12: 256, 13: 256, 14: 256, 20: 64, 23: 256, 39: 32}
+WHOLE_COLUMNS |= dict.fromkeys(_GRIDS, BLOCK_COLUMNS)
 STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
 RING_BYTES = 136 * 1024  # small units have more stages in as much
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.tables import WEIGHT_TYPES
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 TYPES = tuple(row.name for row in WEIGHT_TYPES)

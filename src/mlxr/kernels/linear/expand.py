@@ -26,7 +26,7 @@ PIECE_ROWS = (
 )
 THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
 SIMD_GROUPS = 4  # of a threadgroup that picks rows, one row each
-BLOCK_HEADERS = ("runs.h", "k_blocks.h", "blocks.h")  # in this order: what blocks of weights are made of
+BLOCK_HEADERS = ("runs.h", "k_blocks.h", "../../core/grids.h", "grid_blocks.h", "blocks.h")  # in this order
 FILL = Kernel(
     "linear_fill",
     Path(__file__).parent,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from mlxr.core.tables import Activation
 from mlxr.kernels.gpu.device import Gpu
-from mlxr.kernels.tables import Activation
 from mlxr.kernels.tensor import DeviceArray
 
 Weights = list[tuple[int, int, DeviceArray]]  # one or two: number of its type, rows, planes

@@ -7,7 +7,7 @@ multiplies: `gpu.py` reads parts, and hands kernels the number of a layout, rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.tables import WEIGHT_TYPES, WeightType
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Upload
-from mlxr.kernels.tables import WEIGHT_TYPES, WeightType
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 FLOATS = ("f32", "f16", "bf16")
@@ -36,27 +36,8 @@ class Layout:
     fields: tuple[tuple[int, int], ...] = ()
 
 
-# Where each plane's field lies in a block; none stay whole.
-_FIELDS: dict[str, tuple[tuple[int, int], ...]] = {
-    "q4_0": ((2, 16), (0, 2)),
-    "q4_1": ((4, 16), (0, 4)),
-    "q5_0": ((6, 16), (2, 4), (0, 2)),
-    "q5_1": ((8, 16), (4, 4), (0, 4)),
-    "q8_0": ((2, 32), (0, 2)),
-    "q2_k": ((16, 64), (0, 16), (80, 4)),
-    "q3_k": ((32, 64), (0, 32), (96, 12), (108, 2)),
-    "q4_k": (),
-    "q5_k": (),
-    "q6_k": ((0, 128), (128, 64), (192, 16), (208, 2)),
-    "q8_k": ((4, 256), (0, 4)),  # the sums at the end follow from the rest
-    "iq4_nl": ((2, 16), (0, 2)),
-    "iq4_xs": ((8, 128), (4, 4), (0, 4)),
-    "mxfp4": ((1, 16), (0, 1)),
-    "affine4_32": ((8, 16), (0, 8)),
-    "affine4_64": ((8, 32), (0, 8)),
-    "affine8_32": ((8, 32), (0, 8)),
-    "affine8_64": ((8, 64), (0, 8)),
-}
+_FIELD_BYTES = {"halves": 2, "bytes": 1}  # by kind of a field; all others are words of four
+_ALIGNMENT = 16  # blocks of a multiple of it stay whole
 _FLOAT_COLUMNS = {"f32": 32, "f16": 256, "bf16": 256}  # of what kernels read as one block
 
 
@@ -64,12 +45,25 @@ def _lay_out(row: WeightType) -> Layout:
     if row.name in FLOATS:
         columns = _FLOAT_COLUMNS[row.name]
         return Layout(row.code, columns, columns * row.block_bytes)
-    return Layout(row.code, row.block_size, row.block_bytes, _FIELDS[row.name])
+    return Layout(row.code, row.block_size, row.block_bytes, tuple(_cut_planes(row)))
+
+
+def _cut_planes(row: WeightType) -> Iterator[tuple[int, int]]:
+    if row.block_bytes % _ALIGNMENT == 0:
+        return
+    for kind, offset, count in row.fields:
+        size = count * _FIELD_BYTES.get(kind, 4)
+        if kind == "six_bits":  # as files have them: four bits of all numbers, then two
+            yield offset, size * 2 // 3
+            yield offset + size * 2 // 3, size // 3
+        else:
+            yield offset, size
 
 
 LAYOUTS = {row.name: _lay_out(row) for row in WEIGHT_TYPES}
 TYPE_NAMES = {layout.number: name for name, layout in LAYOUTS.items()}
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
+GRIDS = frozenset(name for name in BLOCKS if name.startswith(("iq1", "iq2", "iq3")))  # grid_blocks.h
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -184,3 +184,5 @@ struct Q8_K : Integers<8> {
     fit_both<8>(bits_to_float(load_u32(field<256, 4>(base, total, block))), -128.0f, 0.0f, scale, offset);
   }
 };
+
+#define GRID(name, count) TABLE unsigned short name[count] // see core/grids.h

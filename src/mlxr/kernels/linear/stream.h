@@ -110,7 +110,8 @@ template <typename R, bool NORM, int SIMDS> struct Bringer {
 // How a type streams. A unit is UNIT blocks of each of 16 rows; the second eight rows are `jump` rows further on.
 // `fetch` asks for a unit, of a row whose number is a multiple of eight, `read` takes what a lane needs of one that is
 // there, of rows g and g + 8; `add` multiplies that.
-template <typename Q> struct Streamed {};
+template <typename Q> struct StreamedGrid;
+template <typename Q> struct Streamed : StreamedGrid<Q> {}; // all but grids are told here and in stream_runs.h
 
 // Blocks with six-bit scales and minima, of 4 bits or with a fifth one, BLOCK_WORDS each of which FIRST are in front of
 // the nibbles.

@@ -96,6 +96,27 @@ template <typename Q, typename U, typename Numbers> struct StreamedRuns {
   }
 };
 
+// Grids with one scale for 32 columns: what a lane reads of them it looks up at once.
+template <typename Q> struct StreamedGrid : StreamedRuns<Q, GridUnit<Q>, SignedBytes> {
+  typedef StreamedRuns<Q, GridUnit<Q>, SignedBytes> Base;
+  template <int COLUMNS>
+  static FUNCTION void read(const GROUP uint *unit, int index, int lane, PRIVATE typename Base::Words &w) {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int r = lane / 4 + 8 * i, run = lane % 4 + 4 * j;
+        const GridPlanes p = GridUnit<Q>::planes(unit, r, uint(r * (COLUMNS / 256) + index) % 2u);
+        const uint signs = Q::signs(p, run);
+        UNROLL
+        for (int k = 0; k < 8; ++k)
+          w.q[i][j][k] = Q::signed_bytes(Q::quad(p, run, k, signs));
+        w.scale[i][j] = Q::step(p, run, 0);
+      }
+    }
+  }
+};
+
 // A unit of MXFP4: a plane of nibbles, as in units.h, and one of a byte to 32 columns, whose rows begin anywhere: from the
 // word on that has the first byte of a row, three words come, or two if they are enough.
 struct UnitFP4 {

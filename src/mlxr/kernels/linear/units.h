@@ -77,6 +77,22 @@ template <int PADDED, int A, int B = 0, int C = 0, int D = 0, int PAD = 4> struc
   };
 };
 
+// d of a row, of whose two neighbours one is meant.
+FUNCTION float read_half(uint both, uint odd) { return half_bits_to_float(odd ? both >> 16 : both & 0xFFFFu); }
+
+// A unit of a grid's blocks, and those of a row of it.
+template <typename Q> struct GridUnit : Unit<2, Q::A, Q::B, Q::C, Q::D> {
+  typedef Unit<2, Q::A, Q::B, Q::C, Q::D> U;
+  static FUNCTION GridPlanes planes(const GROUP uint *unit, int r, uint odd) {
+    GridPlanes p;
+    p.a = reinterpret_cast<Bytes>(unit + r * U::STRIDE);
+    p.b = reinterpret_cast<Bytes>(unit + U::SECOND + r * U::SECOND_STRIDE);
+    p.c = reinterpret_cast<Bytes>(unit + U::THIRD + r * (Q::C / 4));
+    p.d = Q::D ? read_half(unit[U::LAST + r], odd) : 0.0f;
+    return p;
+  }
+};
+
 // Four numbers out of a table of sixteen bytes, by the nibbles of two bytes: near, far, near, far.
 template <typename Table> FUNCTION uint look_up(uint nibbles) {
   const uint which = nibbles & 0x7777u;

@@ -55,7 +55,8 @@ template <typename Q, typename U> struct ScaledInFloats {
   }
 };
 
-template <typename Q> struct Packed {};
+template <typename Q> struct PackedGrid;
+template <typename Q> struct Packed : PackedGrid<Q> {}; // all but grids are told here
 
 template <typename Q, typename U, int FIRST> struct PackedNibbles : U, ScaledByType<Q, U> {
   static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
@@ -129,9 +130,6 @@ template <> struct Packed<Q2_K> : Unit<1, 64, 16, 4>, ScaledByType<Q2_K, Unit<1,
   }
 };
 
-// d of a row, of whose two neighbours one is meant.
-FUNCTION float read_half(uint both, uint odd) { return half_bits_to_float(odd ? both >> 16 : both & 0xFFFFu); }
-
 template <> struct Packed<Q3_K> : Unit<2, 64, 32, 12, 2>, Unsigned<0, 4>, Singly {
   static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
     const uint high = read_pairs(unit + SECOND + r * SECOND_STRIDE, 16 * (run % 2), t);
@@ -163,6 +161,27 @@ template <> struct Packed<Q6_K> : Unit<2, 128, 64, 16, 2>, Unsigned<0, 32>, Sing
     UNROLL
     for (int i = 0; i < 2; ++i)
       step[i] = repeat_pair(d * float((signed char)(unit[THIRD + 4 * r + 2 * (run / 4) + i] >> shift)));
+  }
+};
+
+// Grids, whose numbers a lane looks up in the order in which it holds them.
+template <typename Q> struct PackedGrid : GridUnit<Q>, Signed<0>, Singly {
+  typedef GridUnit<Q> U;
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const GridPlanes p = U::planes(unit, r, 0u);
+    const uint signs = Q::signs(p, run), shift = 16 * (t % 2);
+    UNROLL
+    for (int side = 0; side < 2; ++side) {
+      const int quad = 4 * side + t / 2;
+      const uint low = Q::quad(p, run, quad, signs) >> shift, high = Q::quad(p, run, quad + 2, signs) >> shift;
+      w[side] = Q::signed_bytes((low & 0xFFFFu) | high << 16);
+    }
+  }
+  static FUNCTION void terms(const GROUP uint *unit, int r, int run, uint odd, PRIVATE uint *step, PRIVATE uint *) {
+    const GridPlanes p = U::planes(unit, r, odd);
+    UNROLL
+    for (int side = 0; side < 2; ++side)
+      step[side] = repeat_pair(Q::step(p, run, side));
   }
 };
 

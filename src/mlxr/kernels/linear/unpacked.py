@@ -14,7 +14,7 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Box, Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
+from mlxr.kernels.linear.parts import BLOCKS, GRIDS, LAYOUTS, TYPE_NAMES, Layout
 
 UNPACKED = Kernel(
     "linear_unpacked",
@@ -49,32 +49,20 @@ class Packing:
     table_words: int
 
 
-def _pack(planes: tuple[int, ...], padded: int, entries: int, words: int) -> Packing:
+_SHIFTED = frozenset(("q4_1", "q5_1", "q2_k", "q4_k", "q5_k", "affine4_32", "affine4_64", "affine8_32", "affine8_64"))
+_SHARED = frozenset(("q4_k", "q5_k", "affine4_64", "affine8_64"))  # two runs have the same scales
+_PADDED = {"q3_k": 2, "q6_k": 2}  # planes whose rows are kept apart in the banks, where it is not the first one alone
+
+
+def _pack(name: str, layout: Layout) -> Packing:
+    planes = [size * UNIT_COLUMNS // layout.block_size for _, size in layout.fields] or [layout.block_bytes]
+    padded = _PADDED.get(name, 2 if name in GRIDS else 1) if layout.fields else 0
     unit = sum(max(1, size // 4) for size in planes) + 4 * padded
+    entries, words = 4 if name in _SHARED else 8, 4 if name in _SHIFTED else 2
     return Packing(UNIT_ROWS * unit, UNIT_ROWS * (entries + 1) * words)
 
 
-PACKINGS = {
-    2: _pack((128, 16), 1, 8, 2),
-    3: _pack((128, 32), 1, 8, 4),
-    6: _pack((128, 32, 16), 1, 8, 2),
-    7: _pack((128, 32, 32), 1, 8, 4),
-    8: _pack((256, 16), 1, 8, 2),
-    10: _pack((64, 16, 4), 1, 8, 4),
-    11: _pack((64, 32, 12, 2), 2, 8, 2),
-    12: _pack((144,), 0, 4, 4),
-    13: _pack((176,), 0, 4, 4),
-    14: _pack((128, 64, 16, 2), 2, 8, 2),
-    15: _pack((256, 4), 1, 8, 2),
-    20: _pack((128, 16), 1, 8, 2),
-    23: _pack((128, 4, 4), 1, 8, 2),
-    39: _pack((128, 8), 1, 8, 2),
-    432: _pack((128, 64), 1, 8, 4),
-    464: _pack((128, 32), 1, 4, 4),
-    832: _pack((256, 64), 1, 8, 4),
-    864: _pack((256, 32), 1, 4, 4),
-}  # by the number of the type
-assert set(PACKINGS) == {layout.number for name, layout in LAYOUTS.items() if name not in ("f32", "f16", "bf16")}
+PACKINGS = {layout.number: _pack(name, layout) for name, layout in LAYOUTS.items() if name in BLOCKS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""Random blocks of a weight type, and where they need scales of a sensible size."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.core.tables import WEIGHT_TYPES, WeightType
+from mlxr.formats.ggml_types import by_name, decode_blocks
+
+
+def find_halves(row: WeightType) -> tuple[int, ...]:
+    """Offsets of half-precision scales in a block."""
+    if row.name == "iq4_xs":  # its second half holds bits of scales
+        return (0,)
+    return tuple(at + 2 * i for kind, at, count in row.fields if kind == "halves" for i in range(count))
+
+
+def put_iq1_m_scales(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16]) -> None:
+    """Write the scale of each block, (blocks, 56), to where iq1_m has it: four bits on top of four numbers."""
+    fours = scales.view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+    blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | (fours << 4).astype(np.uint8)
+
+
+def put_scales(type_name: str, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16]) -> None:
+    """Write the scale of each block, of a type with f16 scales."""
+    if type_name == "iq1_m":
+        put_iq1_m_scales(blocks, scales)
+    for at in find_halves(next(row for row in WEIGHT_TYPES if row.name == type_name)):
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+
+
+def make_blocks(type_name: str, shape: tuple[int, ...], random: np.random.RandomState) -> npt.NDArray[np.uint8]:
+    """Random blocks of weights (rows, columns) about as large as those of a model: uint8 (bytes,)."""
+    row = by_name(type_name)
+    count = int(np.prod(shape)) // row.block_size
+    blocks = random.randint(0, 256, (count, row.type_size)).astype(np.uint8)
+    put_scales(type_name, blocks, np.ones(count, np.float16))
+    spread = decode_blocks(row, blocks.reshape(-1)).std() * np.sqrt(shape[-1])
+    put_scales(type_name, blocks, (random.uniform(0.5, 1.5, count) / spread).astype(np.float16))
+    return blocks.reshape(-1)
