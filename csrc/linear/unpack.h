@@ -347,6 +347,19 @@ MLXR_INLINE void negate_group(Unit unit, int words, int n, Ints* w) {
     for (int i = 0; i < 8; ++i) w[i] = negate_bytes<Zero>(w[i], mask_at(unit, words, 8 * n + i));
 }
 
+struct iq3_s : TypeOf<Type::iq3_s, Form::span, kZero16, false, 8, 1> {
+    using Numbers = Grid<IQ3_S_GRID, 512, 4, 16, 1, 3, 5, 7, 9, 11, 13, 15>;
+    MLXR_INLINE void scales(Unit unit, Scales& s) { put_odd_steps<4>(word(unit, 26), half(unit, 27, 0), s); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        for (int i = 0; i < 2; ++i) {
+            const Mask ninth = mask_at(unit, 16, 2 * n + i);
+            look_up_grid<Numbers>(word(unit, 2 * n + i), &ninth, w + 4 * i);
+        }
+        negate_group<16>(unit, 18, n, w);
+    }
+};
+
 // What MLX calls affine: step * q + bias, one scale for the unit's groups.
 template <Type T, int Groups>
 struct Affine4 : TypeOf<T, Form::shifted, kNoZero, false, Groups, 1> {

@@ -32,6 +32,7 @@ WEIGHT_TYPES = (
     WeightType("q8_k", 15, 256, 292, (("words", 4, 64), ("words", 0, 1))),
     WeightType("iq4_nl", 20, 32, 18, (("words", 2, 4), ("halves", 0, 1))),
     WeightType("iq4_xs", 23, 256, 136, (("words", 8, 32), ("words", 4, 1), ("halves", 0, 2))),
+    WeightType("iq3_s", 21, 256, 110, (("words", 2, 16), ("masks", 66, 10), ("words", 106, 1), ("halves", 0, 1))),
     WeightType("mxfp4", 39, 32, 17, (("words", 1, 4), ("bytes", 0, 1))),
     WeightType("affine4_32", 432, 32, 24, (("words", 8, 4), ("words", 0, 2))),
     WeightType("affine4_64", 464, 64, 40, (("words", 8, 8), ("words", 0, 2))),

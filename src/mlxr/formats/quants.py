@@ -369,6 +369,9 @@ def encode_affine(values: Floats, bits: int) -> Bytes:
 
 
 # Types whose numbers come out of a grid: an index stands for the magnitudes of eight columns (IQ1, IQ2) or four (IQ3).
+IQ3_S = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
+
+IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)
 
 
 @cache
@@ -395,3 +398,12 @@ def _odd(numbers: NDArray[Any]) -> Floats:
     """2 q + 1."""
     odd: Floats = numbers.astype(np.float32) * np.float32(2) + np.float32(1)
     return odd
+
+
+def decode_iq3_s(blocks: Bytes) -> Floats:
+    """d * (2 * scale + 1) * grid[index]; groups of 32; the ninth bit of an index in `qh`, a sign for each column"""
+    block = blocks.view(IQ3_S)[:, 0]
+    indices = block["qs"] | _unpack_bits(block["qh"]).astype(np.uint16) << 8
+    values = _read_grid("iq3_s_grid", IQ3_S_LEVELS)[indices].reshape(len(blocks), -1)
+    scales = column(block["d"]) * _odd(unpack_nibbles(block["scales"], 1))
+    return _apply_scales(scales, _negate(values, block["signs"])).reshape(len(blocks), -1)

@@ -56,3 +56,15 @@ template <typename Q, int B> struct GridBlock : Integers<B> {
       fit<B>(Q::step(p, run, side), float(-ZERO), 0.0f, side, scale, offset);
   }
 };
+
+struct IQ3_S : GridBlock<IQ3_S, 5> { // indices; their ninth bits, and signs; scales of 32 columns
+  enum { A = 64, B = 40, C = 4, D = 2 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    const uint index = uint(p.a[8 * run + quad]) | (uint(p.b[run]) >> quad & 1u) << 8;
+    return 2u * spread_fours(IQ3_S_GRID[index]) + 0x11111111u;
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &p, int run) { return load_u32(p.b + 8 + 4 * run); }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int) {
+    return p.d * odd_number(uint(p.c[run / 2]) >> (4 * (run % 2)), 15u);
+  }
+};
