@@ -360,6 +360,144 @@ struct iq3_s : TypeOf<Type::iq3_s, Form::span, kZero16, false, 8, 1> {
     }
 };
 
+struct iq3_xxs : TypeOf<Type::iq3_xxs, Form::span, kZero128, true, 8, 1> {
+    using Numbers = Grid<IQ3_XXS_GRID, 256, 4, 128, 4, 12, 20, 28, 36, 44, 52, 62>;
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        put_odd_steps<4>(word(unit, 24), mul(half(unit, 25, 0), splat(0.25f)), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        for (int i = 0; i < 2; ++i) look_up_grid<Numbers>(word(unit, 2 * n + i), nullptr, w + 4 * i);
+        negate_group<128>(unit, 16, n, w);
+    }
+};
+
+struct iq2_xxs : TypeOf<Type::iq2_xxs, Form::span, kZero128, true, 8, 1> {
+    using Numbers = Grid<IQ2_XXS_GRID, 256, 8, 128, 8, 25, 43>;
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        put_odd_steps<4>(word(unit, 16), mul(half(unit, 17, 0), splat(0.125f)), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        look_up_grid<Numbers>(word(unit, n), nullptr, w);
+        negate_group<128>(unit, 8, n, w);
+    }
+};
+
+struct iq2_xs : TypeOf<Type::iq2_xs, Form::long_fine, kZero128Halves, true, 8, 1> {
+    using Numbers = Grid<IQ2_XS_GRID, 512, 8, 128, 8, 25, 43>;
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        s.step[0] = mul(half(unit, 19, 0), splat(0.125f));
+        put_odd_pairs(word(unit, 17), word(unit, 18), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        const Mask ninth = mask_at(unit, 8, n);
+        look_up_grid<Numbers>(word(unit, n), &ninth, w);
+        negate_group<128>(unit, 9, n, w);
+    }
+};
+
+struct iq2_s : TypeOf<Type::iq2_s, Form::long_fine, kZero128Halves, true, 8, 1> {
+    using Numbers = Grid<IQ2_S_GRID, 1024, 8, 128, 8, 25, 43>;
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        s.step[0] = mul(half(unit, 20, 0), splat(0.125f));
+        put_odd_pairs(word(unit, 18), word(unit, 19), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        const Mask high[2] = {mask_at(unit, 16, 2 * n), mask_at(unit, 16, 2 * n + 1)};
+        look_up_grid<Numbers>(word(unit, n), high, w);
+        negate_group<128>(unit, 8, n, w);
+    }
+};
+
+// Eight times what a grid of -1, 0 and 1 says, less 1; 2 are added where delta is not negative.
+template <int Zero>
+using Eighths = Grid<IQ1_GRID, 2048, 8, Zero, -9, -1, 7>;
+
+struct iq1_s : TypeOf<Type::iq1_s, Form::span, kZero16, false, 8, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        put_odd_steps<3>(word(unit, 11), mul(half(unit, 12, 0), splat(0.125f)), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        const Mask high[3] = {mask_at(unit, 8, 3 * n), mask_at(unit, 8, 3 * n + 1), mask_at(unit, 8, 3 * n + 2)};
+        look_up_grid<Eighths<16>>(word(unit, n), high, w);
+        const Ints lower = shift_right_signed(shift_left(word(unit, 11), 28 - 4 * n), 31);
+        const Ints two = bits_clear(splat(0x02020202), lower);
+        for (int i = 0; i < 8; ++i) w[i] = add(w[i], two);
+    }
+};
+
+struct iq1_m : TypeOf<Type::iq1_m, Form::fine, kZero32Halves, false, 8, 1> {
+    // Four numbers of 16 bits: three bits for each of four groups, and four of d.
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Ints packed[2] = {word(unit, 12), word(unit, 13)};
+        Ints d = splat(0);
+        for (int i = 0; i < 4; ++i) {
+            const Ints four = bits_and(shift_right(packed[i / 2], 12 + 16 * (i % 2)), 15u);
+            d = bits_or(d, shift_left(four, 4 * i));
+        }
+        s.step[0] = mul(half_to_floats(d), splat(0.125f));
+        const auto scale = [&](int i)
+                               MLXR_BODY { return odd_number<3>(packed[i / 8], 16 * (i / 4 % 2) + 3 * (i % 4)); };
+        for (int g = 0; g < 8; ++g) s.fine[g] = bits_or(shift_left(scale(2 * g), 16), scale(2 * g + 1));
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        const Mask high[3] = {mask_at(unit, 8, 4 * n), mask_at(unit, 8, 4 * n + 1), mask_at(unit, 8, 4 * n + 2)};
+        look_up_grid<Eighths<32>>(word(unit, n), high, w);
+        const Ints all_lower = whole_bytes(mask_at(unit, 8, 4 * n + 3));  // a byte for 8 columns
+        for (int j = 0; j < 4; ++j) {
+            const Ints lower = shift_right_signed(shift_left(all_lower, 24 - 8 * j), 31);
+            const Ints two = bits_clear(splat(0x02020202), lower);
+            for (int i = 0; i < 2; ++i) w[2 * j + i] = add(w[2 * j + i], two);
+        }
+    }
+};
+
+MLXR_INLINE void repeat_step(Floats d, Scales& s) {
+    for (int g = 0; g < 8; ++g) s.step[g] = d;
+}
+
+// Digits of base 3, five to a byte: a byte b has digit `index` on top of what remains of b * 3**index below 256.
+MLXR_INLINE Ints digit(Ints bytes, int index) {
+    constexpr int kPowers[] = {1, 3, 9, 27, 81};
+    const Ints power = splat(kPowers[index]), three = splat(3);
+    const auto two = [&](Ints pair) MLXR_BODY {  // of two bytes, 16 bits apart
+        const Ints rest = bits_and(mul(bits_and(pair, 0x00ff00ffu), power), 0x00ff00ffu);
+        return bits_and(shift_right(mul(rest, three), 8), 0x00ff00ffu);
+    };
+    return bits_or(two(bytes), shift_left(two(shift_right(bytes, 8)), 8));
+}
+
+// Groups 0 to 4 are the digits of words 0 to 7, then 16 columns each those of words 8 to 11; the last 16 are those of
+// the last word.
+struct tq1_0 : TypeOf<Type::tq1_0, Form::span, kZero1, false, 8, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { repeat_step(half(unit, 13, 0), s); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        for (int i = 0; i < 8; ++i) {
+            if (n < 5) {
+                w[i] = digit(word(unit, i), n);
+            } else if (n < 7 || i < 4) {
+                w[i] = digit(word(unit, 8 + i % 4), 2 * (n - 5) + i / 4);
+            } else {
+                w[i] = digit(word(unit, 12), i - 4);
+            }
+        }
+    }
+};
+
+struct tq2_0 : TypeOf<Type::tq2_0, Form::span, kZero1, false, 8, 4> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { repeat_step(half(unit, 16, 0), s); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_planes<J>(unit, n, w);
+    }
+};
+
 // What MLX calls affine: step * q + bias, one scale for the unit's groups.
 template <Type T, int Groups>
 struct Affine4 : TypeOf<T, Form::shifted, kNoZero, false, Groups, 1> {

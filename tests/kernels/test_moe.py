@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from ran import list_ran
 from variants import assert_equal_bits, native_contexts, random_floats, run_everywhere
+from weight_blocks import make_blocks
 
 from mlxr.core.errors import DeviceError, ModelError
-from mlxr.formats import TensorSource, encode_tensor
+from mlxr.formats import TensorSource, by_name, encode_tensor
 from mlxr.formats.tensor import MappedFile
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context, load_native
@@ -44,6 +45,7 @@ KINDS: dict[str, tuple[str, str, str, Activation]] = {
     "q4_k": ("q4_k", "q4_k", "q8_0", "silu"),
     "q6_k": ("q6_k", "q3_k", "q4_1", "silu"),
     "mxfp4": ("mxfp4", "mxfp4", "mxfp4", "clamped_swiglu"),
+    "iq3_s": ("iq3_s", "iq2_xxs", "iq4_nl", "silu"),
     "f16": ("f16", "f16", "f16", "relu_squared"),
     "bf16": ("bf16", "q8_0", "f32", "silu"),
     "f32": ("f32", "f32", "bf16", "gelu_erf"),
@@ -52,6 +54,8 @@ KINDS: dict[str, tuple[str, str, str, Activation]] = {
 
 @cache
 def encode(name: str, rows: int, columns: int, seed: int) -> TensorSource:
+    if by_name(name).encode is None:
+        return TensorSource("w", name, (rows, columns), make_blocks(name, (rows, columns), np.random.RandomState(seed)))
     values = (random_floats(seed, rows, columns) / np.sqrt(np.float32(columns))).astype(np.float32)
     return TensorSource("w", name, values.shape, encode_tensor(name, values))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from random_model import make_tokens, make_weights
 from tiny_models import PAGE_SIZE, TinyRun, make_hf_tensors
 
-from mlxr.formats import GGML_TYPES, MLX_TYPES, TensorSource
+from mlxr.formats import GGML_TYPES, MLX_TYPES, TensorSource, by_name
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.models import Decoder, model_from_folder
@@ -128,7 +128,8 @@ def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")
     error = np.sqrt(np.mean((logits - expected) ** 2)) / expected.std()
-    assert error < {"f32": 2e-6, "f16": 0.001, "bf16": 0.01}.get(type_name, 0.03)
+    usual = 0.03 if by_name(type_name).encode is not None else 0.04  # of random blocks the embeddings weigh less
+    assert error < {"f32": 2e-6, "f16": 0.001, "bf16": 0.01}.get(type_name, usual)
 
 
 def test_pages_in_another_order_give_equal_bits() -> None:

@@ -20,8 +20,11 @@ import pytest
 from llama_losses import compute_losses, open_llama
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from weight_blocks import make_blocks
 
 from mlxr.cli.main import main
+from mlxr.formats import open_gguf
+from mlxr.formats.gguf_writer import TensorToWrite, write_gguf
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
@@ -178,6 +181,7 @@ NAMED: dict[str, dict[str, Any]] = {
 # By how much the losses of the worst eighth of the tokens may differ, as a part of the text's mean loss. Rounding alone
 # is up to 0.0012 and 0.022: llama.cpp rounds activations to f16 for f16 weights, and both engines to eight bits for
 # quantised ones, each as far from `--device reference` as they are from each other.
+READ_ONLY = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0")
 BOUNDS = {"f16": 0.0015, "q8_0": 0.025, "q4_k_m": 0.025}
 THEIR_OPTIONS = {
     "type_k": llama_cpp.GGML_TYPE_F32,  # as --kv-type f32
@@ -217,6 +221,27 @@ def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
         worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
         print(f"{family} {kind}: mean loss {theirs.mean():.3f}, of which the worst eighth differs by {worst:.5f}")
         assert worst < bound
+
+
+@pytest.mark.parametrize("kind", [*READ_ONLY, "mixed"])
+def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Path) -> None:
+    """Random blocks in the place of all matrices of a model, of one type or of all in turn."""
+    source, model = tmp_path / "f32.gguf", tmp_path / f"{kind}.gguf"
+    run("convert", make_folder(tmp_path / "llama", *FAMILIES["llama"]), source, "--type", "f32")
+    file, random, tensors = open_gguf(source), np.random.RandomState(1), []
+    for index, (name, tensor) in enumerate(file.tensors.items()):
+        if len(tensor.shape) < 2 or name == "token_embd.weight":
+            tensors.append(TensorToWrite.from_source(tensor, name=name, type_name=tensor.type_name))
+            continue
+        type_name = READ_ONLY[index % len(READ_ONLY)] if kind == "mixed" else kind
+        blocks = make_blocks(type_name, tensor.shape, random)
+        tensors.append(TensorToWrite(name, type_name, tensor.shape, lambda blocks=blocks: [blocks]))  # type: ignore[misc]
+    write_gguf(model, file.metadata, tensors, metadata_types=file.metadata_types)
+    tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
+    theirs = compute_their_losses(model, tokens)
+    worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
+    print(f"{kind}: mean loss {theirs.mean():.3f}, of which the worst eighth differs by {worst:.5f}")
+    assert worst < BOUNDS["q4_k_m"]
 
 
 def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:

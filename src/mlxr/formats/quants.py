@@ -370,8 +370,15 @@ def encode_affine(values: Floats, bits: int) -> Bytes:
 
 # Types whose numbers come out of a grid: an index stands for the magnitudes of eight columns (IQ1, IQ2) or four (IQ3).
 IQ3_S = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
+IQ3_XXS = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("signs", "<u4", 8)])
+IQ2_XXS = np.dtype([("d", "<f2"), ("qs", "<u4", 16)])
+IQ2_XS = np.dtype([("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
+IQ2_S = np.dtype([("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)])
+IQ1_S = np.dtype([("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
+IQ1_M = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 
-IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)
+IQ1_LEVELS, IQ2_LEVELS = (-1, 0, 1), (8, 25, 43)
+IQ3_S_LEVELS, IQ3_XXS_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15), (4, 12, 20, 28, 36, 44, 52, 62)
 
 
 @cache
@@ -407,3 +414,108 @@ def decode_iq3_s(blocks: Bytes) -> Floats:
     values = _read_grid("iq3_s_grid", IQ3_S_LEVELS)[indices].reshape(len(blocks), -1)
     scales = column(block["d"]) * _odd(unpack_nibbles(block["scales"], 1))
     return _apply_scales(scales, _negate(values, block["signs"])).reshape(len(blocks), -1)
+
+
+def _complete_signs(signs: NDArray[Any]) -> Bytes:
+    """The eighth bit behind seven, so that an even number of columns is negative: (n, k) to bytes (n, k)."""
+    sevens = (signs & 127).astype(np.uint8)
+    parity = sevens ^ sevens >> 4
+    parity ^= parity >> 2
+    eights = sevens | ((parity ^ parity >> 1) & 1) << 7
+    return eights.astype(np.uint8)
+
+
+def _split_sevens(words: NDArray[np.uint32]) -> tuple[Bytes, Floats]:
+    """Words of four times seven sign bits and a scale: signs, (n, 4 * words), and 2 * scale + 1, (n, words)."""
+    signs = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32)
+    return _complete_signs(signs).reshape(len(words), -1), _odd(words >> 28)
+
+
+def decode_iq3_xxs(blocks: Bytes) -> Floats:
+    """d * (scale + 1/2) / 2 * grid[index]; groups of 32"""
+    block = blocks.view(IQ3_XXS)[:, 0]
+    values = _read_grid("iq3_xxs_grid", IQ3_XXS_LEVELS)[block["qs"]].reshape(len(blocks), -1)
+    signs, scales = _split_sevens(block["signs"])
+    return _apply_scales(column(block["d"]) * scales * np.float32(0.25), _negate(values, signs)).reshape(
+        len(blocks), -1
+    )
+
+
+def decode_iq2_xxs(blocks: Bytes) -> Floats:
+    """d * (scale + 1/2) / 4 * grid[index]; groups of 32"""
+    block = blocks.view(IQ2_XXS)[:, 0]
+    indices = np.ascontiguousarray(block["qs"][:, 0::2]).view(np.uint8)
+    values = _read_grid("iq2_xxs_grid", IQ2_LEVELS)[indices].reshape(len(blocks), -1)
+    signs, scales = _split_sevens(block["qs"][:, 1::2])
+    return _apply_scales(column(block["d"]) * scales * np.float32(0.125), _negate(values, signs)).reshape(
+        len(blocks), -1
+    )
+
+
+def decode_iq2_xs(blocks: Bytes) -> Floats:
+    """As iq2_xxs with groups of 16; nine bits of an index and seven signs are a number of `qs`"""
+    block = blocks.view(IQ2_XS)[:, 0]
+    values = _read_grid("iq2_xs_grid", IQ2_LEVELS)[block["qs"] & 511].reshape(len(blocks), -1)
+    scales = column(block["d"]) * _odd(unpack_nibbles(block["scales"], 1)) * np.float32(0.125)
+    return _apply_scales(scales, _negate(values, _complete_signs(block["qs"] >> 9))).reshape(len(blocks), -1)
+
+
+def decode_iq2_s(blocks: Bytes) -> Floats:
+    """As iq2_xs with ten bits of an index, the upper ones in `qh`, and all signs"""
+    block = blocks.view(IQ2_S)[:, 0]
+    high = block["qh"][:, :, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    indices = block["qs"] | high.reshape(len(blocks), -1).astype(np.uint16) << 8
+    values = _read_grid("iq2_s_grid", IQ2_LEVELS)[indices].reshape(len(blocks), -1)
+    scales = column(block["d"]) * _odd(unpack_nibbles(block["scales"], 1)) * np.float32(0.125)
+    return _apply_scales(scales, _negate(values, block["signs"])).reshape(len(blocks), -1)
+
+
+def _decode_iq1(indices: NDArray[np.uint16], scales: Floats, is_lower: NDArray[np.bool_]) -> Floats:
+    """scale * (grid[index] + delta), delta an eighth, or where it `is_lower` minus an eighth: of 8 or of 32 columns."""
+    values = _read_grid("iq1_grid", IQ1_LEVELS)[indices].reshape(*is_lower.shape, -1)
+    shifted = values + np.where(is_lower, np.float32(-0.125), np.float32(0.125))[:, :, None]
+    return _apply_scales(scales, shifted).reshape(len(indices), -1)
+
+
+def decode_iq1_s(blocks: Bytes) -> Floats:
+    """d * (2 * scale + 1) * (grid[index] + delta); groups of 32; three bits of each index, scale and delta in `qh`"""
+    block = blocks.view(IQ1_S)[:, 0]
+    high = block["qh"][:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
+    indices = block["qs"] | high.reshape(len(blocks), -1) << 8
+    return _decode_iq1(indices, column(block["d"]) * _odd(block["qh"] >> 12 & 7), block["qh"] >> 15 != 0)
+
+
+def decode_iq1_m(blocks: Bytes) -> Floats:
+    """As iq1_s, groups of 16 and a delta for 8 columns; d is on top of the four numbers of scales, four bits each"""
+    block = blocks.view(IQ1_M)[:, 0]
+    high, packed = unpack_nibbles(block["qh"], 1), block["scales"]
+    indices = block["qs"] | (high & 7).astype(np.uint16) << 8
+    d = np.bitwise_or.reduce((packed >> 12) << np.arange(0, 16, 4, dtype=np.uint16), axis=1).astype("<u2").view("<f2")
+    scales = packed[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
+    return _decode_iq1(indices, column(d) * _odd(scales.reshape(len(blocks), -1)), high >> 3 != 0)
+
+
+# Ternary types: d * (q - 1).
+TQ1_0 = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2")])
+TQ2_0 = np.dtype([("qs", "u1", 64), ("d", "<f2")])
+
+
+def _unpack_digits(packed: Bytes, digits: int) -> Bytes:
+    """Digits of base 3, the highest of all bytes first: (n, bytes) to (n, digits * bytes)."""
+    powers = (np.uint8(3) ** np.arange(digits, dtype=np.uint8))[:, None]
+    rest = packed[:, None, :] * powers  # below 256, as bytes wrap around
+    return (rest.astype(np.uint16) * np.uint16(3) >> 8).astype(np.uint8).reshape(len(packed), -1)
+
+
+def decode_tq1_0(blocks: Bytes) -> Floats:
+    """Five digits of 32 bytes, then of 16, and four digits of 4"""
+    block = blocks.view(TQ1_0)[:, 0]
+    parts = ((block["qs"][:, :32], 5), (block["qs"][:, 32:], 5), (block["qh"], 4))
+    q = np.concatenate([_unpack_digits(part, digits) for part, digits in parts], axis=1)
+    return column(block["d"]) * (q.astype(np.float32) - np.float32(1))
+
+
+def decode_tq2_0(blocks: Bytes) -> Floats:
+    """Two bits each, in planes as q2_k has them"""
+    block = blocks.view(TQ2_0)[:, 0]
+    return column(block["d"]) * (unpack_planes(block["qs"], 2, 4).astype(np.float32) - np.float32(1))

@@ -68,3 +68,100 @@ struct IQ3_S : GridBlock<IQ3_S, 5> { // indices; their ninth bits, and signs; sc
     return p.d * odd_number(uint(p.c[run / 2]) >> (4 * (run % 2)), 15u);
   }
 };
+
+// Four times seven signs, of which the eighth follows, as an even number is set.
+FUNCTION uint complete_signs(uint sevens) {
+  uint signs = 0u;
+  UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const uint seven = sevens >> (7 * i) & 127u, fold = seven ^ seven >> 4, two = fold ^ fold >> 2;
+    signs |= (seven | ((two ^ two >> 1) & 1u) << 7) << (8 * i);
+  }
+  return signs;
+}
+
+struct IQ3_XXS : GridBlock<IQ3_XXS, 8> { // indices; sevens of signs and a scale for 32 columns each
+  enum { A = 64, B = 32, C = 0, D = 2 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    const uint levels = spread_fours(IQ3_XXS_GRID[p.a[8 * run + quad]]);
+    return 8u * levels + 0x84848484u + 2u * ((levels + 0x01010101u) >> 3 & 0x01010101u); // 4 + 8 level; the last one is 62
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &p, int run) { return complete_signs(load_u32(p.b + 4 * run)); }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int) {
+    return 0.25f * p.d * odd_number(load_u32(p.b + 4 * run) >> 28, 15u);
+  }
+};
+
+FUNCTION uint widen_twos(uint number, int which_half) { // 8, 25 and 43
+  const uint levels = spread_twos(number, which_half);
+  return 17u * levels + (levels >> 1 & 0x01010101u) + 0x88888888u;
+}
+
+struct IQ2_XXS : GridBlock<IQ2_XXS, 8> { // of 32 columns four indices, and sevens of signs with a scale
+  enum { A = 64, B = 0, C = 0, D = 2 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    return widen_twos(IQ2_XXS_GRID[p.a[8 * run + quad / 2]], quad % 2);
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &p, int run) { return complete_signs(load_u32(p.a + 8 * run + 4)); }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int) {
+    return 0.125f * p.d * odd_number(load_u32(p.a + 8 * run + 4) >> 28, 15u);
+  }
+};
+
+struct IQ2_XS : GridBlock<IQ2_XS, 8> { // indices of nine bits with seven signs; scales of 16 columns
+  enum { A = 64, B = 8, C = 0, D = 2 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    return widen_twos(IQ2_XS_GRID[load_u16(p.a + 8 * run + quad / 2 * 2) & 511u], quad % 2);
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &p, int run) {
+    const uint first = load_u32(p.a + 8 * run), second = load_u32(p.a + 8 * run + 4);
+    return complete_signs((first >> 9 & 127u) | (first >> 25) << 7 | (second >> 9 & 127u) << 14 | (second >> 25) << 21);
+  }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int side) {
+    return 0.125f * p.d * odd_number(uint(p.b[run]) >> (4 * side), 15u);
+  }
+};
+
+struct IQ2_S : GridBlock<IQ2_S, 8> { // indices; signs; two more bits of indices, and scales of 16 columns
+  enum { A = 32, B = 32, C = 16, D = 2 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    const uint index = uint(p.a[4 * run + quad / 2]) | (uint(p.c[run]) >> (quad / 2 * 2) & 3u) << 8;
+    return widen_twos(IQ2_S_GRID[index], quad % 2);
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &p, int run) { return load_u32(p.b + 4 * run); }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int side) {
+    return 0.125f * p.d * odd_number(uint(p.c[8 + run]) >> (4 * side), 15u);
+  }
+};
+
+// -1, 0 and 1 with an eighth more, or where `is_lower` less, times eight.
+FUNCTION uint widen_eighths(uint index, int which_half, bool is_lower) {
+  return 8u * spread_twos(IQ1_GRID[index], which_half) + (is_lower ? 0x07070707u : 0x09090909u);
+}
+
+struct IQ1_S : GridBlock<IQ1_S, 5> { // indices; three more bits of each of four, a scale and what is added to 32 columns
+  enum { A = 32, B = 16, C = 0, D = 2 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    const uint more = load_u16(p.b + 2 * run), index = uint(p.a[4 * run + quad / 2]) | (more >> (quad / 2 * 3) & 7u) << 8;
+    return widen_eighths(index, quad % 2, more >> 15);
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &, int) { return 0u; }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int) {
+    return 0.125f * p.d * odd_number(load_u16(p.b + 2 * run) >> 12, 7u);
+  }
+};
+
+struct IQ1_M : GridBlock<IQ1_M, 5> { // indices; three more bits of each and what is added to 8 columns; scales of 16, and d
+  enum { A = 32, B = 16, C = 8, D = 0 };
+  static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
+    const uint more = uint(p.b[2 * run + quad / 4]) >> (quad / 2 % 2 * 4);
+    return widen_eighths(uint(p.a[4 * run + quad / 2]) | (more & 7u) << 8, quad % 2, more >> 3 & 1u);
+  }
+  static FUNCTION uint signs(PRIVATE const GridPlanes &, int) { return 0u; }
+  static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int side) {
+    const uint first = load_u32(p.c), second = load_u32(p.c + 4);
+    const uint d = (first >> 12 & 15u) | (first >> 28) << 4 | (second >> 12 & 15u) << 8 | (second >> 28) << 12;
+    const uint four = (run < 4 ? first : second) >> (16 * (run / 2 % 2)); // scales of four groups
+    return 0.125f * half_bits_to_float(d) * odd_number(four >> (3 * (run % 2 * 2 + side)), 7u);
+  }
+};

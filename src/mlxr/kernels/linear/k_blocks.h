@@ -126,3 +126,38 @@ struct Q6_K : Integers<6> {
     fit<6>(d * float(int(groups[4] ^ 128u) - 128), -32.0f, 0.0f, 1, scale, offset);
   }
 };
+
+struct TQ2_0 : Integers<2>, Twos {
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    split(field<0, 64>(base, total, block), run, w);
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_both<2>(half_at(field<64, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
+  }
+};
+
+// Digit `index` of base 3 of four bytes, five of which each has.
+FUNCTION uint take_digit(uint bytes, int index) {
+  const uint power = index == 0 ? 1u : index == 1 ? 3u : index == 2 ? 9u : index == 3 ? 27u : 81u;
+  const uint even = (bytes & 0x00FF00FFu) * power & 0x00FF00FFu, odd = (bytes >> 8 & 0x00FF00FFu) * power & 0x00FF00FFu;
+  return (3u * even >> 8 & 0x00FF00FFu) | (3u * odd & 0xFF00FF00u);
+}
+
+struct TQ1_0 : Integers<2> { // digits of 32 bytes, then of 16; the last 16 numbers are those of four bytes
+  enum { BLOCK = 256, RUNS = 8, DELTA = 16 };
+  static FUNCTION int first(int run) { return 32 * run; }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    Bytes digits = field<0, 48>(base, total, block);
+    const uint last = load_u32(field<48, 4>(base, total, block));
+    UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const uint word = load_u32(digits + (run < 5 ? 4 * i : 32 + 4 * (i % 4)));
+      w[i] = run == 7 && i >= 4 ? take_digit(last, i - 4) : take_digit(word, run < 5 ? run : 2 * (run - 5) + i / 4);
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_both<2>(half_at(field<52, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
+  }
+};

@@ -164,6 +164,31 @@ template <> struct Packed<Q6_K> : Unit<2, 128, 64, 16, 2>, Unsigned<0, 32>, Sing
   }
 };
 
+template <> struct Packed<TQ2_0> : Unit<1, 64, 0, 0, 2>, Unsigned<0, 1>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    Packed<Q2_K>::split(unit, r, run, t, w); // whose rows are as long
+  }
+  static FUNCTION void terms(const GROUP uint *unit, int r, int, uint odd, PRIVATE uint *step, PRIVATE uint *) {
+    step[0] = step[1] = repeat_pair(read_half(unit[LAST + r], odd));
+  }
+};
+
+template <> struct Packed<TQ1_0> : Unit<1, 48, 4, 0, 2>, Unsigned<0, 1>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const GROUP uint *row = unit + r * STRIDE;
+    UNROLL
+    for (int side = 0; side < 2; ++side)
+      w[side] = take_digit(read_pairs(row, run < 5 ? 16 * side : 32, t), run < 5 ? run : 2 * (run - 5) + side % 2);
+    if (run == 7) {
+      const uint last = unit[SECOND + r], shift = 16 * (t % 2);
+      w[1] = (take_digit(last, t / 2) >> shift & 0xFFFFu) | take_digit(last, t / 2 + 2) >> shift << 16;
+    }
+  }
+  static FUNCTION void terms(const GROUP uint *unit, int r, int, uint odd, PRIVATE uint *step, PRIVATE uint *) {
+    step[0] = step[1] = repeat_pair(read_half(unit[LAST + r], odd));
+  }
+};
+
 // Grids, whose numbers a lane looks up in the order in which it holds them.
 template <typename Q> struct PackedGrid : GridUnit<Q>, Signed<0>, Singly {
   typedef GridUnit<Q> U;
