@@ -160,14 +160,13 @@ def test_connect_shows_and_merges(home: Path, mlxr: Run, refused: Run, monkeypat
     assert "is no plain JSON" in refused("connect", "opencode", "--write")
 
 
-def test_connect_adds_to_toml_once(home: Path, mlxr: Run, refused: Run) -> None:
-    path = home / ".codex" / "config.toml"
-    path.parent.mkdir()
-    path.write_text('model = "gpt-5"\n')
+def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, refused: Run) -> None:
     mlxr("connect", "codex", "--write")
-    values = tomllib.loads(path.read_text())
-    assert (values["model"], values["profiles"]["mlxr"]["model"]) == ("gpt-5", "demo")
+    mlxr("connect", "codex", "--write", "--model", "other")
+    values = tomllib.loads((home / ".codex" / "mlxr.config.toml").read_text())
+    assert (values["model"], values["model_provider"]) == ("other", "mlxr")
     assert values["model_providers"]["mlxr"]["base_url"] == "http://127.0.0.1:11434/v1"
-    assert "is there already" in refused("connect", "codex", "--write", "--model", "other")
+    mlxr("connect", "continue", "--write")
+    assert "is there already" in refused("connect", "continue", "--write", "--model", "other")
     for tool in RECIPES:
-        assert "none" in mlxr("connect", tool) or tool in ("continue", "zed")
+        assert "# then:" in mlxr("connect", tool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from long_demo import CONTEXT_TOKENS
 
 from conftest import COMMAND, MODEL, MakeProxy, find_program
 
+OPENCODE = {"autoupdate": False, "share": "disabled", "permission": {"external_directory": "allow", "read": "allow"}}
+OPENCODE_FILE = ".config/opencode/opencode.json"
 SECRET = "The secret number is 4711."
 QUESTION = "Read note.txt"
 LIMIT_S = 240
@@ -29,6 +31,7 @@ class Agent:
     arguments: Json
     path: str  # of the requests that carry the conversation
     recipe: str = ""  # what `mlxr connect --write` takes
+    files: dict[str, str] = field(default_factory=dict)  # in its home before that, as its owner has them
     first: tuple[str, ...] = ()  # words of a command that must run before
 
 
@@ -56,6 +59,7 @@ AGENTS = [
         {"filePath": "NOTE"},
         "/v1/chat/completions",
         recipe="opencode",
+        files={OPENCODE_FILE: json.dumps(OPENCODE | {"small_model": f"mlxr/{MODEL}"})},
     ),
     Agent(
         "pi",
@@ -98,6 +102,9 @@ def test_an_agent_calls_a_tool_and_answers(agent: Agent, make_proxy: MakeProxy, 
         name: value for name, value in os.environ.items() if not name.startswith(("MLXR_", "OPENAI_", "ANTHROPIC_"))
     }
     variables = keep | {"HOME": str(home), "MLXR_CONTEXT_TOKENS": str(CONTEXT_TOKENS)}
+    for name, text in agent.files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
     if agent.recipe:
         command = [COMMAND, "connect", agent.recipe, "--model", MODEL, "--url", proxy.url, "--write"]
         subprocess.run(command, env=variables, check=True, capture_output=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import json
 import re
 import shlex
 import socket
@@ -68,6 +69,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("model.gguf", "f16.gguf", "home/.ollama/models/blobs/sha256-74701a8c35f6"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(DRAFT)
+    manifest = tmp_path / "home/.ollama/models/manifests/registry.ollama.ai/library/llama3.2/latest"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:74701a8c35f6"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
     (tmp_path / "base.gguf").symlink_to(ASSETS / "demo.gguf")
     write_gguf_adapter(tmp_path / "own.gguf", 1)
     make_folder(tmp_path / "folder")

@@ -67,10 +67,9 @@ def _pi(server: Server) -> str:
 
 def _codex(server: Server) -> str:
     return (
+        f'model = "{server.model}"\nmodel_provider = "mlxr"\nmodel_context_window = {server.context_tokens}\n\n'
         f'[model_providers.mlxr]\nname = "mlxr"\nbase_url = "{server.url}/v1"\nwire_api = "responses"\n'
-        f'http_headers = {{ "Authorization" = "Bearer {server.key}" }}\n\n'
-        f'[profiles.mlxr]\nmodel = "{server.model}"\nmodel_provider = "mlxr"\n'
-        f"model_context_window = {server.context_tokens}\n"
+        f'http_headers = {{ "Authorization" = "Bearer {server.key}" }}\n'
     )
 
 
@@ -114,7 +113,7 @@ RECIPES: Mapping[str, Recipe] = {
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
     ),
-    "codex": Recipe("Codex", "codex --profile mlxr", ".codex/config.toml", _codex),
+    "codex": Recipe("Codex", "codex --profile mlxr", ".codex/mlxr.config.toml", _codex),
     "opencode": Recipe("opencode", "opencode --model mlxr/MODEL", ".config/opencode/opencode.json", _opencode),
     "continue": Recipe("Continue", "cn", ".continue/config.yaml", _continue),
     "pi": Recipe("pi", "pi --provider mlxr --model MODEL", ".pi/agent/models.json", _pi),
@@ -186,7 +185,7 @@ def _describe(settings: Settings, model: str | None, url: str | None) -> Server:
 
 
 def _write(path: Path, text: str) -> None:
-    """Put `text` into a configuration: merged into JSON, behind TOML; raises MlxrError where that cannot be done."""
+    """Put `text` into a configuration: merged into JSON, in the place of a file of our own; else raises MlxrError."""
     old = path.read_text() if path.exists() else ""
     if old.strip():
         if path.suffix == ".json":
@@ -196,9 +195,7 @@ def _write(path: Path, text: str) -> None:
                 raise MlxrError(
                     f"{path}: is no plain JSON ({error}); add by hand what is shown without --write"
                 ) from None
-        elif path.suffix == ".toml" and "[model_providers.mlxr]" not in old and "[profiles.mlxr]" not in old:
-            text = f"{old.rstrip()}\n\n{text}"
-        elif old != text:
+        elif old != text and "mlxr" not in path.name:
             raise MlxrError(f"{path}: is there already; add by hand what is shown without --write")
         shutil.copy2(path, path.with_name(f"{path.name}.before-mlxr"))
     path.parent.mkdir(parents=True, exist_ok=True)
