@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,27 @@ def test_a_pull_that_broke_off_is_resumed_or_taken_off_the_list(models: Page) ->
     expect(pulls.get_by_role("button", name="Resume")).to_be_visible()
     pulls.get_by_role("button", name="Take it off the list").click()
     expect(pulls).to_have_count(0)
+
+
+def test_well_known_models_are_found_and_pulled(models: Page) -> None:
+    asked = []
+    models.route("**/api/pull", lambda route: (asked.append(route.request.post_data_json), route.abort()))
+    known = {"name": "tiny:1b", "about": "small chat", "repository": "a/tiny", "size_bytes": 2**30, "fits": "yes"}
+    large = {"name": "huge:1t", "about": "code", "repository": "a/huge", "size_bytes": 2**40, "fits": "no"}
+    models.route("**/v1/admin/library", lambda route: route.fulfill(json={"models": [known, large]}))
+    models.reload()
+    rows = models.get_by_role("region", name="Well-known models").get_by_role("listitem")
+    expect(rows).to_have_count(1)  # only the demo is here, so the list is open
+    expect(rows).to_contain_text("1.0 GiBFits")
+    models.get_by_label("Only those that fit").uncheck()
+    models.get_by_label("Search the well-known models").fill("CODE")
+    expect(rows).to_contain_text("Too large for the free memory")
+    models.get_by_label("Search the well-known models").fill("tiny")
+    models.get_by_role("button", name=re.compile("Pull ")).last.click()
+    expect(models.get_by_role("list", name="Pulls")).to_contain_text("tiny:1b")
+    assert asked == [{"model": "tiny:1b"}]
+    models.get_by_role("button", name="Discover models").click()
+    expect(rows).to_have_count(0)
 
 
 def test_a_file_is_imported(make_server: MakePageServer, tab: OpenTab, tmp_path: Path) -> None:

@@ -74,6 +74,15 @@ def test_what_a_conversation_fills(client: httpx.Client) -> None:
     assert client.get("/v1/admin/models/demo/memory", params={"tokens": "-1"}).status_code == 400
 
 
+def test_which_well_known_models_there_are_and_what_fits(client: httpx.Client) -> None:
+    models = client.get("/v1/admin/library").json()["models"]
+    assert len(models) > 20
+    assert all(model["fits"] in ("yes", "tight", "no", "unknown") and model["size_bytes"] > 0 for model in models)
+    small = min(models, key=lambda model: model["size_bytes"])
+    assert small["repository"].count("/") == 1
+    assert ":" in small["name"]
+
+
 def test_where_the_files_of_a_model_lie(client: httpx.Client, tmp_path: Path) -> None:
     def ask(name: str) -> dict[str, object]:
         return dict(client.get(f"/v1/admin/models/{name}/files").json())

@@ -24,7 +24,7 @@ from mlxr.core.sampling import read_params
 from mlxr.core.settings import Settings
 from mlxr.core.types import PARAMETERS
 from mlxr.core.work_threads import Stop
-from mlxr.registry import AdapterRecord, ModelRecord, Registry
+from mlxr.registry import AdapterRecord, ModelRecord, Registry, library
 from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.live import router as live_router
@@ -34,7 +34,8 @@ from mlxr.server.parts import parts_of
 from mlxr.server.routes import Dialect, Router
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look, start_make
-from mlxr.service.catalogue import recommend
+from mlxr.service.catalogue import find_models_folder, recommend
+from mlxr.service.machine_limits import judge_fit
 from mlxr.service.memory_need import find_conversation_need, find_memory_need
 from mlxr.service.opening import find_device
 
@@ -137,6 +138,22 @@ class MemoryReply(_Row):
     reason: str | None
 
 
+class KnownModel(_Row):
+    """A well-known model. `name` is what a pull takes; `fits` compares its files with the memory that is free."""
+
+    name: str
+    about: str
+    repository: str
+    size_bytes: int
+    fits: str
+
+
+class Library(_Row):
+    """All well-known models, the usual size of each family first."""
+
+    models: list[KnownModel]
+
+
 class FilesReply(_Row):
     """Where the files of a model lie. `stays` says that they are not deleted with its name.
 
@@ -170,6 +187,26 @@ class ImportReply(_Row):
 
     name: str
     size_bytes: int
+
+
+@router.get("/library")
+async def list_known_models(request: Request) -> Library:
+    """Return the models that have short names, and whether they fit into the memory of this machine."""
+    settings = parts_of(request).settings
+
+    def read() -> list[KnownModel]:
+        return [
+            KnownModel(
+                name=model.name,
+                about=model.about,
+                repository=model.repository,
+                size_bytes=model.size_bytes,
+                fits=judge_fit(model.size_bytes, settings.device),
+            )
+            for model in library.read_library(find_models_folder(settings))
+        ]
+
+    return Library(models=await asyncio.to_thread(read))
 
 
 @router.get("/models/{name:path}/memory")

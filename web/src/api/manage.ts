@@ -170,6 +170,24 @@ export function useServerInfo() {
   });
 }
 
+/** A well-known model that can be pulled by its name; `fits` compares its files with the memory that is free. */
+export interface KnownModel {
+  name: string;
+  about: string;
+  repository: string;
+  size_bytes: number;
+  fits: "yes" | "tight" | "no" | "unknown";
+}
+
+export function useKnownModels(enabled: boolean) {
+  return useQuery({
+    queryKey: ["library"],
+    queryFn: async ({ signal }) => (await getJson<{ models: KnownModel[] }>("/v1/admin/library", { signal })).models,
+    staleTime: 60_000,
+    enabled,
+  });
+}
+
 /** The memory that a model takes, or would take if it were loaded now, in bytes. */
 export interface MemoryEstimate {
   is_loaded: boolean;

@@ -7,6 +7,7 @@ import { lazily } from "../lib/lazily";
 import { Button } from "../ui/Button";
 import { Empty, Notice } from "../ui/Notice";
 import { Skeleton } from "../ui/Skeleton";
+import { Discover } from "./Discover";
 import { ImportForm } from "./ImportForm";
 import { ModelRow } from "./ModelRow";
 import styles from "./ModelsView.module.css";
@@ -46,6 +47,7 @@ function ModelList() {
         <PullForm />
         <ImportForm />
       </div>
+      <Discover isFirst={listed.data !== undefined && models.every((model) => isDemo(shortName(model.name)))} />
       <PullList />
       {listed.error && !listed.data && (
         <Notice

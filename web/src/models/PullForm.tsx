@@ -24,7 +24,7 @@ export function PullForm() {
     <form className={styles.form} onSubmit={pull}>
       <Field
         label="Pull a model"
-        hint="From Hugging Face: hf.co/owner/repository, with :file or :type to choose one, such as :Q4_K_M."
+        hint="A well-known name such as llama3.2:1b, or from Hugging Face hf.co/owner/repository, with :file or :type such as :Q4_K_M."
       >
         {(ids) => (
           <div className={styles.row}>
@@ -32,7 +32,7 @@ export function PullForm() {
               {...ids}
               value={name}
               onChange={(event) => setName(event.target.value)}
-              placeholder="hf.co/Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M"
+              placeholder="llama3.2:1b"
               spellCheck={false}
               autoCapitalize="off"
               autoComplete="off"
