@@ -90,7 +90,14 @@ def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
 
 def count_experts(config: Config) -> int:
     """How many experts a layer with a mixture has; 0 if none has one."""
-    return next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0)
+    return next(
+        (
+            config[key]
+            for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+            if key in config
+        ),
+        0,
+    )
 
 
 def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
@@ -339,6 +346,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     if kind in ("dots1", "glm4_moe"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
+    elif kind == "ernie4_5_moe":
+        shapes["mlp.moe_statics.e_score_correction_bias"] = (1, experts)
+        shared, shared_ffn = "shared_experts", ffn * config["moe_num_shared_experts"]
     elif kind == "hunyuan_v1_moe":
         shared, shared_ffn = "shared_mlp", ffn
     else:

@@ -1,10 +1,15 @@
-"""ERNIE 4.5 (dense): Llama's layers, of which folders rotate neighbours, too."""
+"""ERNIE 4.5: Llama's layers, of which folders rotate neighbours, too.
+
+That with experts has them from a layer on, chosen by softmax and a bias, beside a block that all tokens go through.
+"""
 
 from __future__ import annotations
 
-from mlxr.models.components import Layer, Norms
+from mlxr.models import limits
+from mlxr.models.components import Experts, Layer, Norms
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import FolderConfig, TensorLayout
+from mlxr.models.folders.mixers import state_experts
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -17,11 +22,45 @@ def state(c: FolderConfig) -> None:
     state_rotation(c)
 
 
+def state_mixture(c: FolderConfig) -> None:
+    """State the sizes of a model with experts: in every so many of some layers."""
+    state(c)
+    step = c.fields.integer("moe_layer_interval", 1, limits.MAX_LAYERS, default=1)
+    first = c.fields.integer("moe_layer_start_index", 0, c.layers - 1, default=1)
+    last = c.fields.integer("moe_layer_end_index", -1, limits.MAX_LAYERS, default=-1)
+    layers = [
+        first <= index <= (c.layers if last < 0 else last) and (index + 1) % step == 0 for index in range(c.layers)
+    ]
+    state_experts(c, count_keys=("moe_num_experts",), used_key="moe_k", renormalises=True, layers=layers)
+    shared = c.fields.integer("moe_num_shared_experts", 0, limits.MAX_STATED, default=2)
+    features = shared * c.out.integer("expert_feed_forward_length")
+    c.out.put("expert_shared_feed_forward_length", features, c.fields, "moe_num_shared_experts")
+    c.out.put("interleave_moe_layer_step", step, c.fields, "moe_layer_interval")
+    c.out.put("leading_dense_block_count", first, c.fields, "moe_layer_start_index")
+
+
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
     norms, rope = Norms(m.rms_eps), m.rope(interleaved=True)
     return m.model(Layer(m.attention(rope), m.feed_forward(), norms) for _ in range(m.layers))
 
 
-FOLDERS = (FolderFamily("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", state, TensorLayout(turns_neighbours=True)),)
-FAMILIES = (Family("ernie4_5", build),)
+def build_mixture(m: Metadata) -> Model:
+    """Return the model of these metadata, which has experts where files have routers."""
+    norms, rope, rule = Norms(m.rms_eps), m.rope(interleaved=True), m.routing(renormalises=True)
+    m.fields.note(("interleave_moe_layer_step",))
+    experts = Experts(
+        m.experts, m.expert_features, m.activation(), rule, choice_bias=True, shared_features=m.shared_features()
+    )
+    return m.model(Layer(m.attention(rope), experts if flag else m.feed_forward(), norms) for flag in m.has_experts)
+
+
+_TENSORS = TensorLayout(turns_neighbours=True)
+FOLDERS = (
+    FolderFamily("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", state, _TENSORS),
+    FolderFamily("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "ernie4_5-moe", state_mixture, _TENSORS),
+)
+FAMILIES = (
+    Family("ernie4_5", build),
+    Family("ernie4_5-moe", build_mixture),
+)

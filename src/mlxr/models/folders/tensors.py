@@ -82,6 +82,7 @@ WHOLE_NAMES = {  # without .weight or .bias at their end
     "layer_scalar": "layer_output_scale.weight",
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
     "feed_forward.expert_bias": "exp_probs_b.bias",
@@ -252,6 +253,8 @@ def _change(name: str, tensor: TensorSource, stated: Statement, model: Model) ->
     """Return a tensor with the values, rows and columns that it has in GGUF."""
     if name.endswith(".ssm_a"):
         tensor = take_rates(tensor)
+    if name.endswith("exp_probs_b.bias") and tensor.shape[:-1] == (1,):  # a row of its own in ERNIE's folders
+        tensor = tensor.take_matrix(0)
     if stated.layout.norms_from_one and _counts_from_one(name):
         tensor = add_one(tensor)
     factors = stated.factors.get(name) or stated.factors.get(name.split(".", 2)[-1])
