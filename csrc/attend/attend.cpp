@@ -33,7 +33,7 @@ void visit_blocks(const AttendCall& call, int64_t sequences, Visit&& visit) {
     const int64_t block_rows = block_rows_of(call);
     for (int64_t sequence = 0; sequence < sequences; ++sequence) {
         const int64_t queries = call.query_starts[sequence + 1] - call.query_starts[sequence];
-        const int64_t first_position = call.context_lengths[sequence] - queries;
+        const int64_t length = call.context_lengths[sequence], first_position = length - queries;
         const int64_t rows = queries * call.group;
         for (int64_t head = 0; head < call.kv_heads; ++head) {
             for (int64_t first = (rows - 1) / block_rows * block_rows; rows > 0 && first >= 0; first -= block_rows) {
@@ -42,9 +42,8 @@ void visit_blocks(const AttendCall& call, int64_t sequences, Visit&& visit) {
                 task.kv_head = static_cast<int32_t>(head);
                 task.row_first = first;
                 task.row_last = std::min(rows, first + block_rows);
-                const int64_t first_high = first_position + first / call.group + 1;
-                task.low = std::max<int64_t>(first_high - call.window, 0);
-                task.high = first_position + (task.row_last - 1) / call.group + 1;
+                task.low = std::max<int64_t>(first_position + first / call.group + 1 - call.window, 0);
+                task.high = end_of_seen(call, first_position + (task.row_last - 1) / call.group + 1, length);
                 task.chunk_first = task.low / kChunkPositions;
                 task.chunk_last = (task.high - 1) / kChunkPositions + 1;
                 visit(task, (task.row_last - task.row_first) * (task.high - task.low));
@@ -123,7 +122,10 @@ Tally::Work measure_call(const AttendCall& call, int64_t sequences) {
     for (int64_t sequence = 0; sequence < sequences; ++sequence) {
         const int64_t queries = call.query_starts[sequence + 1] - call.query_starts[sequence];
         const int64_t length = call.context_lengths[sequence], before = length - queries;
-        for (int64_t query = 0; query < queries; ++query) pairs += std::min(before + query + 1, call.window);
+        for (int64_t query = 0; query < queries; ++query) {
+            const int64_t own = before + query + 1;
+            pairs += std::min(own, call.window) + end_of_seen(call, own, length) - own;
+        }
         positions += std::min(length, call.window < length ? call.window + queries - 1 : length);
     }
     const int64_t floats = 2 * (call.query_starts[sequences] - call.query_starts[0]) * call.heads * call.head_dim;

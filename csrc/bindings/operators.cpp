@@ -165,13 +165,15 @@ void run_write_pages(Runtime& runtime, Heads k, Heads v, PoolOut k_pool, PoolOut
 }
 
 void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
-                IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks) {
+                IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks,
+                bool symmetric) {
     const int64_t tokens = size_of(q, 0);
     mlxr::AttendCall call =
         check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens, size_of(q, 1), scale, window);
     call.q = q.data();
     call.q_stride = token_stride_of("attend: q", q);
     call.out = out.data();
+    call.symmetric = symmetric;
     call.softcap = check_softcap("attend: softcap", softcap);
     if (sinks) {
         check_size("attend: length of sinks", size_of(*sinks, 0), call.heads);
@@ -207,5 +209,5 @@ void bind_operators(nb::module_& m) {
           array("slots"));
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),
           array("query_starts"), array("context_lengths"), array("page_table"), nb::arg("scale"), nb::arg("window"),
-          array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none());
+          array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none(), nb::arg("symmetric") = false);
 }

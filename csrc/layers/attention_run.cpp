@@ -9,7 +9,8 @@ namespace mlxr {
 
 void AttentionRun::plan(const Layer& layer) {
     if (layer.heads == 0) return;
-    const bool is_planned = planned_ != nullptr && planned_->window == layer.window && planned_->group == layer.group &&
+    const bool is_planned = planned_ != nullptr && planned_->window == layer.window &&
+                            planned_->symmetric == layer.symmetric && planned_->group == layer.group &&
                             planned_->heads == layer.heads;
     planned_ = &layer;
     if (!is_planned) plan_ = plan_attend(runtime_, attend_call(layer), call_.sequences);
@@ -21,6 +22,7 @@ AttendCall AttentionRun::attend_call(const Layer& layer) const {
     attend.heads = layer.heads;
     attend.group = layer.heads / layer.kv_heads;
     attend.window = layer.window;
+    attend.symmetric = layer.symmetric;
     return attend;
 }
 

@@ -14,13 +14,13 @@ namespace mlxr {
 
 namespace {
 
-// A block begins where the stream gets what was added to it, or where rows are looked up before all blocks.
+// A block begins with each layer, where the stream gets what was added to it, and where rows are looked up before all
+// blocks.
 // Where nothing was added since, a norm of the stream goes on with a block, whose arrays stay.
 bool opens_block(const std::vector<Operator>& ops, size_t at) {
     const Operator& op = ops[at];
-    if (op.kind == Kind::sum || op.kind == Kind::rows) return true;
-    if (op.kind != Kind::norm || op.source != Register::stream) return false;
-    return at == 0 || ops[at - 1].target == Register::delta;
+    if (at == 0 || op.kind == Kind::sum || op.kind == Kind::rows) return true;
+    return op.kind == Kind::norm && op.source == Register::stream && ops[at - 1].target == Register::delta;
 }
 
 constexpr int64_t kArraysEach = 6;  // that an operator takes, at most
@@ -72,7 +72,7 @@ class LayersRun {
     // The stream and what is to be added to it, normed when a product asks for it.
     void multiply_normed(const Norm& norm, const LinearWeight& weight, float* out) {
         registers_.reserve(call_.columns, 1);
-        begin_norm(norm, true);
+        begin_norm(norm, Register::normed, true);
         product(weight, read(Register::normed), out, take_pending());
     }
 
@@ -97,7 +97,8 @@ class LayersRun {
         switch (op.kind) {
             case Kind::norm:
                 if (op.source == Register::stream) {
-                    begin_norm(op.norm, at + 1 < ops.size() && ops[at + 1].kind == Kind::product);
+                    const bool fuses = at + 1 < ops.size() && ops[at + 1].kind == Kind::product;
+                    begin_norm(op.norm, op.target, fuses && op.target == Register::normed);
                 } else {
                     norm_rows(op);
                 }
@@ -198,10 +199,10 @@ class LayersRun {
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 
-    // With `fuses` the next product makes the rows of its input itself.
-    void begin_norm(const Norm& norm, bool fuses) {
+    // With `fuses` the next product makes the rows of its input itself. The stream may be normed in its place.
+    void begin_norm(const Norm& norm, Register target, bool fuses) {
         const float* const residual = registers_.has_delta() ? call_.delta : nullptr;
-        float* const normed = write(Register::normed, call_.columns);
+        float* const normed = write(target, call_.columns);
         registers_.drop_delta();
         if (norm.is_layer_norm) {
             const LayerNormCall step{call_.stream, residual,     norm.weight,   norm.bias,

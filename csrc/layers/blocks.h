@@ -101,6 +101,7 @@ struct Layer {
     std::vector<Operator> operators;
     int64_t heads, kv_heads, head_dim;
     int64_t window;  // positions seen
+    bool symmetric;  // before and after the own one
     float scale, softcap;
     const float* sinks;  // (heads), or null
     int64_t rope, group;

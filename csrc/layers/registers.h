@@ -10,7 +10,7 @@ namespace mlxr {
 
 // Whether what blocks write there has its own memory, which stays when the block ends.
 inline bool stays(Register place) {
-    return place == Register::delta || place == Register::inputs;
+    return place == Register::stream || place == Register::delta || place == Register::inputs;
 }
 
 class Registers {
@@ -43,6 +43,7 @@ class Registers {
             has_delta_ = true;
             return call_.delta;
         }
+        if (place == Register::stream) return call_.stream;
         if (place == Register::inputs) {
             const size_t bytes = static_cast<size_t>(call_.tokens * columns) * sizeof(float);
             return set(place, reinterpret_cast<float*>(runtime_.scratch(Scratch::inputs, bytes)), columns);

@@ -182,12 +182,19 @@ struct AttendCall {
     float softcap;                   // c: a score becomes c tanh(score / c); 0 for none
     const float* sinks;              // (heads): of each head e**sink is added to the sum of its weights; or null
     int64_t window;                  // positions seen, the own included
+    bool symmetric;                  // as many after the own position are seen as before it
     const int32_t* query_starts;     // (sequences + 1)
     const int32_t* context_lengths;  // (sequences)
     const int32_t* page_table;       // (sequences, table_stride)
     int64_t table_stride;
     float* out;  // (tokens, heads * head_dim)
 };
+
+// Where the positions end that a query sees, whose own one ends at `own`, in a context of `length`.
+inline int64_t end_of_seen(const AttendCall& call, int64_t own, int64_t length) {
+    if (!call.symmetric) return own;
+    return length - own < call.window ? length : own + call.window - 1;
+}
 
 // Rows [row_first, row_last) of one KV head of one sequence: row = query * group + head within the group.
 // With `partials` null the chunks are merged and written to out; else each chunk's state is left there for

@@ -147,6 +147,17 @@ class LLM:
         token_ids = [session.tokenizer.encode(text) for text in listed]
         return [scale_vector(vector).tolist() for vector in session.embed_all(token_ids, used)]
 
+    def rerank(
+        self, query: str, documents: Sequence[str], *, instruction: str | None = None
+    ) -> list[tuple[int, float]]:
+        """The places of the documents, the best answer to the query first, each with a number from 0 to 1.
+
+        For cross-encoders, and for models that write text, which are asked whether a document answers the query, by
+        an `instruction` if there is one. Raises InvalidRequest for a model that cannot rank.
+        """
+        scores = self._session.rank_all(query, list(documents), instruction)
+        return sorted(enumerate(scores), key=lambda pair: -pair[1])
+
     def load_adapter(self, path: str | Path, name: str | None = None) -> str:
         """Load a low-rank adapter (LoRA): a PEFT folder or a GGUF file; returns the name by which requests choose it.
 

@@ -59,6 +59,7 @@ __all__ = [
     "DraftHead",
     "ExpertsSummary",
     "Footprint",
+    "GGUFFile",
     "Group",
     "LoadedModel",
     "Model",

@@ -44,6 +44,8 @@ class FakeConfig:
     heads: int = 4
     vocab_size: int = VOCABULARY
     context_length: int = 128
+    is_causal: bool = True
+    rank_pooling: str = "last"
 
 
 def fake_logits(history: Sequence[int], vocabulary: int = VOCABULARY) -> Floats:

@@ -111,10 +111,21 @@ def compute(
     scale: float = 0.3,
     softcap: float | None = None,
     sinks: Floats | None = None,
+    symmetric: bool = False,
 ) -> Floats:
     q = np.concatenate([story.queries[sequence][first:end] for sequence, first, end in parts])
     batch = cut_batch(cache, parts)
-    return attend(ctx, q, *cache.pools, batch, scale=scale, sliding_window=window, softcap=softcap, sinks=sinks)
+    return attend(
+        ctx,
+        q,
+        *cache.pools,
+        batch,
+        scale=scale,
+        sliding_window=window,
+        softcap=softcap,
+        sinks=sinks,
+        symmetric=symmetric,
+    )
 
 
 def whole(story: Story) -> list[tuple[int, int, int]]:
@@ -129,6 +140,7 @@ def compute_exactly(
     first: int = 0,
     softcap: float | None = None,
     sinks: Floats | None = None,
+    symmetric: bool = False,
 ) -> NDArray[np.float64]:
     """Attention of a sequence from position `first` on, in float64, from the definition."""
     q, k, v = (rows[sequence].astype(np.float64) for rows in (story.queries, story.keys, story.values))
@@ -138,7 +150,8 @@ def compute_exactly(
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
     distance = np.arange(first, len(k))[:, None] - np.arange(len(k))[None]
-    scores[:, (distance < 0) | (distance >= (window or len(k)))] = -np.inf
+    most = window or len(k)
+    scores[:, (distance <= -most if symmetric else distance < 0) | (distance >= most)] = -np.inf
     peak = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - peak)
     weights /= weights.sum(axis=-1, keepdims=True) + _weigh_sinks(sinks, peak)

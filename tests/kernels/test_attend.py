@@ -88,6 +88,33 @@ def test_is_right_and_has_equal_bits_everywhere(
     np.testing.assert_allclose(result, exact, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 64, 32), (3, 3, 17, 7), (6, 1, 32, 32)]
+)
+def test_symmetric_attention_sees_what_follows(
+    kv_type: KVType, window: int | None, heads: int, kv_heads: int, head_dim: int, page_size: int
+) -> None:
+    story = make_story([300, 1, 33, 64], heads, kv_heads, head_dim)
+    if kv_type == "q8":
+        story = round_story_to_q8(story)
+    cache = fill_cache(story, page_size, kv_type)
+    together = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story), window, symmetric=True))
+    contexts = range(len(story.contexts))
+    exact = np.concatenate([compute_exactly(story, one, window, 0.3, symmetric=True) for one in contexts])
+    if kv_type in ("bf16", "q8"):
+        assert np.sqrt(np.mean((together - exact) ** 2)) < 0.01 * np.sqrt(np.mean(exact**2))
+    else:
+        np.testing.assert_allclose(together, exact, rtol=2e-5, atol=2e-6)
+    alone = [
+        compute(REFERENCE, story, fill_cache(story, page_size, "f32"), [part], window, symmetric=True)
+        for part in whole(story)
+    ]
+    np.testing.assert_allclose(np.concatenate(alone), exact, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("kv_type", ["bf16", "f16", "q8"])
 def test_agrees_with_the_reference(kv_type: KVType) -> None:
     story = make_story([60, 9, 130], 6, 3, 48)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from encoder_folder import make_encoder_folder
 from model_folder import make_folder, write_with
+from safetensors.numpy import load_file
 
 from mlxr import LLM
-from mlxr.core.errors import FormatError, InvalidRequest
+from mlxr.conversion import plan_tensors, write_model
+from mlxr.core.errors import FormatError, InvalidRequest, ModelError
 from mlxr.loading import ASSETS, open_source
 from mlxr.model_files.files import GGUF_POOLINGS, read_folder_pooling, read_gguf_pooling
 from mlxr.service.embedding import choose_pooling, describe_pooling
@@ -47,7 +53,7 @@ def test_gguf_states_it_by_a_number(number: object, word: str) -> None:
         ({"pooling_mode": "lasttoken"}, (), "last"),
         ({"pooling_mode_max_tokens": True}, (), "max_tokens"),
         ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, (), "max_tokens and cls_token"),
-        ({"pooling_mode_mean_tokens": True}, ("Transformer", "Pooling", "Dense", "Normalize"), "a module Dense"),
+        ({"pooling_mode_mean_tokens": True}, ("Transformer", "Pooling", "LSTM", "Normalize"), "a module LSTM"),
         ({}, (), None),
         (None, (), None),
     ],
@@ -73,7 +79,7 @@ def test_what_is_not_done_is_refused_by_name_unless_something_else_is_asked_for(
     for stated, used in ((None, "mean"), ("none", "mean"), ("mean", "mean"), ("last", "last"), ("cls", "cls")):
         assert choose_pooling(stated, None, "input") == used
         assert choose_pooling(stated, "last", "input") == "last"
-    for stated, words in (("rank", "rank pairs of texts"), ("a module Dense", "a module Dense")):
+    for stated, words in (("rank", "rank pairs of texts"), ("a module LSTM", "a module LSTM")):
         with pytest.raises(InvalidRequest, match=f"input: this model .*{words}.*ask for another `pooling`"):
             choose_pooling(stated, None, "input")
         assert choose_pooling(stated, "cls", "input") == "cls"
@@ -112,3 +118,36 @@ def test_a_folder_keeps_it_when_it_is_converted(tmp_path: Path) -> None:
         assert source.metadata["llama.pooling_type"] == 3
     with LLM(folder, threads=1, arena_bytes=2**23) as llm:
         assert llm.embed("the fox") == llm.embed("the fox", pooling="last") != llm.embed("the fox", pooling="mean")
+
+
+@pytest.mark.parametrize(("kind", "function"), [("Tanh", np.tanh), ("Identity", lambda x: x)])
+def test_dense_modules_come_after_the_pooling(kind: str, function: Callable[[Any], Any], tmp_path: Path) -> None:
+    modules = ("Pooling:cls_token", f"Dense:{kind}", "Normalize")
+    texts = ["the cat sat on mat", "where is paris?", "rain " * 30]
+    plain = make_encoder_folder(tmp_path / "plain", "bert", modules[:1])
+    with LLM(plain, threads=1) as llm:
+        pooled = pool(llm, texts)
+    folder = make_encoder_folder(tmp_path / "dense", "bert", modules)
+    weights = load_file(folder / "2_Dense" / "model.safetensors")
+    made = function(pooled @ weights["linear.weight"].T + weights["linear.bias"])
+    with LLM(folder, threads=1) as llm:
+        vectors = llm.embed(texts)
+        assert llm._session.config.vector_size == 24
+    np.testing.assert_allclose(vectors, made / np.linalg.norm(made, axis=1, keepdims=True), atol=1e-5)
+    source = open_source(folder)
+    with source.file:
+        write_model(source, plan_tensors(source, None), None, tmp_path / "model.gguf")
+    with LLM(tmp_path / "model.gguf", threads=1) as llm:
+        assert llm.embed(texts) == vectors
+
+
+def pool(llm: LLM, texts: list[str]) -> Any:
+    """The pooled vectors, not scaled."""
+    session = llm._session
+    return np.stack(session.embed_all([session.tokenizer.encode(text) for text in texts], "cls"))
+
+
+def test_a_dense_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = make_encoder_folder(tmp_path, "bert", ("Pooling:cls_token", "Dense:Mish"))
+    with pytest.raises(ModelError, match=r"2_Dense.activation_function is .*Mish', expected one of Identity"):
+        open_source(folder)

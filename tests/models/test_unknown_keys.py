@@ -63,7 +63,6 @@ def test_what_nobody_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
         ("llama.embedding_length_per_layer_input", 256),
         ("llama.router_logit_softcapping", 30.0),
         ("llama.attention.output_scale", 0.5),
-        ("llama.dense_2_feat_out", 768),
     ],
 )
 def test_what_changes_answers_is_refused_by_name(key: str, value: object) -> None:

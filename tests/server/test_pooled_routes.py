@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from encoder_folder import make_encoder_folder
 from model_folder import write_with
 from running_server import MakeServer
 
@@ -69,3 +71,46 @@ def check_cut(client: httpx.Client) -> None:
 def test_a_request_may_ask_for_another_one(pooling: str, client: httpx.Client) -> None:
     reply = client.post("/v1/embeddings", json={"input": TEXT, "pooling": pooling})
     assert reply.headers["x-mlxr-pooling"].split(";")[0] == pooling
+
+
+def test_documents_are_ranked_in_the_shape_that_is_asked_for(make_server: MakeServer, tmp_path: Path) -> None:
+    path = make_encoder_folder(tmp_path / "ranks", "bert-ranks")
+    documents = ["paris is the capital of france", {"text": "the cat sat"}, "rain"]
+    body = {"query": "where is paris?", "documents": documents}
+    with make_server(default_model=str(path)).client() as client:
+        plain = client.post("/v1/rerank", json=body).json()
+        assert [one["relevance_score"] for one in plain["results"]] == sorted(
+            (one["relevance_score"] for one in plain["results"]), reverse=True
+        )
+        assert plain["usage"]["total_tokens"] > 0
+        for route in ("/rerank", "/reranking", "/v1/reranking"):
+            assert client.post(route, json=body).json()["results"] == plain["results"]
+        best = client.post("/v1/rerank", json=body | {"top_n": 1, "return_documents": True}).json()["results"]
+        index = plain["results"][0]["index"]
+        assert best == [
+            plain["results"][0]
+            | {"document": {"text": ["paris is the capital of france", "the cat sat", "rain"][index]}}
+        ]
+        cohere = client.post("/v2/rerank", json=body).json()
+        assert cohere["results"] == plain["results"]
+        assert cohere["meta"]["api_version"]["version"] == "2"
+        tei = client.post(
+            "/rerank", json={"query": body["query"], "texts": ["rain", "the cat sat"], "return_text": True}
+        )
+        assert [set(row) for row in tei.json()] == [{"index", "score", "text"}] * 2
+        raw = client.post("/rerank", json={"query": body["query"], "texts": ["rain"], "raw_scores": True}).json()
+        score = next(one["relevance_score"] for one in plain["results"] if one["index"] == 2)
+        assert 1 / (1 + math.exp(-raw[0]["score"])) == pytest.approx(score)
+        scored = client.post("/v1/score", json={"text_1": body["query"], "text_2": ["rain", "the cat sat"]}).json()
+        assert scored["data"][0]["score"] == score
+        for wrong, words in (
+            ({"query": "a"}, "documents"),
+            ({"query": "a", "documents": [{"title": "b"}]}, r"documents[0]"),
+        ):
+            refused = client.post("/v1/rerank", json=wrong)
+            assert refused.status_code == 400
+            assert words in refused.text
+        assert "x-mlxr-ranking" not in refused.headers
+        chat = client.post("/v1/completions", json={"prompt": "a"})
+        assert chat.status_code == 400
+        assert "is an encoder, which writes no text" in chat.text

@@ -201,7 +201,7 @@ MISSING = {"SpecialToken": {"id": "<none>", "type_id": 0}}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"type": "WordPiece", "vocab": {}}}, "model type WordPiece is not supported; supported are BPE"),
+        ({"model": {"type": "WordLevel", "vocab": {}}}, "model type WordLevel is not supported; supported are BPE"),
         ({"model": 3}, "model must be an object"),
         (
             {"model": {"type": "BPE", "vocab": {}, "merges": [], "continuing_subword_prefix": "##"}},

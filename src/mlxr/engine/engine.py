@@ -61,7 +61,7 @@ class WarmUp:
         Those for which there are too few pages are left out. If it `is_brief`, there are one prompt and one token after
         it. `progress` is called with (steps done, steps in all).
         """
-        if not self._ctx.compiles:
+        if not self._ctx.compiles or not self._runner.is_causal:
             return 0
         most = self._max_sequences if max_sequences is None else min(max_sequences, self._max_sequences)
         longest = min(self._chunk_tokens, self._context_tokens)
@@ -192,6 +192,7 @@ class Engine:
             prefill_chunk_tokens=sizes.prefill_chunk_tokens,
             shares_prefixes=self.plan.shares_prefixes,
             drafts=self._planner,
+            takes_whole=not self._config.is_causal,
         )
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._least_pages = [
@@ -203,6 +204,7 @@ class Engine:
             min(count_pages_alone(group, self.context_tokens, step_tokens) for group in groups),
             self.plan.page_size,
             self._scheduler.max_running,
+            self._config.is_causal,
         )
         self.warm_up = WarmUp(
             ctx, self._runner, self.cache, self._scheduler.max_running, step_tokens, self.context_tokens

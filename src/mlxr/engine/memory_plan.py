@@ -150,7 +150,7 @@ def plan_arena(
 
     Of the bytes that there are it gets this `share`.
     """
-    groups, kind = form_groups(config.cache_layers), parse_kv_type(settings.kv_type)
+    groups, kind = form_groups(config.cache_layers), choose_kv_type(config, settings)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
     steps = size_steps(settings, ctx.device)
     needs = PageNeeds(groups.shapes, plan.page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
@@ -165,6 +165,11 @@ def plan_arena(
         available_percent=settings.arena_percent,
     )
     return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes, needs.snapshot_pages)
+
+
+def choose_kv_type(config: ModelShape, settings: ModelSettings) -> KVType | None:
+    """How pages keep numbers; of an encoder, which reads them once and is made for exact vectors, in full."""
+    return parse_kv_type("f32" if settings.kv_type is None and not config.is_causal else settings.kv_type)
 
 
 def plan_arenas(
@@ -184,7 +189,7 @@ def plan_arenas(
     """
 
     def measure_token(shape: ModelShape) -> float:
-        groups, kind = form_groups(shape.cache_layers), parse_kv_type(settings.kv_type)
+        groups, kind = form_groups(shape.cache_layers), choose_kv_type(shape, settings)
         return sum(measure_pages(ctx, groups, plan.page_size, kind)) / plan.page_size
 
     own, other = measure_token(config), 0.0 if draft is None else measure_token(draft)

@@ -145,7 +145,7 @@ class MaskSource:
         self._is_filled = True
 
 
-Pooling = Literal["mean", "last", "cls"]  # of the states of a text: their mean, the last one, or the first
+Pooling = Literal["mean", "last", "cls", "rank", "none"]  # of the states of a text; see `Pool`
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,8 @@ class EngineRequest:
     scores_prompt: bool = False  # the first event of each answer has the prompt's tokens with log-probabilities
     adapter: Adapter | None = None  # updates the weights for this request alone
     pooling: Pooling | None = None  # how the states of a text to embed become one vector; None: it is a prompt
+    label_ids: tuple[int, ...] = ()  # of `rank`: tokens whose logits rank the text, where the model has no classifier
+    second_start: int | None = None  # of two texts to rank: where the tokens of the second one begin
     dry_breaker_ids: Collection[tuple[int, ...]] = ()  # DRY counts no repetition across these sequences of tokens
     prediction_ids: Sequence[int] = ()  # what the answer is likely to repeat: drafts are taken from it
 

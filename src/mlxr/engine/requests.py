@@ -12,17 +12,22 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import cast
+
+import numpy as np
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, QueueFull
 from mlxr.core.types import FinishReason
-from mlxr.engine.request import EngineRequest, MaskSource
-from mlxr.engine.runner import PromptScores, Runner
+from mlxr.engine.request import EngineRequest, MaskSource, Pooling
+from mlxr.engine.runner import Floats, Pool, PromptScores, Runner
 from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY, FairQueue, Scheduler, Throughput, compute_arrival
 from mlxr.engine.sequence import Boundaries, Sequence, TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.drafters import StateTail
 from mlxr.engine.stats import Live, Work
+
+NO_ANSWERS = "is an encoder, which writes no text; it makes vectors of texts, or ranks them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Limits:
     pages: int
     page_size: int
     max_running: int
+    is_causal: bool = True
 
     def check_tokens(self, field: str, token_ids: Collection[int]) -> None:
         """There are some, and all are in the vocabulary."""
@@ -47,6 +53,8 @@ class Limits:
     def check_prompt(self, request: EngineRequest) -> None:
         """All tokens that the request names are in the vocabulary, and all answers to it can grow together."""
         params = request.params
+        if not self.is_causal:
+            raise InvalidRequest("model", NO_ANSWERS)
         self.check_tokens("prompt", request.token_ids)
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
@@ -104,6 +112,8 @@ class Limits:
 
     def check_score(self, tokens: int) -> None:
         """A text of `tokens` tokens can be scored."""
+        if not self.is_causal:
+            raise InvalidRequest("model", NO_ANSWERS)
         if not 2 <= tokens <= self.context_tokens:
             raise InvalidRequest(
                 "token_ids", f"scoring takes from 2 tokens to the context of {self.context_tokens}, got {tokens}"
@@ -303,7 +313,21 @@ class Admission:
 
     def _open_text(self, request_id: int, request: EngineRequest, end_tokens: int, now: float) -> Sequence:
         table = self._cache.open_private_table()
-        return Sequence(request_id, request, table=table, stop_ids=(), end_tokens=end_tokens, asked_s=now)
+        assert request.pooling is not None
+        ranks = request.pooling == "rank"
+        kind = cast(Pooling, self._runner.rank_pooling) if ranks else request.pooling
+        label_ids = list(request.label_ids)
+        if label_ids:
+            self._limits.check_tokens("label_ids", label_ids)
+
+        def finish(vector: Floats) -> Floats:
+            if not label_ids:
+                return self._runner.finish(vector, ranks=ranks)
+            logits: Floats = np.asarray(self._runner.project(vector[None], request.adapter))[0]
+            return logits[label_ids]
+
+        pool = Pool(kind, finish)
+        return Sequence(request_id, request, table=table, stop_ids=(), end_tokens=end_tokens, asked_s=now, pool=pool)
 
     def _open_answer(
         self,

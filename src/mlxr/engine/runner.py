@@ -49,6 +49,7 @@ class BatchPart:
     hidden_tokens: int = 0
     adapter: Adapter | None = None
     kept_tokens: int = 0
+    second_start: int | None = None  # from which token of the sequence on types are 1
 
     @property
     def wanted_tokens(self) -> int:
@@ -59,7 +60,18 @@ class BatchPart:
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     """One batch of all `parts` in their order; the wanted rows come out in the same order."""
     batch = _build(parts)
+    if any(part.second_start is not None for part in parts):
+        batch = batch.with_types(_number_types(parts))
     return batch.with_adapters(tuple(part.adapter for part in parts)) if any(part.adapter for part in parts) else batch
+
+
+def _number_types(parts: Sequence[BatchPart]) -> Ints:
+    """The type of each token: 1 in the second of two texts, else 0."""
+    types: list[Ints] = []
+    for part in parts:
+        positions = np.arange(len(part.token_ids)) + part.table.length_tokens
+        types.append((positions >= (np.inf if part.second_start is None else part.second_start)).astype(np.int32))
+    return np.concatenate(types)
 
 
 def _build(parts: Sequence[BatchPart]) -> RaggedBatch:
@@ -201,6 +213,10 @@ class ModelShape(Protocol):
     def context_length(self) -> int:
         """Most tokens the model was made for."""
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token sees later ones; else each text goes through the model in one step."""
+
 
 class Model(Protocol):
     """What the engine runs: `mlxr.models` has the real ones."""
@@ -217,6 +233,21 @@ class Model(Protocol):
 
     def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
         """The logits of such states, as `forward` gives them; `adapters` has that of each, or is empty."""
+
+
+class PoolingShape(ModelShape, Protocol):
+    """The configuration of a model that may rank."""
+
+    @property
+    def rank_pooling(self) -> str:
+        """Which states rank a text: their `mean`, the first one (`cls`) or the `last`."""
+
+
+class PoolingModel(Model, Protocol):
+    """A model that makes something of the pooled states of a text."""
+
+    def finish(self, vector: Floats, *, ranks: bool = False) -> Floats:
+        """The vector of a text, or with `ranks` the logits of labels, of the pooled states (hidden size,)."""
 
 
 class TappedModel(Model, Protocol):
@@ -284,7 +315,9 @@ class Runner:
             ends = np.cumsum([part.wanted_tokens for part in parts])
             outputs = [states[end - part.output_tokens : end] for part, end in zip(parts, ends, strict=True)]
             adapters = [part.adapter for part in parts for _ in range(part.output_tokens)]
-            logits = self._model.project(np.concatenate(outputs), adapters)
+            logits = np.empty((0, self._model.config.vocab_size), np.float32)
+            if wanted_rows:
+                logits = self._model.project(np.concatenate(outputs), adapters)
             hidden = [
                 states[end - part.hidden_tokens : end]
                 for part, end in zip(parts, ends, strict=True)
@@ -300,6 +333,21 @@ class Runner:
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
         return Outputs(logits, hidden, kept)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a text may go through the model in parts, and be gone on with."""
+        return self._model.config.is_causal
+
+    @property
+    def rank_pooling(self) -> str:
+        """Which states of a text rank it."""
+        return cast(PoolingShape, self._model.config).rank_pooling
+
+    def finish(self, vector: Floats, *, ranks: bool) -> Floats:
+        """What the model makes of a pooled vector; see `PoolingModel`. Most models make nothing of it."""
+        finish = getattr(self._model, "finish", None)
+        return vector if finish is None else cast(PoolingModel, self._model).finish(vector, ranks=ranks)
 
     def forward_single(
         self, tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]
@@ -317,10 +365,16 @@ Doubles = npt.NDArray[np.float64]
 
 
 class Pool:
-    """Hidden states of one text after the final norm: their mean, the last one, or the first (`cls`)."""
+    """Hidden states of one text after the final norm: their mean, the last one, the first (`cls`), or all (`none`).
 
-    def __init__(self, pooling: Pooling) -> None:
-        self._pooling = pooling
+    `finish` makes of the pooled one what the model makes of it: another vector, or logits of labels.
+    """
+
+    __slots__ = ("_finish", "_parts", "_pooling", "_tokens", "_total")
+
+    def __init__(self, pooling: Pooling, finish: Callable[[Floats], Floats] = lambda vector: vector) -> None:
+        self._pooling, self._finish = pooling, finish
+        self._parts: list[Floats] = []  # of `none`
         self._total: npt.NDArray[np.float64] | None = None
         self._tokens = 0
 
@@ -331,22 +385,27 @@ class Pool:
         """
         if self._pooling == "last":
             return int(completes)
-        return tokens if self._pooling == "mean" or is_first else 0
+        return tokens if self._pooling in ("mean", "none") or is_first else 0
 
     def add(self, hidden: Floats, *, is_first: bool) -> None:
         """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
         if is_first:
-            self._total, self._tokens = None, 0
+            self._total, self._tokens, self._parts = None, 0, []
+        if self._pooling == "none":
+            self._parts.append(hidden)
+            return
         hidden = hidden[:1] if self._pooling == "cls" else hidden
         for state in hidden.astype(np.float64):
             self._total = state if self._total is None else self._total + state
         self._tokens += len(hidden)
 
     def read(self) -> Floats:
-        """Return the mean of what was added, a vector (hidden size,)."""
+        """Return what the model makes of the mean of what was added, (n,); of `none` all states, (tokens, hidden)."""
+        if self._parts:
+            return np.concatenate(self._parts).astype(np.float32)
         if self._total is None:
             raise ValueError("nothing was added to the pool")
-        return (self._total / self._tokens).astype(np.float32)
+        return self._finish((self._total / self._tokens).astype(np.float32))
 
 
 def choose_chunk_tokens(vocab_size: int, max_batch_tokens: int) -> int:

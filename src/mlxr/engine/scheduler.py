@@ -241,6 +241,7 @@ class Chunk:
             self.hidden_tokens,
             self.sequence.request.adapter,
             self.kept_tokens,
+            self.sequence.request.second_start,
         )
 
 
@@ -256,7 +257,8 @@ class Scheduler:
     `max_sequences` answers run at a time, and never more than a step has tokens, so that none of them is left out for
     long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
     that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
-    tokens are drafted for answers in steps that compute no prompt.
+    tokens are drafted for answers in steps that compute no prompt. With `takes_whole` a prompt is computed in one step,
+    alone in it if it is longer than all that.
     """
 
     def __init__(
@@ -270,6 +272,7 @@ class Scheduler:
         prefill_chunk_tokens: int,
         shares_prefixes: bool,
         drafts: Planner | None = None,
+        takes_whole: bool = False,
     ) -> None:
         self._cache = cache
         self._reserve = reserve
@@ -278,7 +281,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._shares_prefixes = shares_prefixes
+        self._shares_prefixes, self._takes_whole = shares_prefixes, takes_whole
         shapes = [group.arena.shape for group in cache.groups]
         self._budget = PageBudget(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens)
         self._refused: tuple[Sequence, Pages, int] | None = None  # who did not fit, with what room and cached tokens
@@ -334,6 +337,10 @@ class Scheduler:
             if budget_tokens > 0 and not waits:
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
+                if self._takes_whole:
+                    if tokens < sequence.pending_tokens and chunks:
+                        continue  # in a later step, of which it is the first
+                    tokens = sequence.pending_tokens
                 if sequence.boundaries is not None:
                     tokens = sequence.boundaries.cut(sequence.table.length_tokens, tokens, sequence.pending_tokens)
                 self._take(sequence, tokens, chunks)

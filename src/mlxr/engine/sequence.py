@@ -171,6 +171,7 @@ class Sequence:
         boundaries: Boundaries | None = None,
         open_drafter: DrafterMaker | None = None,
         tail: StateTail | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.id = sequence_id
         self.request = request
@@ -183,7 +184,7 @@ class Sequence:
         self.sampler = Sampler(request.params, self.tokens, index, masks, stop_ids, request.dry_breaker_ids)
         self.watch = Stopwatch(asked_s)
         self.keys = keys
-        self.pool = None if request.pooling is None else Pool(request.pooling)
+        self.pool = pool
         self.tail = tail
         self.draws = request.pooling is None and request.params.max_tokens != 0
         self.scores = scores

@@ -44,23 +44,32 @@ PLAIN_ENDS = Ends()
 class ModelWeights:
     """The embedding `table` (vocabulary, hidden), the layers, the final norm and the output weight.
 
-    `output_columns` are how many logits each of several ranks makes, none where one makes all.
+    `output_columns` are how many logits each of several ranks makes, none where one makes all. An encoder has no
+    output, and perhaps no final norm. Its embeddings get a row of the table `added` (rows, hidden), which has
+    `added_rows` for each type of tokens: that of the token's position, or where there is but one, the same for all;
+    then their norm.
     """
 
     table: TensorSource
     layers: Layers
-    norm: NormWeight
-    output: LinearWeight
+    norm: NormWeight | None
+    output: LinearWeight | None
     ends: Ends = PLAIN_ENDS
     output_columns: tuple[int, ...] = ()
+    added: TensorSource | None = None
+    added_rows: int = 1
+    input_norm: NormWeight | None = None
 
 
 def make_model(model: ModelWeights) -> ModelWeights:
     """Weights that were prepared, as one model. Raises ValueError for shapes that do not fit."""
     columns = model.table.shape[1]
-    check_floats("forward", "norm", model.norm.weight, 1)
-    check_size("forward", "length of norm", model.norm.weight.shape[0], columns)
-    check_size("forward", "in_features of output", model.output.in_features, columns)
+    for norm_weight in (model.norm, model.input_norm):
+        if norm_weight is not None:
+            check_floats("forward", "norm", norm_weight.weight, 1)
+            check_size("forward", "length of norm", norm_weight.weight.shape[0], columns)
+    if model.output is not None:
+        check_size("forward", "in_features of output", model.output.in_features, columns)
     ends = model.ends
     if ends.softcap is not None and not 0 < ends.softcap < math.inf:
         refuse("forward", "softcap", ends.softcap, "a number above 0")
@@ -86,6 +95,7 @@ def _run_operators(ctx: Context, model: ModelWeights, step: StepInput) -> FloatA
 
 def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Sequence[AdapterRows] = ()) -> FloatArray:
     """Logits (R, vocabulary) of states (R, hidden) after the final norm, some of whose rows `adapters` update."""
+    assert model.output is not None, "the model has no output"
     logits = linear(ctx, states, model.output)
     if model.output_columns:
         logits = all_gather(ctx, logits, model.output_columns)
@@ -112,8 +122,7 @@ def compute_tapped(
         if part.layers:
             stream, delta = run_layers(ctx, stream, part, step.cut(first, first + len(part.layers)))
             first += len(part.layers)
-    residual = None if delta is None else take_outputs(ctx, delta, step.batch)
-    normed, _ = norm(ctx, take_outputs(ctx, stream, step.batch), model.norm, residual)
+    normed = _end(ctx, model, stream, delta, step)
     tapped = taps[0]
     for tap in taps[1:]:
         tapped = join_columns(ctx, tapped, tap)
@@ -123,8 +132,19 @@ def compute_tapped(
 def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     """States (R, hidden) of the output rows, after the final norm."""
     stream, delta = run_layers(ctx, _embed(ctx, model, step), model.layers, step)
-    residual = None if delta is None else take_outputs(ctx, delta, step.batch)
-    normed, _ = norm(ctx, take_outputs(ctx, stream, step.batch), model.norm, residual)
+    return _end(ctx, model, stream, delta, step)
+
+
+def _end(
+    ctx: Context, model: ModelWeights, stream: FloatArray, delta: FloatArray | None, step: StepInput
+) -> FloatArray:
+    """What leaves the last layer, of the output rows, after the final norm."""
+    rows, residual = take_outputs(ctx, stream, step.batch), None
+    if delta is not None:
+        residual = take_outputs(ctx, delta, step.batch)
+    if model.norm is None:
+        return rows if residual is None else add(ctx, rows, residual)
+    normed, _ = norm(ctx, rows, model.norm, residual)
     return normed
 
 
@@ -133,14 +153,20 @@ def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     stream = embed(ctx, step.batch.token_ids, model.table)
     if step.adapters:
         stream = add_lora_rows(ctx, step.batch.token_ids, stream, step.adapters)
-    return scale(ctx, stream, model.ends.embedding_scale)
+    stream = scale(ctx, stream, model.ends.embedding_scale)
+    if model.added is not None:
+        stream = add(ctx, stream, embed(ctx, step.batch.place_types(model.added_rows), model.added))
+    return stream if model.input_norm is None else norm(ctx, stream, model.input_norm)[0]
 
 
 def _forward_native(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     """Run the whole model in one call."""
     batch, norm = step.batch, model.norm
-    if len(batch.output_rows) != batch.tokens or not model.layers.layers:
+    is_plain = norm is not None and model.output is not None and model.added is None and model.input_norm is None
+    if len(batch.output_rows) != batch.tokens or not model.layers.layers or not is_plain:
         return _run_operators(ctx, model, step)
+    assert norm is not None
+    assert model.output is not None
     logits = empty(ctx, batch.tokens, model.output.out_features)
     ctx.module.forward(
         ctx.native,

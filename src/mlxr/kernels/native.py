@@ -117,8 +117,8 @@ class NativeLayers(Protocol):
         self, weight: FloatArray | None, width: int, eps: float, gate_first: bool, first: int
     ) -> None: ...
     def append_heads(
-        self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, softcap: float,
-        sinks: FloatArray | None, rope: int, group: int
+        self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, symmetric: bool,
+        softcap: float, sinks: FloatArray | None, rope: int, group: int
     ) -> None:
         """Say the heads of the layer."""
     def append_join(self, factor: float, target: str) -> None: ...
@@ -184,7 +184,7 @@ class Native(Protocol):
     def attend(
         self, runtime: NativeRuntime, q: FloatArray, k_pool: PoolArray, v_pool: PoolArray, query_starts: IntArray,
         context_lengths: IntArray, page_table: IntArray, scale: float, window: int, out: FloatArray,
-        softcap: float = 0.0, sinks: FloatArray | None = None
+        softcap: float = 0.0, sinks: FloatArray | None = None, symmetric: bool = False
     ) -> None: ...
     def available_isas(self) -> list[str]:
         """List the instruction sets that this build and machine can run, lowest first."""

@@ -51,6 +51,7 @@ class RaggedBatch:
     longest_run: int = field(init=False, default=1)
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
     adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None; empty if none has one
+    types: IntArray = field(init=False, default_factory=lambda: NO_STATES)  # of tokens; empty where all are 0
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -86,7 +87,7 @@ class RaggedBatch:
         """The arrays, unchecked, from token ids to output rows."""
         batch = cls.__new__(cls)
         states, longest = (NO_STATES, NO_STATES, NO_STATES), max(values[4].tolist())
-        for name, value in zip(_FIELDS, (*values, *states, longest, 1, (), ()), strict=True):
+        for name, value in zip(_FIELDS, (*values, *states, longest, 1, (), (), NO_STATES), strict=True):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -118,6 +119,17 @@ class RaggedBatch:
         """The batch with the adapter of each sequence, which the model knows; None for a sequence without one."""
         check_size(_NAME, "number of adapters", len(adapters), self.sequences)
         return self._replace(adapters=adapters) if any(one is not None for one in adapters) else self
+
+    def with_types(self, types: IntArray) -> RaggedBatch:
+        """The batch with the types of its tokens, (T,): 1 of those of the second of two texts, else 0."""
+        check_ints(_NAME, "types", types)
+        check_size(_NAME, "length of types", types.shape[0], self.tokens)
+        return self._replace(types=types)
+
+    def place_types(self, rows: int) -> IntArray:
+        """The row of each token in a table with `rows` for each type, one for each position, or one for all."""
+        places = np.zeros_like(self.positions) if rows == 1 else self.positions
+        return places + self.types * np.int32(rows) if len(self.types) else places
 
     def split_rows(self) -> RaggedBatch:
         """The same tokens as sequences of one token each, all of them wanted, that share the pages of their text.

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
@@ -27,8 +29,10 @@ from mlxr.formats import (
 )
 from mlxr.formats.recipes import RECIPES
 from mlxr.formats.safetensors import read_json_list, read_json_object
+from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import Model, list_unknown_keys, model_from_gguf
+from mlxr.models.components.encoder import DENSE
 from mlxr.models.draft_head import is_eagle, read_eagle_config
 from mlxr.models.draft_layer import (
     DraftLayer,
@@ -38,8 +42,11 @@ from mlxr.models.draft_layer import (
     take_draft_layer,
 )
 from mlxr.models.families import read_folder, read_model
+from mlxr.models.fields import OWN, Fields
+from mlxr.models.folders.config import Statement
 from mlxr.models.folders.tensors import convert_tensors, state_drafting
 from mlxr.models.footprint import Footprint, measure_footprint
+from mlxr.models.limits import MAX_WIDTH
 from mlxr.models.weights import arrange_tensors, check_tensors, gguf_name
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -115,10 +122,12 @@ def _looks_like_model(path: Path) -> bool:
 
 GGUF_POOLINGS = ("none", "mean", "cls", "last", "rank")  # by their numbers in GGUF
 GGUF_KEY = "pooling_type"
-_MODULES, _POOLING = "modules.json", "1_Pooling/config.json"
+_MODULES, _POOLING, _WEIGHTS = "modules.json", "1_Pooling/config.json", "model.safetensors"
 _FOLDER_POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
 _FOLDER_WORDS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-_HARMLESS_MODULES = ("Transformer", "Pooling", "Normalize")  # vectors are brought to length 1 in any case
+_DENSE_MODULE = "Dense"  # of which a model here has at most two, behind its pooling
+_KNOWN_MODULES = ("Transformer", "Pooling", "Normalize", _DENSE_MODULE)  # vectors get the length 1 in any case
+_DENSE_ACTIVATIONS: Mapping[str, str] = {"Identity": "none", "Tanh": "tanh", "GELU": "gelu_erf", "SiLU": "silu"}
 
 
 def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
@@ -153,10 +162,48 @@ def _read_modules(folder: Path) -> tuple[str, list[str]]:
     """Where the configuration of the pooling lies, and the modules that change vectors in other ways."""
     if not (folder / _MODULES).is_file():
         return _POOLING, []
-    modules = [one for one in read_json_list(folder / _MODULES) if isinstance(one, Mapping)]
-    kinds = [(str(one.get("type")).rpartition(".")[2], str(one.get("path"))) for one in modules]
+    kinds = _list_modules(folder)
     place = next((f"{path}/config.json" for kind, path in kinds if kind == "Pooling" and _is_below(path)), _POOLING)
-    return place, [kind for kind, _ in kinds if kind not in _HARMLESS_MODULES]
+    return place, [kind for kind, _ in kinds if kind not in _KNOWN_MODULES]
+
+
+def _list_modules(folder: Path) -> list[tuple[str, str]]:
+    """The kinds of the modules of sentence-transformers, and where their files lie."""
+    if not (folder / _MODULES).is_file():
+        return []
+    modules = [one for one in read_json_list(folder / _MODULES) if isinstance(one, Mapping)]
+    return [(str(one.get("type")).rpartition(".")[2], str(one.get("path"))) for one in modules]
+
+
+def _read_dense(folder: Path, stated: Statement) -> dict[str, TensorSource]:
+    """The products of vectors that a folder's modules have, which are stated. Raises ModelError, naming the module."""
+    found: dict[str, TensorSource] = {}
+    paths = [path for kind, path in _list_modules(folder) if kind == _DENSE_MODULE]
+    if len(paths) > len(DENSE):
+        raise ModelError(f"{_MODULES} has {len(paths)} modules {_DENSE_MODULE}, expected at most {len(DENSE)}")
+    for name, path in zip(DENSE, paths, strict=False):
+        if not _is_below(path) or not (folder / path / _WEIGHTS).is_file():
+            raise ModelError(f"{path}/{_WEIGHTS} of {_MODULES} is missing; save the model with safetensors")
+        config = read_json_object(folder / path / "config.json")
+        fields = Fields({f"{path}.{key}": value for key, value in config.items()}, f"{path}.")
+        inputs, outputs = (fields.integer(f"{side}_features", 1, MAX_WIDTH) for side in ("in", "out"))
+        kind = fields.text("activation_function", default="Tanh").rpartition(".")[2]
+        if kind not in _DENSE_ACTIVATIONS:
+            fields.refuse("activation_function", f"one of {', '.join(_DENSE_ACTIVATIONS)}")
+        has_bias = fields.flag("bias", True)
+        architecture = stated.values["general.architecture"]
+        stated.values[f"{architecture}.{name}_feat_in"] = inputs
+        stated.values[f"{architecture}.{name}_feat_out"] = outputs
+        stated.put_own(f"{name}.bias", has_bias)
+        if _DENSE_ACTIVATIONS[kind] != "none":
+            stated.put_own(f"{name}.activation", _DENSE_ACTIVATIONS[kind])
+        with open_safetensors(folder / path / _WEIGHTS) as weights:
+            for end in ("weight", "bias") if has_bias else ("weight",):
+                if f"linear.{end}" not in weights.tensors:
+                    raise ModelError(f"{path}/{_WEIGHTS} has no tensor linear.{end}")
+                values = np.array(weights.tensors[f"linear.{end}"].to_float32())
+                found[f"{name}.{end}"] = Decoded(f"{name}.{end}", values)
+    return found
 
 
 def _is_below(path: str) -> bool:
@@ -177,8 +224,9 @@ def read_contents(file: GGUFFile | SafetensorsFolder) -> Contents:
     if isinstance(file, GGUFFile):
         return Contents(file.metadata, file.tensors, model_from_gguf(file.metadata, file.tensors))
     stated = read_folder(file.config, file.tensors)
+    dense = _read_dense(file.paths[0].parent, stated)
     config = read_model(stated)
-    tensors = convert_tensors(join_quantised(file.tensors, file.config), stated, config)
+    tensors = convert_tensors(join_quantised(file.tensors, file.config), stated, config) | dense
     return Contents(state_drafting(stated, config, tensors), tensors, config)
 
 
@@ -242,7 +290,7 @@ def _open_folder(path: Path) -> ModelFiles:
             contents = read_contents(file)
             tokenizer = from_folder(path)
             template = chat_template_from_folder(path, tokenizer)
-            pooling = read_folder_pooling(path)
+            pooling = read_folder_pooling(path) or ("rank" if contents.config.classifier else None)
             return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling)
     except BaseException:
         file.close()
@@ -315,7 +363,8 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
 
 def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, object]:
     """The key for how texts become vectors, where the folder says so and GGUF has a number for it."""
-    pooling = read_folder_pooling(path)
+    has_classifier = metadata.get(f"{OWN}classifier", "none") != "none"
+    pooling = read_folder_pooling(path) or ("rank" if has_classifier else None)
     if pooling is not None and pooling not in GGUF_POOLINGS:
         logger.warning("%s: its vectors are made with %s, which GGUF cannot state; it is left out", path, pooling)
     key = f"{metadata['general.architecture']}.{GGUF_KEY}"

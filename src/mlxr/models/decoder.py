@@ -157,16 +157,24 @@ class Decoder:
         table = tensors["token_embd.weight"]
         is_tied = config.is_tied and not share.columns
         bias = [read_vector(tensors["output.bias"])] if config.has_output_bias else None
-        output = prepare(ctx, [table if is_tied else tensors["output.weight"]], bias, (OUTPUT,))
-        norm = weights.of_model(layers[-1].norms).norm(config.output_norm)
+        output = None
+        if config.has_output:
+            output = prepare(ctx, [table if is_tied else tensors["output.weight"]], bias, (OUTPUT,))
+        ends = weights.of_model(layers[-1].norms)
+        added, input_norm = (None, None) if config.embeddings is None else config.embeddings.load(ends)
+        self._dense = [dense.load(ends) for dense in config.dense]
+        self._classifier = [dense.load(ends) for dense in config.classifier]
         self._weights = make_model(
             ModelWeights(
                 table,
                 prepare_layers(ctx, loaded),
-                norm,
+                None if config.output_norm is None else ends.norm(config.output_norm),
                 output,
                 Ends(config.embedding_scale, config.logit_scale, config.final_softcap),
                 share.columns,
+                added,
+                max(1, 0 if config.embeddings is None else config.embeddings.positions),
+                input_norm,
             )
         )
         if progress is not None:
@@ -203,7 +211,8 @@ class Decoder:
 
     @property
     def _ends_bytes(self) -> int:
-        return self._weights.norm.nbytes + self._weights.output.nbytes
+        parts = (self._weights.norm, self._weights.input_norm, self._weights.output)
+        return sum(part.nbytes for part in parts if part is not None)
 
     @cached_property
     def work(self) -> StepWork:
@@ -222,7 +231,7 @@ class Decoder:
         return StepWork(
             sum(map(count_step_bytes, operators)) + self._ends_bytes,
             sum(map(count_token_macs, operators)),
-            output.in_features * output.out_features,
+            0 if output is None else output.in_features * output.out_features,
             tuple(attention),
             tuple(ExpertsWork(*key, nbytes) for key, nbytes in experts.items()),
         )
@@ -241,7 +250,7 @@ class Decoder:
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight that activations are multiplied by, layer by layer, the output's last."""
         inner = [weight for operator in self._operators for weight in list_weights(operator)]
-        return [*inner, self._weights.output]
+        return inner if self._weights.output is None else [*inner, self._weights.output]
 
     def compare_products(self, reference: Decoder) -> float:
         """Return the largest error of any weight's products; `reference` is the same model on the reference backend."""
@@ -293,6 +302,17 @@ class Decoder:
             parts = self._parts[tuple(ends)] = [prepare_layers(self.ctx, layers[a:b]) for a, b in pieces]
         step = _join(batch, self._rotations.cover(batch.longest_context), arena)
         return compute_tapped(self.ctx, self._weights, parts, step)
+
+    def finish(self, vector: FloatArray, *, ranks: bool = False) -> FloatArray:
+        """What the model makes of the pooled vector (hidden,) of a text: a vector, or with `ranks` logits of labels."""
+        parts = self._classifier if ranks else self._dense
+        if not parts:
+            return vector
+        x = place_rows(self.ctx, vector[None])
+        for part in parts:
+            x = part.run(self.ctx, x)
+        made: FloatArray = fetch_rows(self.ctx, x)[0]
+        return made
 
     def project(self, hidden: FloatArray, adapters: Sequence[Adapter | None] = ()) -> FloatArray:
         """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave; `adapters` has that of each row."""

@@ -60,6 +60,7 @@ class HeadShape:
     heads: int
     vocab_size: int
     context_length: int
+    is_causal: bool = True
 
 
 class DraftHead:
@@ -84,12 +85,14 @@ class DraftHead:
         self._product = prepare(ctx, [tensors[PRODUCT]])
         self._token_norm, self._state_norm = (around.norm(name) for name in (TOKEN_NORM, STATE_NORM))
         layers = prepare_layers(ctx, [own_layer.load(weights, 0, model.hidden)])
-        self._has_output = OUTPUT in tensors
+        assert shared.norm is not None, "only decoders have layers that draft"
         own_output: LinearWeight | None = prepare(ctx, [tensors[OUTPUT]]) if OUTPUT in tensors else None
+        self._norm = around.norm(HEAD_NORM) if f"{HEAD_NORM}.weight" in tensors else shared.norm
+        self._own_output = own_output
         self._weights = ModelWeights(
             tensors.get(TABLE, shared.table),
             layers,
-            around.norm(HEAD_NORM) if f"{HEAD_NORM}.weight" in tensors else shared.norm,
+            self._norm,
             own_output or shared.output,
             shared.ends,
         )
@@ -101,7 +104,7 @@ class DraftHead:
         """Every weight of its own that activations are multiplied by."""
         program = self._weights.layers.layers[0].program
         inner = [weight for operator in program for weight in list_weights(operator)]
-        return [self._product, *inner, *([self._weights.output] if self._has_output else [])]
+        return [self._product, *inner, *([] if self._own_output is None else [self._own_output])]
 
     def compare_products(self, reference: DraftHead) -> float:
         """Return the largest error of any weight's products; `reference` is the same head on the reference backend."""
@@ -129,7 +132,7 @@ class DraftHead:
         step = StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states)
         stream, delta = run_layers(ctx, stream, weights.layers, step)
         residual = None if delta is None else take_outputs(ctx, delta, batch)
-        made, _ = norm(ctx, take_outputs(ctx, stream, batch), weights.norm, residual)
+        made, _ = norm(ctx, take_outputs(ctx, stream, batch), self._norm, residual)
         return project(ctx, weights, made), made
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
@@ -215,7 +218,9 @@ class EagleHead:
         self._state_norm = _read_norm(named, "hidden_norm.weight", own)
         self._norm = _read_norm(named, _NORM, own)
         self._table = named.get(_TABLE, shared.table)
-        self._output = prepare(self.ctx, [named[_OUTPUT]]) if _OUTPUT in named else shared.output
+        output = prepare(self.ctx, [named[_OUTPUT]]) if _OUTPUT in named else shared.output
+        assert output is not None, "only decoders have heads"
+        self._output = output
         self._tokens = _read_map(named[_MAP], vocabulary) if _MAP in named else None
         self._operators = _make_operators(self.ctx, named, own)
         norms = (self._fuse_norm, self._token_norm, self._state_norm, self._norm)

@@ -25,6 +25,7 @@ class Origin:
 
 
 NO_ORIGINS: Mapping[str, Origin] = {}
+MAX_LABELS = 1024  # of a classifier
 
 
 class Fields:
@@ -221,6 +222,15 @@ OWN_KEYS = {
     "attention.qkv_bias": "true if the products of queries, keys and values have biases",
     "attention.scale": "what scores of attention are multiplied by",
     "attention.sliding_window_layers": "a flag for each layer: it has the window",
+    "classifier": "what ranks a text: both, output or first of its products",
+    "classifier.bias": "true if the first one has a bias",
+    "classifier.output_bias": "true if the last one has a bias",
+    "classifier.pooling": "which states they read: mean, cls or last",
+    "classifier.norm": "true if a norm follows the first one, with GELU before it instead of tanh",
+    "dense_2.activation": "what follows the first product of the vector of a text, as Activation spells it",
+    "dense_2.bias": "true if it has a bias",
+    "dense_3.activation": "what follows the second one",
+    "dense_3.bias": "true if that has a bias",
     "expert_group_count": "groups that experts are chosen by",
     "expert_group_used_count": "groups that a token's experts come from",
     "expert_layers": "a flag for each layer: it has experts",
@@ -232,6 +242,7 @@ OWN_KEYS = {
     "rope.layers": "a flag for each layer: it rotates queries and keys",
     "rope.scaling.yarn_truncate": "true if yarn's range is rounded to whole pairs",
     "ssm.norm": "true if what Mamba-2 gives is normed",
+    "token_types": "how many types of tokens have embeddings of their own",
     "tied_embeddings": "true if the output is the table of embeddings",
 }
 
@@ -240,7 +251,7 @@ NEEDED = frozenset(
     (
         *("activation", "attention.scale", "attention.sliding_window_layers", "rope.layers"),
         *("rope.scaling.yarn_truncate", "expert_group_count", "expert_group_used_count", "expert_weights_norm"),
-        "expert_weights_scale",
+        *("expert_weights_scale", "dense_2.activation", "dense_3.activation"),
     )
 )
 

@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
-from typing import cast
+from typing import cast, get_args
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
@@ -19,9 +19,17 @@ from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_fact
 from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
-from mlxr.models.components import Attention, FeedForward, Layer, Mamba2, Rope
-from mlxr.models.fields import BARE, NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
-from mlxr.models.model import Model
+from mlxr.models.components import Attention, Dense, Embeddings, FeedForward, Layer, Mamba2, Rope
+from mlxr.models.components.encoder import (
+    CLASSIFIER,
+    CLASSIFIER_NORM,
+    CLASSIFIER_OUTPUT,
+    DENSE,
+    TYPES,
+    DenseActivation,
+)
+from mlxr.models.fields import BARE, MAX_LABELS, NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
+from mlxr.models.model import RANK_POOLINGS, Model
 from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
 
 Flags = tuple[bool, ...]  # of each layer
@@ -69,7 +77,6 @@ _CHANGING: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("attention.chunk_size", "attention.sinks", "kda.head_dim", "wkv.head_size"), ()),
     **dict.fromkeys((f"{BARE}{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")), ()),
     **dict.fromkeys(("attention.output_scale", "attention.value_scale"), (1,)),
-    **dict.fromkeys((f"dense_{place}_feat_{side}" for place in (2, 3) for side in ("in", "out")), ()),
 }
 _CHANGES = "it changes answers, and mlxr does not know it in this family; take another file of the model"
 # Files whose weights stand in another basis say so, wherever they do, in a key with one of these words.
@@ -305,6 +312,12 @@ class Metadata:
         """The window of layers that have one; None where every position of the longest context is seen."""
         return None if self.stated_window is None or self.stated_window >= self.context else self.stated_window
 
+    @property
+    def symmetric_window(self) -> int | None:
+        """The window of layers that see as far behind a position as before it: half of the stated one each way."""
+        window = None if self.stated_window is None else self.stated_window // 2 + 1
+        return None if window is None or window >= self.context else window
+
     def windowed(self, full_every: int | None = None) -> Flags:
         """Return which layers have the window. Where a file does not say so, of every `full_every` the last has none,
         or all have it."""
@@ -348,6 +361,7 @@ class Metadata:
         qkv_bias: bool = False,
         sinks: bool = False,
         gated: bool = False,
+        is_causal: bool = True,
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
@@ -370,6 +384,7 @@ class Metadata:
             output_bias=self.own.flag("attention.output_bias", self.has_tensor("attn_output.bias")),
             sinks=sinks,
             gated=gated,
+            is_causal=is_causal,
         )
 
     @cached_property
@@ -484,13 +499,100 @@ class Metadata:
             normed=self.own.flag("ssm.norm", self.has_tensor("ssm_norm.weight")),
         )
 
+    # Encoders, and what becomes of the vector of a text.
+
+    def is_causal(self, default: bool) -> bool:
+        """Return true if no token sees later ones, in families where this differs."""
+        return self.fields.flag("attention.causal", default)
+
+    def embeddings(self, *, positions: int = 0, normed: bool = True) -> Embeddings:
+        """Return what is done to embeddings before the first layer: `positions` rows of learned ones are added."""
+        rows, key = self._count_rows(TYPES), "tokenizer.ggml.token_type_count"
+        types = self.own.integer("token_types", 0, 16, default=rows or 0)
+        if key in self._values and rows is not None and Fields(self._values).integer(key, 0, 16) != types:
+            raise ModelError(f"{key} is {self._values[key]!r:.80}, expected {types}, the rows of {TYPES}")
+        return Embeddings(positions, types, normed)
+
+    def _count_rows(self, name: str) -> int | None:
+        return self.tensors[name].shape[0] if name in self.tensors else None
+
+    def dense(self) -> tuple[Dense, ...]:
+        """Return the products of a pooled vector, in their order."""
+        found: list[Dense] = []
+        inputs = self.hidden
+        for name in DENSE:
+            stated = self.fields.get(f"{name}_feat_out") is not None
+            rows = self._count_rows(f"{name}.weight")
+            if not stated and rows is None:
+                continue
+            features = self.integer(f"{name}_feat_out", default=rows)
+            if self.integer(f"{name}_feat_in", default=inputs) != inputs:
+                self.fields.refuse(f"{name}_feat_in", f"{inputs}, as many numbers as there are")
+            bias = self.own.flag(f"{name}.bias", f"{name}.bias" in self.tensors)
+            activation = self.own.text(f"{name}.activation", default="none")
+            if activation not in get_args(DenseActivation):
+                self.own.refuse(f"{name}.activation", f"one of {', '.join(get_args(DenseActivation))}")
+            found.append(Dense(name, features, inputs, bias, cast(DenseActivation, activation)))
+            inputs = features
+        return tuple(found)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels that a classifier tells apart."""
+        value = self.fields.get("classifier.output_labels")
+        if value is None:
+            return ()
+        items = list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [None]
+        if not all(isinstance(item, str) for item in items) or not 0 < len(items) <= MAX_LABELS:
+            self.fields.refuse("classifier.output_labels", f"up to {MAX_LABELS} strings")
+        return tuple(str(item) for item in items)
+
+    def classifier(self) -> tuple[Dense, ...]:
+        """Return what makes logits of labels of the state that ranks: a product with tanh, another one, or both.
+
+        ModernBERT has GELU and a norm in place of tanh.
+        """
+        kinds = {"both": (CLASSIFIER, CLASSIFIER_OUTPUT), "output": (CLASSIFIER_OUTPUT,), "first": (CLASSIFIER,)}
+        names = tuple(name for name in kinds["both"] if f"{name}.weight" in self.tensors)
+        kind = self.own.text("classifier", default=next((one for one, own in kinds.items() if own == names), "none"))
+        if kind == "none":
+            return ()
+        if kind not in kinds:
+            self.own.refuse("classifier", f"none, {', '.join(kinds)}")
+        normed = self.own.flag("classifier.norm", f"{CLASSIFIER_NORM}.weight" in self.tensors)
+        keys = {CLASSIFIER: "classifier.bias", CLASSIFIER_OUTPUT: "classifier.output_bias"}
+        has_bias = {name: self.own.flag(keys[name], f"{name}.bias" in self.tensors) for name in kinds[kind]}
+        labels = len(self.labels) or self._count_rows(f"{kinds[kind][-1]}.weight") or 1
+        last = kinds[kind][-1]
+        first: DenseActivation = "gelu_erf" if normed else "tanh"
+        return tuple(
+            Dense(
+                name,
+                labels if name == last else self.hidden,
+                self.hidden,
+                has_bias[name],
+                first if name == CLASSIFIER else "none",
+                normed and name == CLASSIFIER,
+            )
+            for name in kinds[kind]
+        )
+
+    def _read_rank_pooling(self, usual: str) -> str:
+        pooling = self.own.text("classifier.pooling", default=usual)
+        if pooling not in RANK_POOLINGS:
+            self.own.refuse("classifier.pooling", f"one of {', '.join(RANK_POOLINGS)}")
+        return pooling
+
     # The model.
 
     def model(
         self,
         layers: Iterable[Layer],
         *,
-        output_norm: str = "output_norm",
+        output_norm: str | None = "output_norm",
+        has_output: bool = True,
+        embeddings: Embeddings | None = None,
+        rank_pooling: str = "last",
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         final_softcap: float | None = None,
@@ -503,9 +605,15 @@ class Metadata:
             hidden=self.hidden,
             vocab_size=self.vocabulary,
             context_length=self.context,
-            is_tied=self.own.flag("tied_embeddings", "output.weight" not in self.tensors),
-            has_output_bias=self.own.flag("output_bias", "output.bias" in self.tensors),
+            is_tied=has_output and self.own.flag("tied_embeddings", "output.weight" not in self.tensors),
+            has_output_bias=has_output and self.own.flag("output_bias", "output.bias" in self.tensors),
             output_norm=output_norm,
+            has_output=has_output,
+            embeddings=embeddings,
+            dense=self.dense(),
+            classifier=self.classifier(),
+            labels=self.labels,
+            rank_pooling=self._read_rank_pooling(rank_pooling),
             embedding_scale=embedding_scale,
             logit_scale=logit_scale,
             final_softcap=final_softcap,

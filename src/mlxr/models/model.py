@@ -9,15 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mlxr.cache.shapes import LayerCache
+from mlxr.cache.shapes import LayerCache, SharedWith
 from mlxr.core.errors import ModelError
 from mlxr.models import limits
-from mlxr.models.components import Attention, Layer
+from mlxr.models.components import Attention, Dense, Embeddings, Layer
+from mlxr.models.components.weights import Tensors
+
+RANK_POOLINGS = ("mean", "cls", "last")
 
 
 @dataclass(frozen=True)
 class Model:
     """A decoder: a table of embeddings, layers over the residual stream, a norm and an output.
+
+    Or an encoder, which has no output, and whose attention sees a whole text, which so goes through it in one step.
 
     Raises ModelError, naming the field, for values that contradict each other.
     """
@@ -29,7 +34,13 @@ class Model:
     context_length: int  # the longest sequence that the model is meant for
     is_tied: bool = False  # the output is the table of embeddings
     has_output_bias: bool = False
-    output_norm: str = "output_norm"  # what tensors call the norm before the output
+    output_norm: str | None = "output_norm"  # what tensors call the norm before the output, None without one
+    has_output: bool = True  # it tells what the next token is
+    embeddings: Embeddings | None = None  # what is done to embeddings before the first layer
+    dense: tuple[Dense, ...] = ()  # of the vector of a text
+    classifier: tuple[Dense, ...] = ()  # of the state that ranks a text, which ends in logits of labels
+    labels: tuple[str, ...] = ()  # of the classifier, where files name them
+    rank_pooling: str = "last"  # which states the classifier reads, one of RANK_POOLINGS
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None  # of logits
@@ -45,6 +56,12 @@ class Model:
         ):
             if not 1 <= value <= high:
                 raise ModelError(f"model has {name} {value}, expected from 1 to {high}")
+        if self.embeddings is not None and 0 < self.embeddings.positions < self.context_length:
+            raise ModelError(
+                f"model has {self.embeddings.positions} learned positions for a context of {self.context_length}"
+            )
+        if not self.is_causal and any(layer.attention is None or layer.recurrence is not None for layer in self.layers):
+            raise ModelError("model has layers that do not attend beside those that see whole texts")
         for name in ("embedding_scale", "logit_scale", "final_softcap"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= limits.MAX_SCALE:
@@ -81,8 +98,40 @@ class Model:
 
     @cached_property
     def cache_layers(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps of the tokens."""
-        return tuple(layer.cache for layer in self.layers)
+        """What each layer keeps of the tokens.
+
+        The layers of an encoder use the pages of the first one in turn: no step reads what another has written.
+        """
+        return tuple(
+            layer.cache if self.is_causal or not number else SharedWith(0) for number, layer in enumerate(self.layers)
+        )
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of the vector that a text becomes."""
+        return self.dense[-1].features if self.dense else self.hidden
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token sees later ones, so that a text may go through the model in parts."""
+        return all(layer.attention is None or layer.attention.is_causal for layer in self.layers)
+
+    def end_tensors(self) -> Tensors:
+        """List the tensors outside the layers."""
+        table, norms = (self.vocab_size, self.hidden), self.layers[-1].norms
+        yield "token_embd.weight", table
+        if self.output_norm is not None:
+            yield f"{self.output_norm}.weight", (self.hidden,)
+            if norms.bias:
+                yield f"{self.output_norm}.bias", (self.hidden,)
+        if self.has_output and not self.is_tied:
+            yield "output.weight", table
+        if self.has_output_bias:
+            yield "output.bias", (self.vocab_size,)
+        if self.embeddings is not None:
+            yield from self.embeddings.tensors(self.hidden, bias=norms.bias)
+        for dense in (*self.dense, *self.classifier):
+            yield from dense.tensors()
 
     def limit_context(self, context_tokens: int | None) -> Model:
         """Return the model for contexts of up to `context_tokens` (None: as long as the model can).

@@ -53,14 +53,7 @@ def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]
 
 def expected_tensors(model: Model, tensors: Collection[str] = ()) -> dict[str, Shape]:
     """Canonical name and shape of every tensor that a file of the model must have, which has those of these names."""
-    table = (model.vocab_size, model.hidden)
-    expected: dict[str, Shape] = {"token_embd.weight": table, f"{model.output_norm}.weight": (model.hidden,)}
-    if model.layers[-1].norms.bias:
-        expected[f"{model.output_norm}.bias"] = (model.hidden,)
-    if not model.is_tied:
-        expected["output.weight"] = table
-    if model.has_output_bias:
-        expected["output.bias"] = (model.vocab_size,)
+    expected: dict[str, Shape] = dict(model.end_tensors())
     inputs = model.layers[0].inputs
     if inputs is not None:
         expected |= inputs.model_tensors(len(model.layers), model.hidden, model.vocab_size)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -323,7 +323,9 @@ def _fill_params(params: SamplingParams, record: ModelRecord, given: frozenset[s
     return replace(params, **{name: value for name, value in found.items() if name not in given})
 
 
-POOLING_HEADER = "x-mlxr-pooling"
+P = TypeVar("P")
+POOLING_HEADER, RANKING_HEADER = "x-mlxr-pooling", "x-mlxr-ranking"
+UNSTATED_RANKING = "yes or no; the files of this model do not say that it ranks, so it may not be made for that"
 MAX_AT_ONCE = 64  # so that one request with many texts does not fill the queue
 
 
@@ -344,12 +346,28 @@ async def embed_all(
     return vectors, {POOLING_HEADER: lease.session.describe_pooling(pooling)}
 
 
-async def _gather(
-    embed: Callable[[Sequence[int]], Awaitable[Vector]], prompts: Sequence[Sequence[int]]
-) -> list[Vector]:
+async def rank_all(
+    request: Request, lease: ModelLease, query: str, documents: Sequence[str], instruction: str | None
+) -> tuple[list[Vector], int, dict[str, str]]:
+    """The logits of each document with the query, the tokens of all pairs, and the headers of the reply.
+
+    Raises as `embed_all` does.
+    """
+    session = lease.session
+    pairs = await session.run(session.prepare_pairs, query, documents, instruction, reads=documents)
+    prompts = [pair.token_ids for pair in pairs]
+    note_prompts(request, lease, prompts)
+    deadline_s: float | None = parts_of(request).settings.request_deadline_s
+    rank = partial(session.rank, client=in_flight(request).peer, deadline_s=deadline_s)
+    logits = await until_disconnected(request, _gather(rank, pairs))
+    headers = {} if session.ranker.is_stated else {RANKING_HEADER: UNSTATED_RANKING}
+    return logits, sum(map(len, prompts)), headers
+
+
+async def _gather(embed: Callable[[P], Awaitable[Vector]], prompts: Sequence[P]) -> list[Vector]:
     room = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def embed_in_turn(prompt: Sequence[int]) -> Vector:
+    async def embed_in_turn(prompt: P) -> Vector:
         async with room:
             return await embed(prompt)
 

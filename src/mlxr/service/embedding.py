@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from mlxr.core.errors import InvalidRequest
 from mlxr.engine.request import Pooling as Pooling
 
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+VectorPooling = Literal["mean", "last", "cls"]  # those that make one vector, which may be asked for
+POOLINGS: tuple[VectorPooling, ...] = get_args(VectorPooling)
 Vector = NDArray[np.float32]
 
 
@@ -33,9 +34,12 @@ def choose_pooling(stated: str | None, asked: Pooling | None, field: str) -> Poo
         return "mean"
     if stated in POOLINGS:
         return stated
-    what = "is made to rank pairs of texts" if stated == "rank" else f"makes vectors with {stated}"
     remedy = f"ask for another `pooling`, one of {', '.join(POOLINGS)}, or take another model"
-    raise InvalidRequest(field, f"this model {what}, as its files say, and mlxr does not do that; {remedy}")
+    if stated == "rank":
+        what = "is made to rank pairs of texts, as its files say; send them to /v1/rerank"
+        raise InvalidRequest(field, f"this model {what}, {remedy}")
+    what = f"makes vectors with {stated}, as its files say, and mlxr does not do that"
+    raise InvalidRequest(field, f"this model {what}; {remedy}")
 
 
 def describe_pooling(stated: str | None, used: Pooling) -> str:

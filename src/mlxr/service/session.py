@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,16 +22,19 @@ from mlxr.core.stats import Dispatch, LiveReading, MachineLimits, PageRecord, Wa
 from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
+from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Floats
 from mlxr.engine.speculative.planner import HOST_DEVICES
-from mlxr.loading import Adapter, LoadedModel, Model, Progress
+from mlxr.loading import Adapter, GGUFFile, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
 from mlxr.service.adapters import SessionAdapters
+from mlxr.service.chat import SpecialGuard
 from mlxr.service.embedding import Pooling, choose_pooling, describe_pooling
 from mlxr.service.identity import PageNames, PageSource
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
 from mlxr.service.preparation import Preparation, PreparingThreads
+from mlxr.service.ranking import Ranker
 from mlxr.service.requests import ChatRequest, Prompt, TextRequest
 from mlxr.service.stats import SessionStats, collect_stats
 from mlxr.service.streams import AsyncStream, Stream, embed_all, forward_to, open_streams
@@ -75,7 +79,7 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self.base, self._thinking, self._learns_template = self, Thinking.read(settings), learns_template
-        self._has_told_pooling = False
+        self._has_told_pooling = self._has_told_ranking = False
         self._measuring: asyncio.Task[MachineLimits] | None = None
         with ExitStack() as undo:
             undo.callback(loaded.close)
@@ -289,6 +293,42 @@ class Session:
         pooling = self.choose_pooling(pooling)
         request = self._preparation.prepare_text(prompt, pooling, client=client, deadline_s=deadline_s, adapter=adapter)
         return await self._engine.embed(request)
+
+    @cached_property
+    def ranker(self) -> Ranker:
+        """Makes requests of pairs of texts, and numbers of their logits."""
+        file = self.loaded.file
+        template = file.metadata.get("tokenizer.chat_template.rerank") if isinstance(file, GGUFFile) else None
+        return Ranker(
+            self.loaded.config,
+            self.tokenizer,
+            SpecialGuard(self.tokenizer),
+            self.context_tokens,
+            template if isinstance(template, str) else None,
+        )
+
+    def prepare_pairs(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> list[EngineRequest]:
+        """Requests for each document with the query; raises InvalidRequest."""
+        if not self.ranker.is_stated and not self.base._has_told_ranking:
+            self.base._has_told_ranking = True
+            logger.warning(
+                "%s ranks texts by how likely it says yes; its files do not say that it is made for it",
+                self.loaded.name,
+            )
+        return [self.ranker.prepare(query, document, instruction) for document in documents]
+
+    async def rank(
+        self, request: EngineRequest, *, client: str | None = None, deadline_s: float | None = None
+    ) -> Floats:
+        """The logits of one pair, which the ranker makes a number of; raises as `embed` does."""
+        return await self._engine.embed(replace(request, client=client, deadline_s=deadline_s))
+
+    def rank_all(self, query: str, documents: Sequence[str], instruction: str | None = None) -> list[float]:
+        """How well each document answers the query, from 0 to 1, for a program that waits; raises as `rank` does."""
+        logits = embed_all(self._engine, self.prepare_pairs(query, documents, instruction))
+        return [self.ranker.score(one.tolist()) for one in logits]
 
     def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
         """How texts become vectors; raises InvalidRequest where the model has a way that mlxr has not."""

@@ -53,6 +53,14 @@ class Tokenizer(Protocol):
     def cut(self, ids: Sequence[int], limit: int, /) -> list[int]:
         """At most `limit` of the ids that `encode` gave: of a text that is too long, its end, but not the end token."""
 
+    def join_pair(self, first: Sequence[int], second: Sequence[int], limit: int, /) -> tuple[list[int], int | None]:
+        """Two texts as one input of at most `limit` tokens, and where the second one begins if its tokens have a type.
+
+        They are encoded without what goes around a text. The longer one is cut first. Raises InvalidRequest where there
+        is no room for both.
+        """
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`, bytes that form no character as U+FFFD; control tokens are left out or spelt."""
         ...

@@ -7,9 +7,11 @@ of Qwen's tokenizer.json, which changes only texts that are not composed already
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import models
@@ -28,11 +30,24 @@ from mlxr.tokenizers.folder import (
 )
 from mlxr.tokenizers.library import GPT2_PATTERN, PRE_TYPES, PreType, explain_failures, recognise_pre_type
 from mlxr.tokenizers.spm import ModelKind, make_model_vocabulary, parse_sentencepiece_model
-from mlxr.tokenizers.tokenizer_json import TokenizerJson, adds_prefix, list_split_patterns, read_replacement
-from mlxr.tokenizers.vocabulary import SPACE_MARK, SpecialRules, Spelling, Vocabulary, VocabularyTokenizer, find_end_ids
+from mlxr.tokenizers.tokenizer_json import (
+    LOWEST_SCORE,
+    TokenizerJson,
+    adds_prefix,
+    list_split_patterns,
+    read_replacement,
+)
+from mlxr.tokenizers.vocabulary import (
+    SPACE_MARK,
+    WORD_PART,
+    SpecialRules,
+    Spelling,
+    Vocabulary,
+    VocabularyTokenizer,
+    find_end_ids,
+)
 
 _PREFIX = "tokenizer.ggml."
-_LOWEST_SCORE = -1e6  # of tokens that no merge makes; below every real score, and exact as a 32-bit number
 
 
 def to_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -56,15 +71,71 @@ def _convert_tokenizer_json(config: FolderConfig) -> dict[str, object]:
     if not isinstance(tokenizer, VocabularyTokenizer):
         raise TypeError("a folder's tokenizer is built on a vocabulary")
     _, parts = read_tokenizer_json(config.folder / JSON_FILE)
-    if parts.kind != "BPE":
-        raise TokenizerError(f"{parts.name}: model type {parts.kind} is not supported in GGUF; supported is BPE")
     _check_size(tokenizer.vocabulary, config)
     vocabulary, rules = tokenizer.vocabulary, tokenizer.rules
+    if parts.kind != "BPE":
+        rules = replace(rules, eos_ids=rules.eos_ids or frozenset(rules.suffix_ids))
+        encoder = (
+            _convert_word_piece(parts, vocabulary) if parts.kind == "WordPiece" else _convert_unigram(parts, vocabulary)
+        )
+        if rules.suffix_ids:
+            encoder[f"{_PREFIX}seperator_token_id"] = rules.suffix_ids[0]  # the format spells it so
+        return encoder | _convert_rules(rules, config, vocabulary)
     if vocabulary.spelling is Spelling.BYTE_LEVEL:
         metadata = _convert_byte_level(parts, vocabulary)
     else:
         metadata = _convert_space_mark(parts, vocabulary)
     return metadata | _convert_rules(rules, config, vocabulary)
+
+
+def _convert_word_piece(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:
+    """BERT's, whose words begin with a mark in GGUF, where others go on with one."""
+    texts = [
+        text.removeprefix(WORD_PART) if text.startswith(WORD_PART) else SPACE_MARK + text for text in vocabulary.texts
+    ]
+    listed = _list_vocabulary("bert", vocabulary)
+    pairs = zip(vocabulary.types, texts, vocabulary.texts, strict=True)
+    listed[f"{_PREFIX}tokens"] = [text if kind is TokenType.NORMAL else own for kind, text, own in pairs]
+    kinds = [part.get("type") for part in (*parts.normalizers, *parts.pre_tokenizers)]
+    if kinds != ["BertNormalizer", "BertPreTokenizer"]:
+        raise TokenizerError(f"{parts.name}: WordPiece with {kinds} is not supported in GGUF")
+    normalizer = parts.normalizers[0]
+    if not (normalizer.get("clean_text") and normalizer.get("handle_chinese_chars")):
+        raise TokenizerError(f"{parts.name}: normalizer {dict(normalizer)} is not supported in GGUF")
+    lowercase, plain = bool(normalizer.get("lowercase")), normalizer.get("strip_accents")
+    return listed | {
+        f"{_PREFIX}normalizer.lowercase": lowercase,
+        f"{_PREFIX}normalizer.strip_accents": lowercase if plain is None else bool(plain),
+    }
+
+
+def _convert_unigram(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:
+    """XLM-RoBERTa's: pieces with scores, and the table by which SentencePiece normalises texts."""
+    charsmap, removes = b"", False
+    for part in parts.normalizers:
+        kind = part.get("type")
+        if kind == "Precompiled":
+            charsmap = base64.b64decode(str(part.get("precompiled_charsmap") or ""))
+        elif kind not in ("Strip", "Replace"):  # of spaces in a row
+            raise TokenizerError(f"{parts.name}: normalizer {kind} ({dict(part)}) is not supported in GGUF")
+        else:
+            removes = True
+    prefixed = False
+    for part in parts.pre_tokenizers:
+        kind = part.get("type")
+        if kind == "Metaspace" and part.get("replacement") == SPACE_MARK:
+            prefixed = adds_prefix(part)
+        elif kind != "WhitespaceSplit":
+            raise TokenizerError(f"{parts.name}: pre-tokenizer {kind} ({dict(part)}) is not supported in GGUF")
+        else:
+            removes = True
+    return _list_vocabulary("t5", vocabulary) | {
+        f"{_PREFIX}pre": "default",
+        f"{_PREFIX}scores": parts.list_scores(len(vocabulary)),
+        f"{_PREFIX}add_space_prefix": prefixed,
+        f"{_PREFIX}remove_extra_whitespaces": removes,
+        f"{_PREFIX}precompiled_charsmap": list(charsmap),
+    }
 
 
 def _convert_byte_level(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:
@@ -136,7 +207,7 @@ def restore_scores(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], na
     That holds if the merges came from scores in the first place: all merges that make one token stand together, and
     every pair of tokens that makes a token is a merge. Otherwise TokenizerError names the token.
     """
-    scores = [_LOWEST_SCORE] * len(vocabulary)
+    scores = [LOWEST_SCORE] * len(vocabulary)
     for index, kind in enumerate(vocabulary.types):
         if kind is not TokenType.NORMAL:
             scores[index] = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import AddedToken
@@ -214,7 +215,9 @@ def _from_tokenizer_json(config: FolderConfig) -> Tokenizer:
         library.no_padding()
         _add_missing_specials(library, vocabulary, parts, config)
         prefix_ids, suffix_ids = _probe_post_processor(library)
+        between_ids, second_type = _probe_pair(library)
     rules = make_rules(vocabulary, config, prefix_ids, suffix_ids)
+    rules = replace(rules, between_ids=between_ids, second_type=second_type)
     return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=parts.strips_leading_space())
 
 
@@ -241,6 +244,15 @@ def _probe_post_processor(library: Library) -> tuple[tuple[int, ...], tuple[int,
         return (), ()
     first, last = mask.index(0), len(mask) - mask[::-1].index(0)
     return ids[:first], ids[last:]
+
+
+def _probe_pair(library: Library) -> tuple[tuple[int, ...], int]:
+    """What the post-processor writes between two texts, and the type that it gives to tokens of the second one."""
+    encoding = library.encode("a", "a", add_special_tokens=True)
+    first, second = ([index for index, one in enumerate(encoding.sequence_ids) if one == number] for number in (0, 1))
+    if not first or not second:
+        return (), 0
+    return tuple(encoding.ids[first[-1] + 1 : second[0]]), int(encoding.type_ids[second[0]] != 0)
 
 
 def make_rules(

@@ -1,16 +1,25 @@
 """Tokenizers from the metadata of a GGUF file (source: the GGUF specification, keys `tokenizer.ggml.*`).
 
 Gets a mapping of keys to plain values, checks every value it uses, and builds the tokenizer of the kind the file
-names: `llama` (pieces with scores), `gpt2` (byte-level BPE) or `gemma4` (merges of pieces). Knows nothing of files.
+names: `llama` (pieces with scores), `gpt2` (byte-level BPE), `gemma4` (merges of pieces), `bert` (WordPiece) or `t5`
+(Unigram). Knows nothing of files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import Tokenizer, TokenType
-from mlxr.tokenizers.library import LibraryTokenizer, build_byte_level_library, build_space_mark_library, find_pre_type
+from mlxr.tokenizers.library import (
+    LibraryTokenizer,
+    build_byte_level_library,
+    build_space_mark_library,
+    build_unigram_library,
+    build_word_piece_library,
+    find_pre_type,
+)
 from mlxr.tokenizers.spm import SpmTokenizer
 from mlxr.tokenizers.vocabulary import (
     SpecialRules,
@@ -24,7 +33,7 @@ from mlxr.tokenizers.vocabulary import (
 
 _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.
-_OTHER_KINDS = ("bert", "t5", "rwkv", "plamo2", "whitespace", "hybriddna", "replit", "none", "no_vocab")
+_OTHER_KINDS = ("rwkv", "plamo2", "whitespace", "hybriddna", "replit", "none", "no_vocab")
 
 # GGUF files do not say after which added tokens white space is dropped. In tokenizer.json of Phi-3 and Phi-3.5-MoE
 # (`rstrip`) it is so after all but these; llama.cpp does the same for files that have phi-3 in their name.
@@ -44,8 +53,12 @@ def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
         return _build_byte_level(keys)
     if kind == "gemma4":
         return _build_merged_pieces(keys)
+    if kind == "bert":
+        return _build_word_piece(keys)
+    if kind == "t5":
+        return _build_unigram(keys)
     known = "is not supported" if kind in _OTHER_KINDS else "is not known"
-    raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are gemma4, gpt2 and llama")
+    raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are bert, gemma4, gpt2, llama and t5")
 
 
 def _build_spm(keys: _Keys) -> Tokenizer:
@@ -115,6 +128,68 @@ def _build_merged_pieces(keys: _Keys) -> Tokenizer:
     unknown_id = keys.read_id("unknown_token_id", len(texts))
     library = build_space_mark_library(vocabulary, keys.read_merges("gemma4"), unknown_id)
     return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
+
+
+def _build_word_piece(keys: _Keys) -> Tokenizer:
+    """BERT's. Capitals become small and accents go unless the file says otherwise, as llama.cpp reads such files."""
+    texts = keys.read_tokens()
+    types = keys.read_types(texts) or [TokenType.NORMAL] * len(texts)
+    # The format's defaults for this kind: where the first BERT has [UNK], [CLS] and [SEP].
+    unknown_id = keys.read_id("unknown_token_id", len(texts), default=100)
+    if unknown_id is None:
+        raise TokenizerError(f"{_PREFIX}unknown_token_id is missing, and kind bert needs it")
+    bos_id = keys.read_id("bos_token_id", len(texts))
+    bos_id = keys.read_id("cls_token_id", len(texts), default=101) if bos_id is None else bos_id
+    end_id = keys.read_id("seperator_token_id", len(texts))  # the format spells it so
+    end_id = keys.read_id("eos_token_id", len(texts), default=102) if end_id is None else end_id
+    vocabulary, rules = _read_ends(keys, texts, types, bos_id, end_id, unknown_id)
+    lowercase, plain = (keys.read_flag(f"normalizer.{name}") for name in ("lowercase", "strip_accents"))
+    library = build_word_piece_library(vocabulary, unknown_id, lowercase=lowercase is not False, accents=plain is False)
+    rules = replace(rules, between_ids=rules.suffix_ids, second_type=1)
+    return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=True)
+
+
+def _build_unigram(keys: _Keys) -> Tokenizer:
+    """T5's and XLM-RoBERTa's, whose texts begin with BOS and end with EOS unless the file says otherwise."""
+    texts = keys.read_tokens()
+    types = keys.read_types(texts) or [TokenType.NORMAL] * len(texts)
+    unknown_id = keys.read_id("unknown_token_id", len(texts), default=2)
+    if unknown_id is None:
+        raise TokenizerError(f"{_PREFIX}unknown_token_id is missing, and kind t5 needs it")
+    bos_id, end_id = keys.read_id("bos_token_id", len(texts)), keys.read_id("eos_token_id", len(texts), default=1)
+    vocabulary, rules = _read_ends(keys, texts, types, bos_id, end_id, unknown_id)
+    prefix_flag = keys.read_flag("add_space_prefix")
+    library = build_unigram_library(
+        vocabulary,
+        keys.read_scores(len(texts)),
+        unknown_id,
+        add_space_prefix=prefix_flag is not False,
+        remove_extra_whitespaces=keys.read_flag("remove_extra_whitespaces") is not False,
+        charsmap=keys.read_bytes("precompiled_charsmap"),
+    )
+    rules = replace(rules, between_ids=rules.suffix_ids * 2)
+    return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=True)
+
+
+def _read_ends(
+    keys: _Keys, texts: list[str], types: list[TokenType], bos_id: int | None, end_id: int | None, unknown_id: int
+) -> tuple[Vocabulary, SpecialRules]:
+    """The vocabulary of an encoder, and what goes around a text, which is both ends unless the file says otherwise."""
+    for index in (bos_id, end_id, keys.read_padding_id(len(texts)), keys.read_id("mask_token_id", len(texts))):
+        if index is not None and types[index] is TokenType.NORMAL:
+            types[index] = TokenType.CONTROL
+    types[unknown_id] = TokenType.UNKNOWN
+    add_bos, add_end = keys.read_flag("add_bos_token") is not False, keys.read_flag("add_eos_token") is not False
+    prefix_ids, suffix_ids = surround_ids(
+        bos_id, end_id, add_bos and bos_id is not None, add_end and end_id is not None, "the file"
+    )
+    return Vocabulary(texts, types, Spelling.SPACE_MARK), SpecialRules(
+        bos_id=bos_id,
+        eos_ids=frozenset() if end_id is None else frozenset({end_id}),
+        pad_id=keys.read_padding_id(len(texts)),
+        prefix_ids=prefix_ids,
+        suffix_ids=suffix_ids,
+    )
 
 
 def _read_specials(
@@ -219,12 +294,18 @@ class _Keys:
     def read_scores(self, count: int) -> list[float]:
         items = self._read_list("scores")
         if items is None:
-            raise TokenizerError("tokenizer.ggml.scores is missing, and kind llama needs it")
+            raise TokenizerError("tokenizer.ggml.scores is missing, and this kind needs it")
         self._check_length("scores", len(items), count)
         for index, item in enumerate(items):
             if isinstance(item, bool) or not isinstance(item, int | float):
                 raise self._refuse("scores", f"entry {index} must be a number")
         return [float(item) for item in items if isinstance(item, int | float)]
+
+    def read_bytes(self, name: str) -> bytes:
+        items = self._read_list(name) or []
+        if not all(isinstance(item, int) and -128 <= item < 256 for item in items):
+            raise self._refuse(name, "must be a list of bytes")
+        return bytes(item % 256 for item in items if isinstance(item, int))
 
     def _read_list(self, name: str) -> list[object] | None:
         value = self._metadata.get(_PREFIX + name)

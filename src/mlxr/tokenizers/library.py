@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Library
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
-from mlxr.tokenizers.vocabulary import SPACE_MARK, SpecialRules, Vocabulary, VocabularyTokenizer
+from mlxr.tokenizers.vocabulary import SPACE_MARK, WORD_PART, SpecialRules, Vocabulary, VocabularyTokenizer
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -238,6 +238,49 @@ def build_space_mark_library(vocabulary: Vocabulary, merges: Sequence[str], unkn
         model = models.BPE(vocab=vocabulary.ids, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
         library = Library(model)
     library.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    _add_tokens(library, vocabulary)
+    return library
+
+
+def build_word_piece_library(vocabulary: Vocabulary, unknown_id: int, *, lowercase: bool, accents: bool) -> Library:
+    """A WordPiece object over tokens that mark a space before a word, as GGUF files have them; see BERT's tokenizer.
+
+    With `lowercase` capitals are small ones, and with `accents` these stay on letters.
+    """
+    words = {_mark_word_part(vocabulary, index): index for index in range(len(vocabulary))}
+    with explain_failures("the vocabulary makes no WordPiece"):
+        model = models.WordPiece(vocab=words, unk_token=vocabulary.texts[unknown_id], max_input_chars_per_word=100)
+        library = Library(model)
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=not accents)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add_tokens(library, vocabulary)
+    return library
+
+
+def _mark_word_part(vocabulary: Vocabulary, index: int) -> str:
+    text = vocabulary.texts[index]
+    if vocabulary.types[index] is not TokenType.NORMAL:
+        return text
+    return text.removeprefix(SPACE_MARK) if text.startswith(SPACE_MARK) else WORD_PART + text
+
+
+def build_unigram_library(
+    vocabulary: Vocabulary,
+    scores: Sequence[float],
+    unknown_id: int,
+    *,
+    add_space_prefix: bool,
+    remove_extra_whitespaces: bool,
+    charsmap: bytes,
+) -> Library:
+    """A Unigram object with these tokens and their scores, whose texts SentencePiece's `charsmap` normalises."""
+    with explain_failures("the scores do not fit the vocabulary"):
+        library = Library(models.Unigram(list(zip(vocabulary.texts, scores, strict=True)), unknown_id, False))
+        if charsmap:
+            library.normalizer = normalizers.Precompiled(charsmap)
+    marks = pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="always" if add_space_prefix else "never")
+    splits = [pre_tokenizers.WhitespaceSplit()] if remove_extra_whitespaces else []
+    library.pre_tokenizer = pre_tokenizers.Sequence([*splits, marks])
     _add_tokens(library, vocabulary)
     return library
 

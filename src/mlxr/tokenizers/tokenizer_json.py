@@ -5,13 +5,23 @@ The `tokenizers` library encodes with the file but does not show these parts. Ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
-from mlxr.tokenizers.vocabulary import MAX_VOCABULARY_TOKENS, SPACE_MARK, AddedSpelling, Spelling, parse_byte_token
+from mlxr.tokenizers.vocabulary import (
+    MAX_VOCABULARY_TOKENS,
+    SPACE_MARK,
+    WORD_PART,
+    AddedSpelling,
+    Spelling,
+    parse_byte_token,
+)
 
 Part = Mapping[str, object]
+LOWEST_SCORE = -1e6  # of tokens that no text becomes; below every real score, and exact as a 32-bit number
+KINDS = ("BPE", "Unigram", "WordPiece")
 MAX_GROWTH = 64  # characters that normalisers may make of one
 # Ways of spelling that byte-level and SentencePiece vocabularies do not have, and encoding by chance. The library does
 # not check the first against the merges, so they must be refused before it sees the file.
@@ -25,10 +35,11 @@ class TokenizerJson:
         self.name = name
         self.model = self._read_part(data, "model") or {}
         self.kind = str(self.model.get("type") or ("BPE" if "merges" in self.model else "unknown"))
-        if self.kind not in ("BPE", "Unigram"):
-            raise TokenizerError(f"{name}: model type {self.kind} is not supported; supported are BPE and Unigram")
+        if self.kind not in KINDS:
+            raise TokenizerError(f"{name}: model type {self.kind} is not supported; supported are {', '.join(KINDS)}")
         for feature in _REFUSED_FEATURES:
-            if self.model.get(feature):
+            usual = WORD_PART if self.kind == "WordPiece" and feature == "continuing_subword_prefix" else None
+            if self.model.get(feature) and self.model.get(feature) != usual:
                 raise TokenizerError(f"{name}: model.{feature} is not supported")
         self.normalizers = _flatten(self._read_part(data, "normalizer"), "normalizers")
         self.pre_tokenizers = _flatten(self._read_part(data, "pre_tokenizer"), "pretokenizers")
@@ -58,6 +69,8 @@ class TokenizerJson:
     def find_spelling(self) -> Spelling:
         """How tokens spell bytes; raises TokenizerError for a decoder that is not known."""
         kinds = {str(part.get("type")) for part in self.decoders}
+        if self.kind == "WordPiece":
+            return Spelling.WORD_PIECE
         if "ByteLevel" in kinds or (not kinds and any(part.get("type") == "ByteLevel" for part in self.pre_tokenizers)):
             return Spelling.BYTE_LEVEL
         marks = [part for part in self.decoders if part.get("type") == "Replace"]
@@ -70,6 +83,8 @@ class TokenizerJson:
 
     def strips_leading_space(self) -> bool:
         """Whether decoding takes off the space before the first word."""
+        if self.kind == "WordPiece":
+            return True
         for part in self.decoders:
             if part.get("type") == "Strip" and part.get("content") == " " and part.get("start"):
                 return True
@@ -111,6 +126,16 @@ class TokenizerJson:
                 if parse_byte_token(text) is not None:
                     types[index] = TokenType.BYTE
         return texts, types
+
+    def list_scores(self, count: int) -> list[float]:
+        """The scores of the first `count` tokens of a Unigram; of those that it has not a very low one."""
+        entries = self._read_list(self.model, "vocab")
+        scores = [entry[1] if isinstance(entry, list) and len(entry) == 2 else None for entry in entries][:count]
+        for index, score in enumerate(scores):
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise TokenizerError(f"{self.name}: the score of token {index} is no number")
+        known = [float(score) for score in scores if isinstance(score, int | float)]
+        return known + [LOWEST_SCORE] * (count - len(known))
 
     def list_merges(self) -> list[tuple[str, str]]:
         """The merges, most important first."""

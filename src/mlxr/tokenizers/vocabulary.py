@@ -1,8 +1,8 @@
 """A checked vocabulary: every token's spelling, type and bytes, the tokens with a role, and the way back to text.
 
 Both spellings of bytes are known here: byte-level (each byte one printable character, as in GPT-2) and
-SentencePiece's (U+2581 for a space, <0x0A> for a byte). Knows nothing of merges, nor of where the lists came from:
-a subclass of `VocabularyTokenizer` says how a text becomes ids.
+SentencePiece's (U+2581 for a space, <0x0A> for a byte). WordPiece marks tokens that go on with a word (##). Knows
+nothing of merges, nor of where the lists came from: a subclass of `VocabularyTokenizer` says how a text becomes ids.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mlxr.core.errors import InvalidRequest, TokenizerError
 from mlxr.tokenizers.base import HIDDEN_TYPES, TokenType
 
 SPACE_MARK = "\u2581"
+WORD_PART = "##"
 MAX_VOCABULARY_TOKENS = 1 << 22
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -32,6 +33,7 @@ class Spelling(StrEnum):
 
     BYTE_LEVEL = "byte-level"
     SPACE_MARK = "space-mark"
+    WORD_PIECE = "word-piece"
 
 
 def list_byte_characters() -> list[str]:
@@ -126,6 +128,9 @@ class Vocabulary:
             return text.encode("utf-8", "replace")
         if self.spelling is Spelling.SPACE_MARK:
             return text.replace(SPACE_MARK, " ").encode("utf-8", "replace")
+        if self.spelling is Spelling.WORD_PIECE:
+            word = text.removeprefix(WORD_PART) if text.startswith(WORD_PART) else f" {text}"
+            return word.encode("utf-8", "replace")
         values = [self._byte_values.get(character) for character in text]
         # A token with characters outside the alphabet was not made of bytes: it stands for itself.
         return (
@@ -214,6 +219,8 @@ class SpecialRules:
     pad_id: int | None = None
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
+    between_ids: tuple[int, ...] = ()  # of two texts that are one input
+    second_type: int = 0  # of the tokens of the second one, of which encoders may have embeddings
 
 
 class VocabularyTokenizer(ABC):
@@ -246,6 +253,18 @@ class VocabularyTokenizer(ABC):
         if len(ids) <= limit or len(suffix) >= limit or tuple(ids[len(ids) - len(suffix) :]) != suffix:
             return list(ids[:limit])
         return [*ids[: limit - len(suffix)], *suffix]
+
+    def join_pair(self, first: Sequence[int], second: Sequence[int], limit: int) -> tuple[list[int], int | None]:
+        """Two texts as one input; see `base.Tokenizer.join_pair`."""
+        rules = self.rules
+        room = limit - len(rules.prefix_ids) - len(rules.between_ids) - len(rules.suffix_ids)
+        if room < 2:
+            raise InvalidRequest("query", f"has no room beside a document in a context of {limit} tokens")
+        half = room // 2
+        kept = min(len(first), max(half, room - len(second)))
+        begin = [*rules.prefix_ids, *first[:kept], *rules.between_ids]
+        joined = [*begin, *second[: room - kept], *rules.suffix_ids]
+        return joined, len(begin) if rules.second_type else None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; see `base.Tokenizer.decode`."""

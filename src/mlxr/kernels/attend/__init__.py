@@ -1,9 +1,9 @@
-"""Causal attention straight over the pages of the cache, grouped-query aware, with an optional sliding window.
+"""Attention straight over the pages of the cache, grouped-query aware, causal or not, with an optional sliding window.
 
 Keys and values are read in place through the page table; heads are indexed, never repeated. Query head h reads key
-head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p. Scores may be capped by tanh
-(Gemma 2, arXiv:2408.00118), and a learned sink of each head may take a share of its weights (gpt-oss,
-arXiv:2508.10925).
+head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p; symmetric attention (encoders)
+also those after it, up to p + w - 1. Scores may be capped by tanh (Gemma 2, arXiv:2408.00118), and a learned sink of
+each head may take a share of its weights (gpt-oss, arXiv:2508.10925).
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: FloatArray | None = None,
+    symmetric: bool = False,
 ) -> FloatArray:
     """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
 
     With a softcap c a score s becomes c tanh(s / c); `sinks` (heads,) add exp(sink) to the sum of a head's weights. The
-    batch's own keys and values must be in the pools already. q may be a view with a free token stride. Raises
-    ValueError for shapes that do not fit and for pages outside the pools.
+    batch's own keys and values must be in the pools already. With `symmetric` a position sees
+    those after it, too, as far as the context goes. q may be a view with a free token stride. Raises ValueError for
+    shapes that do not fit and for pages outside the pools.
     """
     check_heads("attend", "q", q)
     check_pools("attend", k_pool, v_pool)
@@ -86,7 +88,7 @@ def attend(
         wanted = f"pages of {page_size} for a context of {batch.longest_context}"
         refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
     name, implementation = CHOICE.pick(ctx.device)
-    scores = Scores(scale, sliding_window, softcap, sinks)
+    scores = Scores(scale, sliding_window, softcap, sinks, symmetric)
     if name == REFERENCE:
         ctx.ledger.count("attend", name, scores.name_variant(pool_type(k_pool)))
     result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scores)

@@ -59,5 +59,6 @@ def attend(
         out,
         scores.softcap or _NO_SOFTCAP,
         scores.sinks,
+        scores.symmetric,
     )
     return out

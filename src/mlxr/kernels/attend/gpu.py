@@ -82,7 +82,8 @@ def attend(
     _check_pages(batch, k_pool, scores.sliding_window)
     results = []
     most_pairs = MAX_TILED_PAIRS if scores.softcap is None else 2**62  # MLX's own attention caps nothing
-    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool), most_pairs):
+    kinds = ("gather", "gather") if scores.symmetric else _list_kinds(ctx, k_pool)
+    for kind, first, last in _runs(batch, kinds, most_pairs):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
         if kind == "tiles":
@@ -182,9 +183,7 @@ def _prefill(
     gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
     if gpu.narrow and k_pool.kind in ("bf16", "f16"):
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
-    pages, seen, front, padding, mask = _place_run(
-        ctx, batch, sequence, k_pool.shape[2], scores.sliding_window, q.dtype
-    )
+    pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], scores, q.dtype)
     keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
     if front or padding:
         q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
@@ -204,14 +203,14 @@ def _prefill(
 
 
 def _place_run(
-    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, sliding_window: int | None, kind: Any
+    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, scores: Scores, kind: Any
 ) -> tuple[Any, int, int, int, Any]:
     """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
     front of and behind the queries, of which those behind have positions too, and the mask: "causal", or numbers
     (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for every head of others.
     """
-    gpu, placed = ctx.gpu, ctx.gpu.place(batch)
-    key = ("run", sequence, sliding_window, kind)
+    gpu, placed, sliding_window = ctx.gpu, ctx.gpu.place(batch), scores.sliding_window
+    key = ("run", sequence, sliding_window, scores.symmetric, kind)
     found: tuple[Any, int, int, int, Any] | None = placed.parts.get(key)
     if found is None:
         queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
@@ -221,10 +220,13 @@ def _place_run(
         pages = placed.page_table[sequence : sequence + 1, first_page : -(-length // page_size)].reshape(-1)
         step = 1 if gpu.launcher is None else LENGTH_STEP
         front, padding, mask = (seen - queries) % step, -seen % step, "causal"
-        if sliding_window is not None and seen > sliding_window:
-            mx = gpu.mx
-            distance = mx.arange(seen - queries - front, seen + padding)[:, None] - mx.arange(seen + padding)[None]
-            mask = mx.where((distance >= 0) & (distance < sliding_window), 0.0, -mx.inf).astype(kind)
+        if scores.symmetric or (sliding_window is not None and seen > sliding_window):
+            mx, window = gpu.mx, sliding_window or seen + padding
+            own, others = mx.arange(seen - queries - front, seen + padding)[:, None], mx.arange(seen + padding)[None]
+            visible = (others > own - window) & (others < own + window if scores.symmetric else others <= own)
+            if scores.symmetric and padding:  # rows of padding see the first position, as softmax needs one
+                visible = (visible & (others < seen) & (own < seen)) | ((own >= seen) & (others == 0))
+            mask = mx.where(visible, 0.0, -mx.inf).astype(kind)
         found = placed.parts[key] = (pages, seen, front, padding, mask)
     return found
 

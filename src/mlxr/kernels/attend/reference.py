@@ -49,7 +49,9 @@ def attend(
         pages, first = batch.page_table[sequence, first_page:], first_page * page_size  # those before may be gone
         keys = gather_pages(ctx, k_pool, pages, length - first, key_offsets)
         values = gather_pages(ctx, v_pool, pages, length - first, value_offsets)
-        visible = mask_positions(positions - np.int32(first), length - first, sliding_window)
+        visible = mask_positions(
+            positions - np.int32(first), length - first, sliding_window, symmetric=scores.symmetric
+        )
         group = heads // keys.shape[0]
         for head in range(heads):
             products = q[start:stop, head] @ keys[head // group].T
@@ -75,10 +77,13 @@ def gather_pages(ctx: Context, pool: PoolArray, page_ids: IntArray, length: int,
     return gathered.astype(np.float32)
 
 
-def mask_positions(positions: IntArray, length: int, sliding_window: int | None) -> np.typing.NDArray[np.bool_]:
+def mask_positions(
+    positions: IntArray, length: int, sliding_window: int | None, *, symmetric: bool = False
+) -> np.typing.NDArray[np.bool_]:
     """Which of `length` positions each query position sees: (queries, length)."""
     distance = positions[:, None] - np.arange(length, dtype=np.int32)[None, :]
-    return (distance >= 0) & (distance < (sliding_window or length))
+    window = sliding_window or length
+    return (distance > -window if symmetric else distance >= 0) & (distance < window)
 
 
 def cap(scores: FloatArray, softcap: float | None) -> FloatArray:

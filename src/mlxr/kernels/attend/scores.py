@@ -22,6 +22,7 @@ class Scores:
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: FloatArray | None = None
+    symmetric: bool = False  # what comes after a position is seen as what comes before it
 
     @property
     def powers(self) -> tuple[float, ...]:
@@ -37,5 +38,10 @@ class Scores:
 
     def name_variant(self, kv_type: str) -> str:
         """What the ledger calls attention of this kind over such pages."""
-        parts = (("window", self.sliding_window), ("softcap", self.softcap), ("sinks", self.sinks))
+        parts = (
+            ("window", self.sliding_window),
+            ("symmetric", self.symmetric or None),
+            ("softcap", self.softcap),
+            ("sinks", self.sinks),
+        )
         return "+".join([kv_type, *(name for name, value in parts if value is not None)])

@@ -32,9 +32,9 @@ def run_layers(
     """All layers over the residual stream (T, hidden); keys and values of the batch go into the step's pools.
 
     Returns the stream and what the last layer adds to it, which is left to the norm that follows (None when there is no
-    layer, or when it scales its output). `stream` is taken over: its memory may be written. Raises ValueError for
-    shapes that do not fit, and before anything is computed for positions that the tables do not cover and for slots and
-    pages outside the pools.
+    layer, or when it scales or norms its output). `stream` is taken over: its memory may be written. Raises ValueError
+    for shapes that do not fit, and before anything is computed for positions that the tables do not cover and for slots
+    and pages outside the pools.
     """
     check_size("run_layers", "number of k_pools", len(step.k_pools), len(layers.layers))
     check_size("run_layers", "number of v_pools", len(step.v_pools), len(layers.layers))

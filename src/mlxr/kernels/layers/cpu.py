@@ -48,13 +48,14 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
 
 def _describe(
     heads: Heads,
-) -> tuple[int, int, int, float, int, float, FloatArray | None, int, int]:
+) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int]:
     return (
         heads.heads,
         heads.kv_heads,
         heads.head_dim,
         heads.scale,
         heads.window or _NONE,
+        heads.symmetric,
         heads.softcap or _NONE,
         heads.sinks,
         heads.rope,
@@ -119,7 +120,9 @@ def run_layers(
         return stream, None
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
-    return stream, None if isinstance(layers.layers[-1].operators[-1], op.AddResidual) else delta
+    last = layers.layers[-1].operators[-1]
+    is_added = isinstance(last, op.AddResidual) or (isinstance(last, op.Norm) and last.target == "stream")
+    return stream, None if is_added else delta
 
 
 def list_arrays(step: StepInput) -> StepArrays:

@@ -67,6 +67,7 @@ class Heads:
     norms: HeadNorms | None = None  # of queries and keys
     projected: Projected = "qkv"  # what the product before holds
     window: int | None = None  # position p sees p - window + 1 to p
+    symmetric: bool = False  # and as far behind itself
     softcap: float | None = None  # of scores
     sinks: FloatArray | None = None  # (heads,): a score more of each head, which has no value
     rope: int = 0  # number of the step's rotation table

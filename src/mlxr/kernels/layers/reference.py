@@ -58,9 +58,10 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = norm_parts(ctx, take(registers, source), weight, parts)
             case op.Norm(weight, source, target):
                 added = registers["delta"] if source == "stream" else None
-                registers[target], summed = norm(ctx, take(registers, source), weight, added)
+                normed, summed = norm(ctx, take(registers, source), weight, added)
                 if source == "stream":
                     registers["stream"], registers["delta"] = summed, None
+                registers[target] = normed
             case op.MatMul(weight, source, target):
                 x = take(registers, source)
                 registers[target] = linear(ctx, x, weight)
@@ -91,6 +92,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     sliding_window=heads.window,
                     softcap=heads.softcap,
                     sinks=heads.sinks,
+                    symmetric=heads.symmetric,
                 )
             case op.Activate(kind, _, is_gated, None, parameters):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated, parameters=parameters)

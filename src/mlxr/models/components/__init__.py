@@ -6,6 +6,7 @@ have, what the cache keeps, what several GPUs share, and what a step costs.
 """
 
 from mlxr.models.components.attention import NO_ROPE, Attention, Rope
+from mlxr.models.components.encoder import Dense, Embeddings
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
 from mlxr.models.components.layer import Layer, LayerInputs, ParallelMixers
@@ -15,7 +16,9 @@ from mlxr.models.components.weights import Norms, Weights
 __all__ = [
     "NO_ROPE",
     "Attention",
+    "Dense",
     "DenseAndExperts",
+    "Embeddings",
     "Experts",
     "FeedForward",
     "GatedDelta",

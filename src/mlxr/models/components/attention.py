@@ -56,6 +56,7 @@ class Attention:
     scale: float  # of scores
     rope: Rope
     window: int | None = None  # position p sees p - window + 1 to p
+    is_causal: bool = True  # else position p also sees those after it, up to p + window - 1
     softcap: float | None = None  # of scores
     head_norms: HeadNormKind | None = None  # of queries and keys
     projected: Projected = "qkv"  # "qk": values are the keys before their norm and rotation; "q": see `reads`
@@ -147,6 +148,7 @@ class Attention:
             norms=self._read_norms(w),
             projected=self.projected,
             window=self.window,
+            symmetric=not self.is_causal,
             softcap=self.softcap,
             sinks=w.vector(SINKS) if self.sinks else None,
             rope=w.rope,

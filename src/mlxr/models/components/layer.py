@@ -28,8 +28,9 @@ from mlxr.models.components.feed_forward import FeedForward
 from mlxr.models.components.recurrent import Recurrence
 from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights
 
-# Names of the norms of a block: of its input (the layer may name another one), and of what it adds to the stream.
-MIXER_NORM, MIXER_POST_NORM, FEED_FORWARD_POST_NORM = "attn_norm", "post_attention_norm", "post_ffw_norm"
+# Names of the norms of what blocks add to the stream; those of their inputs the layer's `Norms` name.
+MIXER_POST_NORM, FEED_FORWARD_POST_NORM = "post_attention_norm", "post_ffw_norm"
+MIXER_SUM_NORM, FEED_FORWARD_SUM_NORM = "attn_output_norm", "layer_output_norm"  # of the stream behind a block
 OUTPUT_SCALE = "layer_output_scale.weight"
 INPUT_GATE, INPUT_PROJECTION, INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 # Of what makes the inputs of all layers.
@@ -148,7 +149,7 @@ class Layer:
         attention, recurrence = self.attention, self.recurrence
         pages: CacheShape | SharedWith | None = None
         if attention is not None:
-            own = CacheShape(attention.kv_heads, attention.head_dim, attention.window)
+            own = CacheShape(attention.kv_heads, attention.head_dim, attention.window if attention.is_causal else None)
             pages = own if attention.reads is None else SharedWith(attention.reads)
         state = None if recurrence is None else StateShape(recurrence.state_floats)
         return PagesAndState(pages, state) if pages is not None and state is not None else pages or state
@@ -166,20 +167,25 @@ class Layer:
             yield OUTPUT_SCALE, (1,)
 
     def _name_norms(self) -> Iterator[str]:
+        norms = self.norms
         if self.mixer is not None:
-            yield from [MIXER_NORM] * self._norms_before
-            yield from [MIXER_POST_NORM] * self._norms_after
+            yield from [norms.mixer] * self._norms_before if norms.mixer is not None else []
+            yield from [MIXER_POST_NORM] * self._norms_after + [MIXER_SUM_NORM] * self._norms_sum
         if self.feed_forward is not None:
-            yield from [self.norms.feed_forward] * (self._norms_before and not self.is_parallel)
-            yield from [FEED_FORWARD_POST_NORM] * self._norms_after
+            yield from [norms.feed_forward] * (self._norms_before and not self.is_parallel)
+            yield from [FEED_FORWARD_POST_NORM] * self._norms_after + [FEED_FORWARD_SUM_NORM] * self._norms_sum
 
     @property
     def _norms_before(self) -> bool:
-        return self.norms.places != "after"
+        return self.norms.places in ("before", "both")
 
     @property
     def _norms_after(self) -> bool:
-        return self.norms.places != "before"
+        return self.norms.places in ("after", "both")
+
+    @property
+    def _norms_sum(self) -> bool:
+        return self.norms.places == "stream"
 
     def load(self, weights: Weights, index: int, hidden: int, *, rope: int = 0, group: int = 0) -> ops.Layer:
         """Prepare the weights of the layer, whose number is `index`, and list its operators.
@@ -195,13 +201,15 @@ class Layer:
     def _list_operators(self, w: LayerWeights) -> Iterator[Operator]:
         source: Register = "stream"
         if self.mixer is not None:
-            source = yield from self._begin(w, MIXER_NORM)
+            source = yield from self._begin(w, self.norms.mixer)
             yield from self.mixer.operators(w, self._flow(w, source, MIXER_POST_NORM))
+            yield from self._end(w, MIXER_SUM_NORM)
         if self.feed_forward is not None:
             target: Register = "other" if self.is_parallel else "delta"
             if not self.is_parallel:
                 source = yield from self._begin(w, self.norms.feed_forward)
             yield from self.feed_forward.operators(w, self._flow(w, source, FEED_FORWARD_POST_NORM, target))
+            yield from self._end(w, FEED_FORWARD_SUM_NORM)
         if self.is_parallel:
             yield Add()
         if self.inputs is not None:
@@ -210,13 +218,20 @@ class Layer:
         if scale != 1.0:
             yield AddResidual(scale)
 
-    def _begin(self, w: LayerWeights, name: str) -> Generator[Operator, None, Register]:
+    def _begin(self, w: LayerWeights, name: str | None) -> Generator[Operator, None, Register]:
         """List how a block begins; returns where its input is then."""
-        if not self._norms_before:
+        if self._norms_sum:
+            return "stream"
+        if not self._norms_before or name is None:
             yield AddResidual()
             return "stream"
         yield Norm(w.norm(name), "stream", "normed")
         return "normed"
+
+    def _end(self, w: LayerWeights, name: str) -> Iterator[Operator]:
+        """List how a block ends whose sum with the stream is normed."""
+        if self._norms_sum:
+            yield Norm(w.norm(name), "stream", "stream")
 
     def _flow(self, w: LayerWeights, source: Register, name: str, target: Register = "delta") -> Flow:
         return Flow(source, target, self.residual_scale, w.norm(name) if self._norms_after else None)

@@ -62,7 +62,7 @@ def plan_experts(
 
 Shape = tuple[int, ...]
 Tensors = Iterator[tuple[str, Shape]]  # names, without the layer's prefix, and shapes
-NormPlaces = Literal["before", "after", "both"]
+NormPlaces = Literal["before", "after", "both", "stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class Norms:
     eps: float  # added to the variance
     kind: NormKind = "rms"
     bias: bool = False
-    places: NormPlaces = "before"  # of a block: its input is normed, what it adds to the stream, or both
+    places: NormPlaces = "before"  # of a block: its input is normed, what it adds to the stream, both, or their sum
+    mixer: str | None = "attn_norm"  # what tensors call the norm of the first block's input; None: that has none
     feed_forward: str = "ffn_norm"  # what tensors call the norm of the second block's input
 
     def __post_init__(self) -> None:

@@ -103,7 +103,7 @@ def _find_family(fields: Fields) -> FolderFamily:
             if model_type not in ("", family.model_type):
                 fields.refuse("model_type", f"{family.model_type}, as architectures is {classes}")
             return family
-    known = ", ".join(sorted(family.hf_class for family in FOLDERS))
+    known = ", ".join(sorted({family.hf_class for family in FOLDERS}))
     raise ModelError(f"architectures is [{classes[0]!r}], which is not supported; supported are {known}")
 
 
@@ -111,5 +111,5 @@ def _find_by_type(model_type: str) -> FolderFamily:
     for family in FOLDERS:
         if family.model_type == model_type:
             return family
-    known = ", ".join(sorted(family.model_type for family in FOLDERS))
+    known = ", ".join(sorted({family.model_type for family in FOLDERS}))
     raise ModelError(f"architecture {model_type!r} is not supported; supported are {known}")

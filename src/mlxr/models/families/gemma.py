@@ -6,6 +6,7 @@ six layers have windows and a rotation of their own, which is not stretched. Fol
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 
 from mlxr.models.components import Layer, Norms, Rope
@@ -72,6 +73,10 @@ def build_gemma2(m: Metadata) -> Model:
 
 def build_gemma3(m: Metadata) -> Model:
     """Return the model of these metadata."""
+    return _build_gemma3(m, is_causal=True)
+
+
+def _build_gemma3(m: Metadata, *, is_causal: bool) -> Model:
     norms, rope = Norms(m.rms_eps, places="both"), m.rope()
     window_rope = Rope(m.window_theta(10000.0), rope.dim, interleaved=False, has_factors=False)
     scale = float((m.hidden / m.heads) ** -0.5) if m.layers == _LAYERS_OF_GEMMA3 else None
@@ -79,21 +84,37 @@ def build_gemma3(m: Metadata) -> Model:
     for windowed in m.windowed(full_every=6):
         attention = m.attention(
             window_rope if windowed else rope,
-            window=m.window if windowed else None,
+            window=(m.window if is_causal else m.symmetric_window) if windowed else None,
             head_norms="each",
             scale=scale,
+            is_causal=is_causal,
         )
         layers.append(Layer(attention, m.feed_forward("gelu_tanh"), norms))
     return m.model(layers, embedding_scale=sqrt(m.hidden))
 
 
+def state_embedding(c: FolderConfig) -> None:
+    """State an EmbeddingGemma: a Gemma 3 that sees whole texts."""
+    if not c.fields.flag("use_bidirectional_attention", False):
+        c.fields.refuse("use_bidirectional_attention", "true, as a model without an output sees whole texts")
+    state_gemma3(c)
+    c.state_encoder()
+
+
+def build_embedding(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    return replace(_build_gemma3(m, is_causal=m.is_causal(False)), has_output=False, is_tied=False)
+
+
 FOLDERS = (
     FolderFamily("gemma", "GemmaForCausalLM", "gemma", state_gemma1, TensorLayout(norms_from_one=True)),
     FolderFamily("gemma2", "Gemma2ForCausalLM", "gemma2", state_gemma2, _TENSORS),
+    FolderFamily("gemma3_text", "Gemma3TextModel", "gemma-embedding", state_embedding, _TENSORS),
     FolderFamily("gemma3_text", "Gemma3ForCausalLM", "gemma3", state_gemma3, _TENSORS),
 )
 FAMILIES = (
     Family("gemma", build_gemma1),
     Family("gemma2", build_gemma2),
     Family("gemma3", build_gemma3),
+    Family("gemma-embedding", build_embedding),
 )

@@ -19,7 +19,7 @@ from mlxr.kernels.sources import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import read_number
-from mlxr.models.fields import BARE, OWN, Fields, Origin
+from mlxr.models.fields import BARE, MAX_LABELS, OWN, Fields, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class Statement:
     values: dict[str, object] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)  # of the values, by the same keys
     vectors: dict[str, Sequence[float]] = field(default_factory=dict)  # small f32 tensors that only GGUF has
+    skipped_positions: int = 0  # rows of the table of positions that no text uses
     factors: dict[str, WeightFactors] = field(default_factory=dict)  # of weights, by their names without the layer
 
     def put(self, name: str, value: object, fields: Fields | None = None, key: str = "") -> None:
@@ -107,6 +108,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "relu2": "relu_squared",
     "xielu": "xielu",
+    "gelu": "gelu_erf",
 }
 _ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
 _MULTIPLIERS = {  # by what GGUF calls them
@@ -143,6 +145,10 @@ NO_TENSORS: Mapping[str, TensorSource] = {}
 _CHANGES = "it changes answers, and mlxr does not know it in this family"
 
 
+def _read_number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 6 else MAX_LABELS
+
+
 class FolderConfig:
     """The `config.json` of one folder, and the statement that is made of it.
 
@@ -154,6 +160,11 @@ class FolderConfig:
         self, whole: Fields, fields: Fields, out: Statement, tensors: Mapping[str, TensorSource] = NO_TENSORS
     ) -> None:
         self.whole, self.fields, self.out, self._tensors = whole, fields, out, tensors
+
+    def rename(self, names: Mapping[str, str]) -> FolderConfig:
+        """Return the same with the keys of an older spelling by their newer names, which errors name."""
+        values = {names.get(name, name): self.fields.get(name) for name in self.fields.names()}
+        return FolderConfig(self.whole, Fields(values), self.out)
 
     # Sizes.
 
@@ -241,6 +252,37 @@ class FolderConfig:
         if not all(attends):
             counts = [kv_heads if flag else 0 for flag in attends]
             self.out.put("attention.head_count_kv", counts, self.fields, "num_key_value_heads")
+
+    def state_encoder(self, *, padding: int = 0) -> None:
+        """State that texts are seen as a whole, and which types of tokens there are.
+
+        The first `padding` rows of positions are of no text, which makes the longest one so much shorter.
+        """
+        fields, out = self.fields, self.out
+        out.put("attention.causal", False)
+        types = fields.integer("type_vocab_size", 0, 16, default=0)
+        out.put_own("token_types", types, fields, "type_vocab_size")
+        if padding:
+            out.skipped_positions = padding
+            context = out.integer("context_length") - padding
+            if context < 1:
+                fields.refuse("max_position_embeddings", f"more than the {padding} rows that stand for padding")
+            out.put("context_length", context, fields, "max_position_embeddings")
+
+    def state_classifier(
+        self, kind: str, *, bias: bool, output_bias: bool = True, normed: bool = False, pooling: str = "cls"
+    ) -> None:
+        """State what ranks a text, or classifies it: see `Metadata.classifier`."""
+        named = self.fields.mapping("id2label")
+        count = self.fields.integer("num_labels", 1, MAX_LABELS, default=2)
+        names = [f"LABEL_{index}" for index in range(count)] if named is None else named.names()
+        labels = names if named is None else [named.text(name) for name in sorted(names, key=_read_number)]
+        self.out.put("classifier.output_labels", labels, self.fields, "id2label")
+        self.out.put_own("classifier", kind)
+        self.out.put_own("classifier.bias", bias)
+        self.out.put_own("classifier.output_bias", output_bias)
+        self.out.put_own("classifier.norm", normed)
+        self.out.put_own("classifier.pooling", pooling, self.fields, "classifier_pooling")
 
     # What blocks have.
 

@@ -14,6 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import add_one, pick_columns, pick_rows, scale_rows, take_rates
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import GatedDelta, Layer
+from mlxr.models.components.encoder import POSITIONS
 from mlxr.models.components.experts import part_alternating
 from mlxr.models.draft_layer import PRODUCT
 from mlxr.models.families import find_layout
@@ -115,7 +116,13 @@ _LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 # Nemotron has a prefix of its own.
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "backbone.": "model."}
 _OTHER_PARTS = "vision_tower|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio"
-_NOT_TEXT = re.compile(rf"(model\.)?({_OTHER_PARTS})\..+")
+_NOT_TEXT = re.compile(
+    rf"(model\.)?({_OTHER_PARTS})\..+"
+    r"|(bert\.|roberta\.)?embeddings\.position_ids|cls\.(predictions|seq_relationship)\..+"  # of masked words
+)
+_ENCODER_LAYER = re.compile(r"^encoder\.layers?\.")
+_BARE = re.compile(r"^(layers\.[0-9]|embed_tokens\.|norm\.).+")  # of models without a head
+_ENCODER_PREFIXES = ("bert.", "roberta.")
 # A layer that drafts tokens, where it stands apart from the others, and what stands around it (Qwen3.5).
 _DRAFTING = re.compile(r"(?:model\.)?mtp\.(?:layers\.([0-9])\.)?(.+)")
 _DRAFTING_NAMES = {
@@ -137,6 +144,12 @@ def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | N
     """
     if _NOT_TEXT.fullmatch(hf_name):
         return None
+    for prefix in _ENCODER_PREFIXES:
+        hf_name = hf_name.removeprefix(prefix)
+    hf_name = _ENCODER_LAYER.sub("model.layers.", hf_name)
+    hf_name = _BARE.sub(r"model.\g<0>", hf_name)
+    if hf_name in names:
+        return names[hf_name] or None
     for prefix, plain in _TEXT_PREFIXES.items():
         if hf_name.startswith(prefix):
             hf_name = plain + hf_name.removeprefix(prefix)
@@ -257,6 +270,8 @@ def _change(name: str, tensor: TensorSource, stated: Statement, model: Model) ->
         tensor = tensor.take_matrix(0)
     if stated.layout.norms_from_one and _counts_from_one(name):
         tensor = add_one(tensor)
+    if name == POSITIONS and len(tensor.shape) == 2 and tensor.shape[0] > stated.skipped_positions:
+        tensor = tensor.take_rows(stated.skipped_positions, tensor.shape[0]) if stated.skipped_positions else tensor
     factors = stated.factors.get(name) or stated.factors.get(name.split(".", 2)[-1])
     if factors is not None and len(tensor.shape) == 2:  # others have no place in the model
         counts = factors.counts or tensor.shape[:1]

@@ -33,7 +33,7 @@ from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import JsonObject, ReplyModel, RequestModel, Router
 from mlxr.server.streaming import dump_json
 from mlxr.server.work import look
-from mlxr.service.embedding import Pooling, Vector, scale_vector
+from mlxr.service.embedding import Vector, VectorPooling, scale_vector
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.opening import find_device
 from mlxr.service.session import Session
@@ -165,7 +165,7 @@ class EmbeddingBody(RequestModel):
     model: str | None = None
     content: Prompts | None = None
     input: Prompts | None = None
-    pooling: Pooling | None = Field(
+    pooling: VectorPooling | None = Field(
         None, description="An addition: which tokens count. Absent: what the model's files state, else all."
     )
     embd_normalize: Annotated[int, Field(ge=-1, le=64)] | None = Field(
@@ -353,15 +353,6 @@ def _list(request: Request) -> tuple[str, tuple[AdapterRecord, ...]]:
     model = request.query_params.get("model") or served.find_default()
     base = served.find(model).short_name
     return base, served.adapters.list_for(base)
-
-
-@refused.post("/rerank", responses=ERRORS)
-@refused.post("/reranking", responses=ERRORS)
-@refused.post("/v1/rerank", responses=ERRORS)
-@refused.post("/v1/reranking", responses=ERRORS)
-async def rerank(_: Request) -> Response:
-    """Reranking is not supported: no architecture here has a head for it."""
-    raise ServerError(501, "not_supported", "reranking is not supported: no model that can be loaded here reranks")
 
 
 @refused.post("/slots/{id_slot}", responses=ERRORS)

@@ -67,7 +67,7 @@ async def embed(request: Request, body: EmbedBody) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     texts = [] if texts == [""] else texts
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
-    size = lease.session.config.hidden
+    size = lease.session.config.vector_size
     if body.dimensions is not None and body.dimensions > size:
         raise InvalidRequest("dimensions", f"must be at most {size}, the model's own; got {body.dimensions}")
     prompts = [_encode(lease, text, f"input[{index}]", body.truncate) for index, text in enumerate(texts)]

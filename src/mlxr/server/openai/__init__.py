@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mlxr.server.openai import chat, completions, embeddings, models, responses
+from mlxr.server.openai import chat, completions, embeddings, models, rerank, responses
 from mlxr.server.openai.replies import render_error
 from mlxr.server.routes import Dialect, Router
 
 router = Router(tags=["OpenAI"])
-for route in (chat, completions, embeddings, models, responses):
+for route in (chat, completions, embeddings, models, rerank, responses):
     router.include(route.router)
 router.include(models.adapter_router)
 VLLM = models.VLLM
 
-DIALECT = Dialect("openai", ("/v1",), router, render_error)
+DIALECT = Dialect("openai", ("/v1", "/v2"), router, render_error)

@@ -16,7 +16,7 @@ from mlxr.server.openai.fields import Count
 from mlxr.server.openai.replies import ERRORS
 from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import ReplyModel, RequestModel, Router, reply_json
-from mlxr.service.embedding import Pooling, Vector, scale_vector
+from mlxr.service.embedding import Vector, VectorPooling, scale_vector
 from mlxr.service.session import Session
 
 router = Router()
@@ -29,7 +29,7 @@ class EmbeddingRequest(RequestModel):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = Field(None, description="Keep the first so many numbers, scaled to length 1 again.")
-    pooling: Pooling | None = Field(
+    pooling: VectorPooling | None = Field(
         None,
         description="Which tokens the vector is made of: all (`mean`), the `last` or the first (`cls`). An addition to "
         "the dialect; absent: what the model's files state.",
@@ -65,9 +65,9 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     """Turn texts into vectors; all of them are computed in the same batches. Special tokens in texts do not count."""
     lease = await borrow(request, body.model)
     session = lease.session
-    hidden = session.config.hidden
-    if body.dimensions is not None and body.dimensions > hidden:
-        raise InvalidRequest("dimensions", f"the model's vectors have {hidden} dimensions, got {body.dimensions}")
+    size = session.config.vector_size
+    if body.dimensions is not None and body.dimensions > size:
+        raise InvalidRequest("dimensions", f"the model's vectors have {size} dimensions, got {body.dimensions}")
     texts, _ = split_prompts(body.input, "input")
     prompts = await session.run(_encode_all, session, texts, reads=body.input)
     vectors, headers = await embed_all(request, lease, prompts, body.pooling)

@@ -1,0 +1,111 @@
+"""Write the golden states of encoders: `.venv-peers/bin/python tools/make_encoder_goldens.py [CASE ...]`.
+
+Every case is a tiny random model that `transformers` runs in float32 over one text, or a pair of texts. Stored are its
+configuration with the shapes of its tensors, the tokens and their types, and the states after the last layer, or the
+logits of a model that ranks (tests/models/encoder_goldens/CASE). Weights come from the seed on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+TESTS = Path(__file__).parents[1] / "tests" / "models"
+sys.path.insert(0, str(TESTS))
+
+from encoder_models import GOLDENS, draw_weights  # noqa: E402 -- needs the path
+
+TOKENS, SEED = 40, 7
+BASE = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+BERT = BASE | {"model_type": "bert", "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
+ROBERTA = BERT | {
+    "model_type": "xlm-roberta",
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "max_position_embeddings": 66,
+}
+MODERN = BASE | {
+    "model_type": "modernbert",
+    "num_hidden_layers": 4,
+    "global_attn_every_n_layers": 3,
+    "local_attention": 16,
+    "norm_eps": 1e-5,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+NOMIC = BASE | {"model_type": "nomic_bert", "type_vocab_size": 2, "hidden_act": "silu", "layer_norm_eps": 1e-12}
+GEMMA = BASE | {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 16,
+    "use_bidirectional_attention": True,
+    "query_pre_attn_scalar": 16,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+RANKS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+CASES: dict[str, dict[str, Any]] = {
+    "bert": BERT | {"architectures": ["BertModel"]},
+    "bert-ranks": BERT | RANKS | {"architectures": ["BertForSequenceClassification"]},
+    "xlm-roberta": ROBERTA | {"architectures": ["XLMRobertaModel"]},
+    "xlm-roberta-ranks": ROBERTA | RANKS | {"architectures": ["XLMRobertaForSequenceClassification"]},
+    "modernbert": MODERN | {"architectures": ["ModernBertModel"]},
+    "modernbert-ranks": MODERN | RANKS | {"architectures": ["ModernBertForSequenceClassification"]},
+    "nomic": NOMIC | {"architectures": ["NomicBertModel"]},
+    "gemma": GEMMA | {"architectures": ["Gemma3TextModel"]},
+}
+
+
+def make_golden(case: str) -> None:
+    """Run one case and store it."""
+    config = CASES[case]
+    hf_config = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k != "architectures"})
+    hf_config._attn_implementation = "eager"
+    model = getattr(transformers, config["architectures"][0])(hf_config).eval().float()
+    shapes = {name: list(value.shape) for name, value in model.state_dict().items() if value.dtype.is_floating_point}
+    weights = {name: torch.from_numpy(value) for name, value in draw_weights(shapes, SEED).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected, unexpected
+    assert all("position_ids" in name or "inv_freq" in name for name in missing), missing
+    tokens = np.random.RandomState(SEED).randint(4, config["vocab_size"], TOKENS).astype(np.int32)
+    types = (np.arange(TOKENS) >= TOKENS // 3).astype(np.int32) * int(config.get("type_vocab_size", 0) > 1)
+    given = {"input_ids": torch.from_numpy(tokens.astype(np.int64))[None]}
+    if "type_vocab_size" in config:
+        given["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
+    with torch.no_grad():
+        result = model(**given)
+    states = (result.logits if hasattr(result, "logits") else result.last_hidden_state[0]).numpy().astype(np.float32)
+    folder = GOLDENS / case
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {"config": config, "seed": SEED, "shapes": shapes}
+    (folder / "model.json").write_text(json.dumps(described, indent=1) + "\n")
+    np.savez_compressed(folder / "states.npz", tokens=tokens, types=types, states=states)
+    print(case, states.shape, float(np.abs(states).max()))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CASES:
+        make_golden(name)
