@@ -80,11 +80,11 @@ FUNCTION uint complete_signs(uint sevens) {
   return signs;
 }
 
-struct IQ3_XXS : GridBlock<IQ3_XXS, 8> { // indices; sevens of signs and a scale for 32 columns each
+struct IQ3_XXS : GridBlock<IQ3_XXS, 7> { // indices; sevens of signs and a scale for 32 columns each
   enum { A = 64, B = 32, C = 0, D = 2 };
   static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
     const uint levels = spread_fours(IQ3_XXS_GRID[p.a[8 * run + quad]]);
-    return 8u * levels + 0x84848484u + 2u * ((levels + 0x01010101u) >> 3 & 0x01010101u); // 4 + 8 level; the last one is 62
+    return 8u * levels + 0x44444444u + 2u * ((levels + 0x01010101u) >> 3 & 0x01010101u); // 4 + 8 level; the last one is 62
   }
   static FUNCTION uint signs(PRIVATE const GridPlanes &p, int run) { return complete_signs(load_u32(p.b + 4 * run)); }
   static FUNCTION float step(PRIVATE const GridPlanes &p, int run, int) {
@@ -94,10 +94,10 @@ struct IQ3_XXS : GridBlock<IQ3_XXS, 8> { // indices; sevens of signs and a scale
 
 FUNCTION uint widen_twos(uint number, int which_half) { // 8, 25 and 43
   const uint levels = spread_twos(number, which_half);
-  return 17u * levels + (levels >> 1 & 0x01010101u) + 0x88888888u;
+  return 17u * levels + (levels >> 1 & 0x01010101u) + 0x48484848u;
 }
 
-struct IQ2_XXS : GridBlock<IQ2_XXS, 8> { // of 32 columns four indices, and sevens of signs with a scale
+struct IQ2_XXS : GridBlock<IQ2_XXS, 7> { // of 32 columns four indices, and sevens of signs with a scale
   enum { A = 64, B = 0, C = 0, D = 2 };
   static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
     return widen_twos(IQ2_XXS_GRID[p.a[8 * run + quad / 2]], quad % 2);
@@ -108,7 +108,7 @@ struct IQ2_XXS : GridBlock<IQ2_XXS, 8> { // of 32 columns four indices, and seve
   }
 };
 
-struct IQ2_XS : GridBlock<IQ2_XS, 8> { // indices of nine bits with seven signs; scales of 16 columns
+struct IQ2_XS : GridBlock<IQ2_XS, 7> { // indices of nine bits with seven signs; scales of 16 columns
   enum { A = 64, B = 8, C = 0, D = 2 };
   static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
     return widen_twos(IQ2_XS_GRID[load_u16(p.a + 8 * run + quad / 2 * 2) & 511u], quad % 2);
@@ -122,7 +122,7 @@ struct IQ2_XS : GridBlock<IQ2_XS, 8> { // indices of nine bits with seven signs;
   }
 };
 
-struct IQ2_S : GridBlock<IQ2_S, 8> { // indices; signs; two more bits of indices, and scales of 16 columns
+struct IQ2_S : GridBlock<IQ2_S, 7> { // indices; signs; two more bits of indices, and scales of 16 columns
   enum { A = 32, B = 32, C = 16, D = 2 };
   static FUNCTION uint four(PRIVATE const GridPlanes &p, int run, int quad) {
     const uint index = uint(p.a[4 * run + quad / 2]) | (uint(p.c[run]) >> (quad / 2 * 2) & 3u) << 8;
