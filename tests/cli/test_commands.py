@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from encoder_folder import make_encoder_folder
 
 from mlxr.cli.chat import complete, show_answer, stop_on_interrupt
 from mlxr.cli.chat_model import Conversation
@@ -591,3 +592,18 @@ def test_validate_fails_when_logits_disagree(
     assert not report["passed"]
     assert report["reference_runs"] == []
     assert not report["logits"]["agree"]
+
+
+def test_rerank_ranks_files_and_lines(tmp_path: Path, mlxr: Run, refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranker = make_encoder_folder(tmp_path / "ranks", "bert-ranks")
+    texts = {"a.txt": "paris is the capital of france", "b.txt": "the cat sat on mat", "c.txt": "rain"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    files = [tmp_path / name for name in texts]
+    lines = [line.split("\t") for line in mlxr("rerank", ranker, "where is paris?", *files).splitlines()]
+    assert sorted(name for _, name in lines) == [str(file) for file in files]
+    assert [float(score) for score, _ in lines] == sorted((float(score) for score, _ in lines), reverse=True)
+    feed(monkeypatch, "\n".join(texts.values()).encode())
+    best = json.loads(mlxr("rerank", ranker, "where is paris?", "--top", 1, "--json"))["results"]
+    assert [row["name"] for row in best] == [texts[Path(lines[0][1]).name]]
+    assert "cannot be read as UTF-8" in refused("rerank", ranker, "a", tmp_path / "none.txt")

@@ -52,6 +52,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
     CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
     CommandRow("embed", "mlxr.cli.run", "Print a vector of length 1 for each text."),
+    CommandRow("rerank", "mlxr.cli.run", "Rank documents by how well they answer a query."),
     CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
     CommandRow("cluster", "mlxr.cli.cluster", "Serve a model from several engines behind one address."),
     CommandRow("list", "mlxr.cli.models", "List the models here."),

@@ -360,3 +360,59 @@ async def _compute(settings: Settings, model: str, texts: Sequence[str], pooling
         return vectors
     finally:
         await session.stop()
+
+
+Query = Annotated[str, typer.Argument(metavar="QUERY", help="What the documents shall answer.")]
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE", help="Each is a document. If there are none, each line of stdin is one."),
+]
+TopN = Annotated[int | None, typer.Option("--top", min=1, help="Print only the best so many.")]
+
+
+def rerank(
+    model: EmbedModel,
+    query: Query,
+    settings: Settings,
+    files: Files = None,
+    top: TopN = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Rank documents by how well they answer a query: a number from 0 to 1 and a name, or the text, on each line."""
+    documents = [_read_document(file) for file in files] if files else _read_lines()
+    names = [str(file) for file in files] if files else documents
+    if url is not None:
+        refuse_model_settings(settings)
+        body: dict[str, object] = {"model": model, "query": query, "documents": documents}
+        reply = ask_server(settings, url, "/v1/rerank", body, timeout_s=None)
+        ranked = [(row["index"], row["relevance_score"]) for row in reply["results"]]
+    else:
+        ranked = _rank(settings, model, query, documents)
+    ranked = ranked[:top]
+    if json:
+        rows = [{"index": index, "name": names[index], "score": score} for index, score in ranked]
+        print_json({"model": model, "results": rows})
+        return
+    for index, score in ranked:
+        print(f"{score:.6f}\t{names[index]}")
+
+
+def _read_document(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("FILE", f"{file} cannot be read as UTF-8: {error}") from error
+
+
+def _rank(settings: Settings, model: str, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
+    from mlxr.service.opening import open_model
+    from mlxr.service.session import Session
+
+    with show_progress("loading") as progress:
+        session = Session(open_model(model, settings, progress), settings)
+    try:
+        scores = session.rank_all(query, documents)
+    finally:
+        session.close()
+    return sorted(enumerate(scores), key=lambda pair: -pair[1])
