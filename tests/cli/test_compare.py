@@ -240,6 +240,7 @@ def find_recorded() -> list[Path]:
     return recorded
 
 
+@pytest.mark.usefixtures("compare")
 def test_processors_are_told_apart_by_family_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = importlib.import_module("comparison.machine")
     lines = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"

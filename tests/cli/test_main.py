@@ -65,9 +65,9 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
     assert f"Usage: mlxr {name}" in text
     for setting in SETTINGS:
         scopes = {"model"} if name in WITH_MODEL else {"registry"} if name in WITH_REGISTRY else set()
-        if name in ("serve", "cluster"):
+        if name in ("serve", "cluster", "connect", "doctor"):
             scopes = {"model", "registry", "hub", "server"}
-        elif name == "pull":
+        elif name in ("pull", "search"):
             scopes = {"registry", "hub"}
         assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
     for row in PARAMETERS:

@@ -145,7 +145,7 @@ Write = Annotated[bool, typer.Option("--write", help="Write the tool's file; wha
 def connect(
     tool: Tool, settings: ServerSettings, model: ModelName = None, url: Address = None, write: Write = False
 ) -> None:
-    """Show how a coding agent, an editor or a chat page uses this server, or with --write configure it.
+    """Show how coding agents and editors use this server, or with --write configure it.
 
     The server itself is started with `mlxr serve`.
     """

@@ -73,7 +73,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("profile", "mlxr.cli.bench", "Show where the time of a model's steps goes, kernel by kernel."),
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
     CommandRow("kernels", "mlxr.cli.bench", "Print the source of the GPU kernels."),
-    CommandRow("connect", "mlxr.cli.connect", "Show how a coding agent, an editor or a chat page uses this server."),
+    CommandRow("connect", "mlxr.cli.connect", "Show how coding agents and editors use this server."),
     CommandRow("doctor", "mlxr.cli.doctor", "Look at processor, memory, GPU, disk, port, hub and models."),
     CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
     CommandRow("help", "mlxr.cli.main", "Explain a command."),
