@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
 from goldens import CASES
 
@@ -39,6 +39,8 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     release 5.24 does not tell them the length of the text and would take the short ones (modeling_phimoe.py).
     """
     scaling = config.get("rope_scaling")
+    if "kv_lora_rank" in config:  # null in folders, where a missing one would be another
+        return {"q_lora_rank": None, "num_nextn_predict_layers": 0} | config
     if config["model_type"] == "phimoe" and scaling is not None:
         assert scaling["original_max_position_embeddings"] < PROMPT_TOKENS
         return config | {"rope_scaling": scaling | {"short_factor": scaling["long_factor"]}}
@@ -58,7 +60,9 @@ def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, 
     with tempfile.TemporaryDirectory() as folder:
         hf_config.save_pretrained(folder)
         save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
-        model, info = AutoModelForCausalLM.from_pretrained(
+        # which 5.24 knows no causal model of
+        kind = Mistral4ForCausalLM if hf_config.model_type == "mistral4" else AutoModelForCausalLM
+        model, info = kind.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
     return model, sorted(info["missing_keys"]), sorted(info["unexpected_keys"])

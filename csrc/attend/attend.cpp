@@ -64,7 +64,7 @@ bool is_split(const AttendTask& task, int64_t work, int64_t limit) {
 }
 
 int64_t chunk_floats(const AttendTask& task, const AttendCall& call) {
-    return (task.row_last - task.row_first) * (call.padded_dim + 2);
+    return (task.row_last - task.row_first) * (call.padded_value + 2);
 }
 
 PlanSize measure_plan(const AttendCall& call, int64_t sequences, int64_t limit) {
@@ -112,7 +112,8 @@ Ran describe_call(const AttendCall& call, const AttendPlan& plan) {
     const KernelName packed = split ? KernelName::split_packed : KernelName::packed;
     const KernelName tiles = split ? KernelName::split_tiles : KernelName::tiles;
     const int form = static_cast<int>(call.type) | (call.window < kAllPositions ? kWindow : 0) |
-                     (call.softcap != 0 ? kSoftcap : 0) | (call.sinks != nullptr ? kSinks : 0);
+                     (call.softcap != 0 ? kSoftcap : 0) | (call.sinks != nullptr ? kSinks : 0) |
+                     (call.values_in_keys ? kLatent : 0);
     return {OperatorName::attend, is_packed(call.type) ? packed : tiles, form};
 }
 
@@ -128,11 +129,12 @@ Tally::Work measure_call(const AttendCall& call, int64_t sequences) {
         }
         positions += std::min(length, call.window < length ? call.window + queries - 1 : length);
     }
-    const int64_t floats = 2 * (call.query_starts[sequences] - call.query_starts[0]) * call.heads * call.head_dim;
+    const int64_t pools = call.values_in_keys ? 1 : 2, dims = call.head_dim + call.value_dim;
+    const int64_t floats = (call.query_starts[sequences] - call.query_starts[0]) * call.heads * dims;
     return {.nanoseconds = 0,
-            .bytes = 2 * positions * call.kv_heads * row_bytes(call.type, call.head_dim) +
+            .bytes = pools * positions * call.kv_heads * row_bytes(call.type, call.head_dim) +
                      floats * static_cast<int64_t>(sizeof(float)),
-            .macs = 2 * pairs * call.heads * call.head_dim};
+            .macs = pairs * call.heads * dims};
 }
 
 }  // namespace

@@ -117,14 +117,17 @@ void check_groups(const Batch& batch, std::vector<mlxr::Layer>& layers, mlxr::La
         mlxr::GroupCall& seen = call.groups[group];
         if (pages[group] == 0) {
             seen.write = check_write(k_pool, v_pool, batch.slots[group], call.tokens);
-            seen.attend = check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths,
-                                       batch.page_tables[group], call.tokens, layer.heads, layer.scale, windows[group]);
+            seen.attend =
+                check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths, batch.page_tables[group],
+                             call.tokens, layer.heads, layer.scale, windows[group], layer.value_dim);
             pages[group] = size_of(k_pool, 0);
         }
         check_pools("layers", k_pool, v_pool);
         check_alike("layers: pools", k_pool, seen.write, pages[group]);
         check_size("layers: kv_heads of the pools", seen.write.kv_heads, layer.kv_heads);
         check_size("layers: head_dim of the pools", seen.write.head_dim, layer.head_dim);
+        check_size("layers: value_dim of a group", layer.value_dim,
+                   seen.attend.values_in_keys ? seen.attend.value_dim : 0);
         const int64_t rot_dim = call.ropes[static_cast<size_t>(layer.rope)].rot_dim;
         if (rot_dim > layer.head_dim) {
             refuse("layers: rot_dim of a table", std::to_string(rot_dim),

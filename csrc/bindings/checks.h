@@ -221,11 +221,11 @@ inline void check_alike(const char* what, const PoolOut& pool, const mlxr::Write
     refuse(what, "of different shapes or types", "all alike");
 }
 
-// A call of attend, but for q, its stride, and out.
+// A call of attend, but for q, its stride, and out. With a `value_dim` values are the last numbers of their keys.
 template <typename Array>
 mlxr::AttendCall check_attend(const Array& k_pool, const Array& v_pool, const Ints& query_starts,
                               const Ints& context_lengths, const IntMatrix& page_table, int64_t tokens, int64_t heads,
-                              float scale, int64_t window) {
+                              float scale, int64_t window, int64_t value_dim) {
     check_pools("attend", k_pool, v_pool);
     const int64_t sequences = size_of(context_lengths, 0);
     mlxr::AttendCall call{};
@@ -236,7 +236,14 @@ mlxr::AttendCall check_attend(const Array& k_pool, const Array& v_pool, const In
     call.kv_heads = size_of(k_pool, 1);
     call.page_size = size_of(k_pool, 2);
     call.head_dim = head_dim_of(call.type, k_pool);
+    call.values_in_keys = value_dim != 0;
+    call.value_dim = value_dim != 0 ? value_dim : call.head_dim;
     call.padded_dim = (call.head_dim + 15) / 16 * 16;
+    call.padded_value = (call.value_dim + 15) / 16 * 16;
+    if (call.value_dim < 1 || call.value_dim > call.head_dim || (call.head_dim - call.value_dim) % 2 != 0) {
+        refuse("attend: value_dim", std::to_string(value_dim),
+               "at most the head_dim " + std::to_string(call.head_dim) + ", and less by an even number");
+    }
     call.scale = scale;
     call.window = positions_seen(window);
     call.query_starts = query_starts.data();

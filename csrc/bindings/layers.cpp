@@ -12,7 +12,7 @@
 
 #include "bindings/experts.h"
 #include "bindings/mixers.h"
-#include "bindings/weight.h"
+#include "bindings/parts.h"
 
 void bind_layers(nb::module_& m);
 
@@ -24,9 +24,12 @@ using mlxr::PythonWeight;
 // The last layer attends. Shapes of products are checked by whoever makes the blocks; here, that one operator's results
 // fit the next one's input.
 void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
-                  bool symmetric, float softcap, OptionalVector sinks, int64_t rope, int64_t group) {
+                  bool symmetric, float softcap, OptionalVector sinks, int64_t rope, int64_t group, int64_t value_dim) {
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
+    }
+    if (value_dim < 0 || value_dim > head_dim) {
+        refuse("layers: value_dim", std::to_string(value_dim), "at most the head_dim " + std::to_string(head_dim));
     }
     if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
     if (rope < 0) refuse("layers: rope", std::to_string(rope), "0 or more");
@@ -35,6 +38,7 @@ void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t h
     layer.heads = heads;
     layer.kv_heads = kv_heads;
     layer.head_dim = head_dim;
+    layer.value_dim = value_dim;
     layer.window = positions_seen(window);
     layer.symmetric = symmetric;
     layer.scale = scale;
@@ -48,7 +52,7 @@ void append_norm(PythonLayers& self, Vector weight, OptionalVector bias, float e
                  const char* source, const char* target, int64_t parts) {
     mlxr::Operator& op = self.append(mlxr::Kind::norm, source, target);
     op.columns = self.width(op.source);
-    op.parts = parts;
+    op.cuts = parts;
     if (parts < 1 || op.columns % parts != 0) {
         refuse("layers: parts of a norm", std::to_string(parts), "a divisor of " + std::to_string(op.columns));
     }
@@ -90,6 +94,31 @@ void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVecto
     op.k_norm = self.keep("layers: length of k_norm", k_norm, is_each ? dim : layer.kv_heads * dim);
     op.norm.eps = eps;
     op.norms_values = norms_values;
+}
+
+void append_project_parts(PythonLayers& self, const nb::tuple& weights, int64_t passed) {
+    mlxr::Operator& op = self.append(mlxr::Kind::project_parts);
+    op.parts = mlxr::check_parts(weights, passed, self.width(op.source));
+    op.passed = passed;
+    const int64_t columns = static_cast<int64_t>(op.parts.size()) * (passed + op.parts[0]->out_features());
+    self.write("layers: columns of parts", op.target, columns);
+}
+
+void append_split_latent(PythonLayers& self, Vector norm, float eps) {
+    const mlxr::Layer& layer = self.last();
+    mlxr::Operator& op = self.append(mlxr::Kind::split_latent);
+    if (layer.value_dim == 0) refuse("layers: value_dim", "0", "the length of a latent vector");
+    check_size("layers: kv_heads of latent vectors", layer.kv_heads, 1);
+    check_size("layers: columns of queries", self.width(op.source), layer.heads * layer.head_dim);
+    check_size("layers: columns of latent vectors", self.width(mlxr::Register::kept), layer.head_dim);
+    op.norm = {self.keep("layers: length of a latent norm", norm, layer.value_dim), nullptr, eps, false};
+}
+
+void append_attend(PythonLayers& self) {
+    self.append(mlxr::Kind::attend);
+    const mlxr::Layer& layer = self.last();
+    const int64_t value_dim = layer.value_dim != 0 ? layer.value_dim : layer.head_dim;
+    self.write("layers: columns of what attends", mlxr::Register::x, layer.heads * value_dim);
 }
 
 // With `first` the inputs' columns from that one on multiply what is activated.
@@ -244,14 +273,17 @@ void bind_layers(nb::module_& m) {
         .def("append_layer", &PythonLayers::append_layer, nb::arg("columns"))
         .def("append_heads", &append_heads, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
              nb::arg("scale"), nb::arg("window"), nb::arg("symmetric"), nb::arg("softcap"), array("sinks").none(),
-             nb::arg("rope"), nb::arg("group"))
+             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"))
         .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
              nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
              nb::keep_alive<1, 2>())
         .def("append_split_heads", &append_split_heads, array("q_norm").none(), array("k_norm").none(), nb::arg("eps"),
              nb::arg("norms_values"), nb::arg("projected"), nb::arg("norms"))
-        .def("append_attend", [](PythonLayers& self) { self.append(mlxr::Kind::attend); })
+        .def("append_split_latent", &append_split_latent, array("norm"), nb::arg("eps"))
+        .def("append_project_parts", &append_project_parts, nb::arg("weights"), nb::arg("passed"),
+             nb::keep_alive<1, 2>())
+        .def("append_attend", &append_attend)
         .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"), nb::arg("first").none(),
              nb::arg("parameters"))
         .def(

@@ -14,6 +14,7 @@
 
 #include "attend/attend.h"
 #include "bindings/checks.h"
+#include "bindings/parts.h"
 #include "layers/spread.h"
 
 namespace nb = nanobind;
@@ -148,28 +149,38 @@ void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
     run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
 }
 
-void run_write_pages(Runtime& runtime, Heads k, Heads v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
+// Without v values are in keys, and v_pool is not written.
+void run_write_pages(Runtime& runtime, Heads k, std::optional<Heads> v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
     mlxr::WritePagesCall keys = check_write(k_pool, v_pool, slots, size_of(k, 0)), values = keys;
-    keys.rows = k.data();
-    keys.token_stride = token_stride_of("write_pages: k", k);
-    values.rows = v.data();
-    values.token_stride = token_stride_of("write_pages: v", v);
-    values.pool = v_pool.data();
-    values.values = true;
-    for (const Heads& rows : {k, v}) {
+    const auto take_rows = [&](const char* what, const Heads& rows, mlxr::WritePagesCall& call) {
         check_size("write_pages: tokens of k and v", size_of(rows, 0), keys.tokens);
         check_size("write_pages: heads of k and v", size_of(rows, 1), keys.kv_heads);
         check_size("write_pages: head_dim of k and v", size_of(rows, 2), keys.head_dim);
-    }
-    run_alone(runtime, [&] { mlxr::spread_write_pages(runtime, keys, values); });
+        call.rows = rows.data();
+        call.token_stride = token_stride_of(what, rows);
+    };
+    take_rows("write_pages: k", k, keys);
+    if (v) take_rows("write_pages: v", *v, values);
+    values.pool = v_pool.data();
+    values.values = true;
+    run_alone(runtime, [&] { mlxr::spread_write_pages(runtime, keys, v ? &values : nullptr); });
+}
+
+// Part i of each row of x times weight i, see PartsProduct.
+void run_project_parts(Runtime& runtime, Matrix x, const nb::tuple& weights, int64_t passed, MatrixOut out) {
+    const std::vector<const mlxr::LinearWeight*> parts = mlxr::check_parts(weights, passed, size_of(x, 1));
+    const int64_t tokens = size_of(x, 0), columns = passed + parts[0]->out_features();
+    check_size("project_parts: rows of out", size_of(out, 0), tokens);
+    check_size("project_parts: columns of out", size_of(out, 1), static_cast<int64_t>(parts.size()) * columns);
+    run_alone(runtime, [&] { mlxr::multiply_parts(runtime, {parts, x.data(), out.data(), tokens, passed}); });
 }
 
 void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
                 IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks,
-                bool symmetric) {
+                bool symmetric, int64_t value_dim) {
     const int64_t tokens = size_of(q, 0);
-    mlxr::AttendCall call =
-        check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens, size_of(q, 1), scale, window);
+    mlxr::AttendCall call = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens,
+                                         size_of(q, 1), scale, window, value_dim);
     call.q = q.data();
     call.q_stride = token_stride_of("attend: q", q);
     call.out = out.data();
@@ -181,7 +192,7 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
     }
     check_size("attend: head_dim of q", size_of(q, 2), call.head_dim);
     check_size("attend: rows of out", size_of(out, 0), tokens);
-    check_size("attend: columns of out", size_of(out, 1), call.heads * call.head_dim);
+    check_size("attend: columns of out", size_of(out, 1), call.heads * call.value_dim);
     run_alone(runtime,
               [&] { mlxr::run_attend(runtime, call, mlxr::plan_attend(runtime, call, size_of(context_lengths, 0))); });
 }
@@ -205,9 +216,12 @@ void bind_operators(nb::module_& m) {
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
-    m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
-          array("slots"));
+    m.def("project_parts", &run_project_parts, nb::arg("runtime"), array("x"), nb::arg("weights"), nb::arg("passed"),
+          array("out"));
+    m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v").none(), array("k_pool"),
+          array("v_pool"), array("slots"));
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),
           array("query_starts"), array("context_lengths"), array("page_table"), nb::arg("scale"), nb::arg("window"),
-          array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none(), nb::arg("symmetric") = false);
+          array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none(), nb::arg("symmetric") = false,
+          nb::arg("value_dim") = 0);
 }

@@ -82,7 +82,28 @@ void AttentionRun::split_heads(const Layer& layer, const Operator& op) {
     if (op.q_norm != nullptr && op.norms_values) v = norm_heads(v, dim, nullptr, HeadNorm::each, op.norm.eps);
     rotate(layer, k, false);
     if (after) k = norm_heads(k, dim, op.k_norm, op.norms_heads, op.norm.eps);
-    spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false), write_call(layer, v, layer.v_pool, true));
+    const WritePagesCall values = write_call(layer, v, layer.v_pool, true);
+    spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false), &values);
+}
+
+// What was kept has of each token the latent vector, then the numbers that rotate, which stand first in its key.
+void AttentionRun::split_latent(const Layer& layer, const Operator& op) {
+    const int64_t dim = layer.head_dim, value_dim = layer.value_dim, turned = dim - value_dim, tokens = call_.tokens;
+    const float* const kept = registers_.find(Register::kept);
+    float *const latent = registers_.take(value_dim), *const normed = registers_.take(value_dim);
+    const Heads k{registers_.take(dim), dim, 1};
+    for (int64_t token = 0; token < tokens; ++token) {
+        std::copy_n(kept + token * dim, value_dim, latent + token * value_dim);
+    }
+    spread_rms_norm(runtime_, {latent, nullptr, op.norm.weight, normed, nullptr, value_dim, op.norm.eps}, tokens);
+    for (int64_t token = 0; token < tokens; ++token) {
+        std::copy_n(kept + token * dim + value_dim, turned, k.x + token * dim);
+        std::copy_n(normed + token * value_dim, value_dim, k.x + token * dim + turned);
+    }
+    rotate(layer, k, false);
+    query_ = {registers_.find(Register::x), layer.heads * dim, layer.heads};
+    rotate(layer, query_, true);
+    spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false), nullptr);
 }
 
 WritePagesCall AttentionRun::write_call(const Layer& layer, const Heads& heads, void* pool, bool values) const {
@@ -103,7 +124,7 @@ void AttentionRun::attend(const Layer& layer) {
     attend.scale = layer.scale;
     attend.softcap = layer.softcap;
     attend.sinks = layer.sinks;
-    attend.out = registers_.write(Register::x, layer.heads * layer.head_dim);
+    attend.out = registers_.write(Register::x, layer.heads * attend.value_dim);
     run_attend(runtime_, attend, plan_);
 }
 

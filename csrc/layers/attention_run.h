@@ -17,6 +17,7 @@ class AttentionRun {
     void plan(const Layer& layer);
 
     void split_heads(const Layer& layer, const Operator& op);
+    void split_latent(const Layer& layer, const Operator& op);
     void attend(const Layer& layer);
 
   private:

@@ -37,6 +37,10 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
             return op.weight->out_features();
         case Kind::split_heads:
             return 2 * q + 4 * k;
+        case Kind::split_latent:
+            return 2 * layer.value_dim + layer.head_dim;
+        case Kind::project_parts:
+            return static_cast<int64_t>(op.parts.size()) * (op.passed + op.parts[0]->out_features());
         case Kind::attend:
             return q;
         case Kind::activate:
@@ -115,9 +119,19 @@ class LayersRun {
             case Kind::split_heads:
                 attention_.split_heads(layer, op);
                 return kOne;
+            case Kind::split_latent:
+                attention_.split_latent(layer, op);
+                return kOne;
             case Kind::attend:
                 attention_.attend(layer);
                 return kOne;
+            case Kind::project_parts: {
+                const int64_t columns = op.passed + op.parts[0]->out_features();
+                const float* const source = read(op.source);
+                float* const target = write(op.target, static_cast<int64_t>(op.parts.size()) * columns);
+                multiply_parts(runtime_, {op.parts, source, target, call_.tokens, op.passed});
+                return kOne;
+            }
             case Kind::activate:
                 activate(op);
                 return kOne;
@@ -231,7 +245,7 @@ class LayersRun {
     void norm_rows(const Operator& op) {
         const float* const source = read(op.source);
         float* const target = write(op.target, op.columns);
-        const int64_t rows = call_.tokens * op.parts, columns = op.columns / op.parts;
+        const int64_t rows = call_.tokens * op.cuts, columns = op.columns / op.cuts;
         if (op.norm.is_layer_norm) {
             spread_layer_norm(
                 runtime_, {source, nullptr, op.norm.weight, op.norm.bias, target, nullptr, columns, op.norm.eps}, rows);

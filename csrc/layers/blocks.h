@@ -32,15 +32,17 @@ struct Norm {
 
 // What an operator does, and the fields that it has besides `source` and `target`.
 enum class Kind : uint8_t {
-    norm,         // norm, columns, parts; from the stream, to which the delta is added first
-    sum,          // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
-    product,      // weight
-    split_heads,  // q_norm, k_norm (or null), norms_heads, norms_values, projected
+    norm,          // norm, columns, cuts; from the stream, to which the delta is added first
+    sum,           // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
+    product,       // weight
+    split_heads,   // q_norm, k_norm (or null), norms_heads, norms_values, projected
+    split_latent,  // norm, of the latent vectors in what was kept; x has queries
     attend,
-    activate,  // activation, parameters, features, gated; or first, where the inputs multiply
-    scale,     // factor, columns
-    join,      // factor, columns: the target becomes (target + other) * factor
-    rows,      // table, columns
+    project_parts,  // parts, passed: see PartsProduct
+    activate,       // activation, parameters, features, gated; or first, where the inputs multiply
+    scale,          // factor, columns
+    join,           // factor, columns: the target becomes (target + other) * factor
+    rows,           // table, columns
     // These read x, of which they make another one, and what was kept, of which `kept_first` is a column.
     gate_heads,   // kept_columns
     gated_norm,   // gated_norm
@@ -72,6 +74,8 @@ struct Operator {
     Register source, target;
     Norm norm;
     const LinearWeight* weight;
+    std::vector<const LinearWeight*> parts;
+    int64_t passed;
     const float *q_norm, *k_norm;
     HeadNorm norms_heads;
     bool norms_values;
@@ -83,7 +87,7 @@ struct Operator {
     int64_t first;  // of the inputs' columns, or -1
     float factor;
     int64_t columns;  // of each token
-    int64_t parts;    // into which these are cut to be normed
+    int64_t cuts;     // into which these are cut to be normed
     Table table;
     int64_t kept_first, kept_columns;
     // Complete but for arrays of the batch. States begin at `first` of a layer's own.
@@ -100,8 +104,9 @@ struct Operator {
 struct Layer {
     std::vector<Operator> operators;
     int64_t heads, kv_heads, head_dim;
-    int64_t window;  // positions seen
-    bool symmetric;  // before and after the own one
+    int64_t value_dim;  // of values that are the last numbers of their keys, 0 where values have pools of their own
+    int64_t window;     // positions seen
+    bool symmetric;     // before and after the own one
     float scale, softcap;
     const float* sinks;  // (heads), or null
     int64_t rope, group;

@@ -26,9 +26,9 @@ void does_floats(Counted& counted, int64_t count) {
         [&] { return Tally::Work{.nanoseconds = 0, .bytes = count * static_cast<int64_t>(sizeof(float)), .macs = 0}; });
 }
 
-// Keys and values: floats in, numbers as the pages keep them out.
-Tally::Work measure_write(const WritePagesCall& call) {
-    const int64_t rows = 2 * call.tokens * call.kv_heads;
+// Keys, and values as many `pools` have them: floats in, numbers as the pages keep them out.
+Tally::Work measure_write(const WritePagesCall& call, int64_t pools) {
+    const int64_t rows = pools * call.tokens * call.kv_heads;
     const int64_t bytes = static_cast<int64_t>(sizeof(float)) * call.head_dim + row_bytes(call.type, call.head_dim);
     return {.nanoseconds = 0, .bytes = rows * bytes, .macs = 0};
 }
@@ -100,13 +100,14 @@ void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows
                [&](int64_t first, int64_t last) { table.gate_heads(call, first, last); });
 }
 
-void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values) {
+void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall* values) {
+    const int64_t pools = values == nullptr ? 1 : 2;
     Counted counted(runtime.tally, {OperatorName::write_pages, KernelName::plain, static_cast<int>(keys.type)});
-    counted.does([&] { return measure_write(keys); });
+    counted.does([&] { return measure_write(keys, pools); });
     const OperatorTable& table = *operator_table(runtime.isa);
     const int64_t elements = 4 * keys.tokens * keys.head_dim;  // most go to lines of their own, which are not at hand
-    run_ranges(runtime, 2 * keys.kv_heads, elements, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) table.write_pages(i % 2 == 0 ? keys : values, i / 2);
+    run_ranges(runtime, pools * keys.kv_heads, elements, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) table.write_pages(i % pools == 0 ? keys : *values, i / pools);
     });
 }
 

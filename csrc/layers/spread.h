@@ -17,8 +17,8 @@ void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows);
 void spread_scale(Runtime& runtime, const ScaleCall& call, int64_t count);
 void spread_add(Runtime& runtime, const AddCall& call, int64_t count);
 void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows);
-// Keys and values of the same tokens.
-void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values);
+// Keys and values of the same tokens; `values` is null where they are in keys.
+void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall* values);
 
 // The same on the way into a product, which makes the rows that it needs and whose time it is part of.
 MakeRows fuse_rms_norm(Runtime& runtime, const RmsNormCall& call);

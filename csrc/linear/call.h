@@ -27,8 +27,10 @@ struct LinearCall {
     const LinearWeight& weight;
     LinearInput input;
     float* out;
+    int64_t out_stride = 0;  // from one token to the next, 0 for the outputs of the weight
 
     int64_t tokens() const { return input.tokens; }
+    int64_t stride() const { return out_stride != 0 ? out_stride : weight.out_features(); }
 };
 
 inline const QuantKernels& kernels_of(const LinearCall& call, Type type) {

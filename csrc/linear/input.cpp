@@ -143,11 +143,12 @@ void quantize(const Runtime& runtime, const LinearInput& input, const QuantizeJo
 void convert_tokens(const Runtime& runtime, const LinearInput& input, int64_t first, int64_t last) {
     constexpr int64_t kAllGroups = int64_t{1} << 40;
     if (input.pairs != nullptr) {
-        operator_table(runtime.isa)->narrow_rows({input.x, input.columns, input.tile, input.pairs}, first, last);
+        operator_table(runtime.isa)
+            ->narrow_rows({input.x, input.columns, input.stride(), input.tile, input.pairs}, first, last);
     }
     quantize(runtime, input,
-             {.x = input.x + first * input.columns,
-              .x_stride = input.columns,
+             {.x = input.x + first * input.stride(),
+              .x_stride = input.stride(),
               .columns = input.columns,
               .first_token = first,
               .last_token = last,

@@ -91,6 +91,18 @@ struct Beside {
 void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
               const MakeRows& make_rows = nullptr, const Beside* beside = nullptr);
 
+// Products of parts of rows: part i of a token's row has in_features numbers, which weight i multiplies, and `passed`
+// more, which stand before the result of the part. All weights have one shape.
+struct PartsProduct {
+    std::span<const LinearWeight* const> weights;
+    const float* x;  // (tokens, parts, in_features + passed)
+    float* out;      // (tokens, parts, passed + out_features)
+    int64_t tokens, passed;
+};
+
+// The caller holds the runtime's mutex. Throws std::bad_alloc.
+void multiply_parts(Runtime& runtime, const PartsProduct& product);
+
 // Whether multiply_gated serves these weights and so many tokens: many, all weights quantised, 32 columns at a time.
 bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens);
 

@@ -79,7 +79,7 @@ void prepare_together(const LinearCall& call, const MakeRows& make_rows) {
 
 void multiply_dense(const LinearCall& call, const Part& part, int64_t first, int64_t last, int64_t first_token,
                     int64_t last_token) {
-    const int64_t stride = call.weight.out_features(), columns = call.weight.in_features();
+    const int64_t stride = call.stride(), columns = call.weight.in_features();
     float* const out = call.out + part.first_column;
     if (part.type == Type::bf16) {
         const auto* const weights = reinterpret_cast<const uint32_t*>(part.memory.data());
@@ -111,7 +111,7 @@ void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, in
               .activations = &activations_of(call, part.type),
               .tokens = call.tokens(),
               .out = call.out + part.first_column,
-              .out_stride = call.weight.out_features(),
+              .out_stride = call.stride(),
               .bias = bias_of(part)});
 }
 

@@ -103,7 +103,7 @@ void Upcoming::fetch(int64_t share, int64_t shares) const {
 // Panels of a piece, chunk after chunk; the tokens tile after tile.
 void PieceTasks::multiply(const Piece& piece, const Upcoming& next, uint8_t* panels) const {
     const LinearCall& call = *piece.call;
-    const int64_t stride = call.weight.out_features();
+    const int64_t stride = call.stride();
     const int64_t chunks = PanelChunks(call, piece.part->type).count;
     const int64_t tiles = (piece.last_token - piece.first_token + kTileTokens - 1) / kTileTokens;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {

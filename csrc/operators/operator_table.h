@@ -174,10 +174,12 @@ struct AttendCall {
     const float* q;  // (tokens, heads, head_dim)
     int64_t q_stride;
     const void* k_pool;  // (pages, kv_heads, page_size, head_dim)
-    const void* v_pool;
+    const void* v_pool;  // not read where values are in keys
     PageType type;
     int64_t heads, kv_heads, group, page_size, head_dim;
-    int64_t padded_dim;  // head_dim rounded up to lanes
+    int64_t value_dim;                 // numbers of a value
+    bool values_in_keys;               // a value is the last value_dim numbers of its key
+    int64_t padded_dim, padded_value;  // both rounded up to lanes
     float scale;
     float softcap;                   // c: a score becomes c tanh(score / c); 0 for none
     const float* sinks;              // (heads): of each head e**sink is added to the sum of its weights; or null
@@ -187,7 +189,7 @@ struct AttendCall {
     const int32_t* context_lengths;  // (sequences)
     const int32_t* page_table;       // (sequences, table_stride)
     int64_t table_stride;
-    float* out;  // (tokens, heads * head_dim)
+    float* out;  // (tokens, heads * value_dim)
 };
 
 // Where the positions end that a query sees, whose own one ends at `own`, in a context of `length`.
@@ -204,14 +206,14 @@ struct AttendTask {
     int64_t row_first, row_last;
     int64_t low, high;  // positions that some row sees
     int64_t chunk_first, chunk_last;
-    float* partials;         // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
+    float* partials;         // (chunks, (rows, padded_value) o, (rows) m, (rows) s)
     const AttendTask* next;  // what the thread will probably do after it, or null
 };
 
 // Rows of activations to pairs of bf16. Tokens lie in tiles as in kernel_table.h, with pairs of columns for groups.
 struct NarrowCall {
-    const float* x;  // (tokens, columns)
-    int64_t columns, tile;
+    const float* x;  // (tokens, columns), x_stride from one token to the next
+    int64_t columns, x_stride, tile;
     uint32_t* words;  // an odd last column is the low half of its word
 };
 

@@ -29,6 +29,7 @@ enum class Scratch : int {
     mixers,
     experts,
     adapters,
+    parts,
     count
 };
 

@@ -63,7 +63,8 @@ std::string name_form(OperatorName what, int form) {
             return form == 1 ? "f32+scale" : "f32";
         default:
             return std::string(kPages[form % kWindow]) + ((form & kWindow) != 0 ? "+window" : "") +
-                   ((form & kSoftcap) != 0 ? "+softcap" : "") + ((form & kSinks) != 0 ? "+sinks" : "");
+                   ((form & kSoftcap) != 0 ? "+softcap" : "") + ((form & kSinks) != 0 ? "+sinks" : "") +
+                   ((form & kLatent) != 0 ? "+latent" : "");
     }
 }
 

@@ -26,7 +26,7 @@ class Ran {
     uint64_t word() const { return word_; }
 
     static constexpr int kMost = 5;
-    static constexpr int kForms = 32;
+    static constexpr int kForms = 64;
 
   private:
     uint64_t word_;
@@ -37,7 +37,7 @@ static_assert(static_cast<int>(KernelName::count) * Ran::kForms < 1 << 10 && kTy
 
 // Forms of norms and of pages that are read; those of other operators are the numbers of their enums.
 inline constexpr int kResidual = 1;
-inline constexpr int kWindow = 4, kSoftcap = 8, kSinks = 16;
+inline constexpr int kWindow = 4, kSoftcap = 8, kSinks = 16, kLatent = 32;
 inline constexpr int kUngated = 8;
 
 class Tally {

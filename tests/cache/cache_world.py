@@ -55,7 +55,16 @@ class World:
         arenas: list[PoolSet] = [
             StateArena(context, shape, pages, page_size)
             if isinstance(shape, StatesShape)
-            else Arena(context, pools, pages, shape.kv_heads, page_size, shape.head_dim, window=shape.window)
+            else Arena(
+                context,
+                pools,
+                pages,
+                shape.kv_heads,
+                page_size,
+                shape.head_dim,
+                window=shape.window,
+                value_dim=shape.value_dim,
+            )
             for shape, pools in zip(groups.shapes, groups.pools, strict=True)
         ]
         self.model_arena = ModelArena(arenas, groups)

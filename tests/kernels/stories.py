@@ -112,19 +112,23 @@ def compute(
     softcap: float | None = None,
     sinks: Floats | None = None,
     symmetric: bool = False,
+    value_dim: int | None = None,
 ) -> Floats:
     q = np.concatenate([story.queries[sequence][first:end] for sequence, first, end in parts])
     batch = cut_batch(cache, parts)
+    k_pool, v_pool = cache.pools
     return attend(
         ctx,
         q,
-        *cache.pools,
+        k_pool,
+        v_pool if value_dim is None else k_pool,
         batch,
         scale=scale,
         sliding_window=window,
         softcap=softcap,
         sinks=sinks,
         symmetric=symmetric,
+        value_dim=value_dim,
     )
 
 

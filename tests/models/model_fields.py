@@ -46,11 +46,13 @@ def look(model: Model, name: str) -> Any:
     if name in OF_MODEL:
         return getattr(model, name)
     attention, block = model.attention, find_block(model)
+    latent = next((layer.latent for layer in model.layers if layer.latent is not None), None)
+    attends = attention or latent
     if name in OF_ROPE:
-        assert attention is not None
-        return getattr(attention.rope, OF_ROPE[name])
+        assert attends is not None
+        return getattr(attends.rope, OF_ROPE[name])
     if name in OF_ATTENTION:
-        return getattr(attention, name)
+        return getattr(attends, name, False)
     match name:
         case "ffn":
             return None if block is None else block.features

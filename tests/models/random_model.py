@@ -62,7 +62,9 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         elif kind == "stablelm" and name.endswith(("q_norm", "k_norm")):
             for head in range(shape[0]):
                 shapes[f"{layer}self_attn.{name[5]}_layernorm.norms.{head}.{end}"] = shape[1:]
-        else:
+        elif name == "attn_k_b":  # folders have it and the next one together
+            shapes[f"{layer}self_attn.kv_b_proj.weight"] = (shape[0] * (shape[2] + config["v_head_dim"]), shape[1])
+        elif name != "attn_v_b":
             shapes[layer + (wholes[part] if part in wholes else f"{modules[name]}.{end}")] = shape
         if config.get("hidden_act") == "xielu":
             numbers: dict[str, tuple[int, ...]] = {"alpha_n": (1,), "alpha_p": (1,), "beta": (), "eps": ()}
@@ -308,6 +310,8 @@ def has_experts(config: Config, index: int) -> bool:
     """Whether a layer has a mixture of experts."""
     if not count_experts(config) or index < config.get("first_k_dense_replace", config.get("num_dense_layers", 0)):
         return False
+    if "mlp_layer_types" in config:
+        return bool(config["mlp_layer_types"][index] == "sparse")
     return (index + 1) % config.get("decoder_sparse_step", 1) == 0 and index not in config.get("mlp_only_layers", [])
 
 
@@ -340,11 +344,18 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
     gate = "gate.wg" if kind == "hunyuan_v1_moe" else "gate"
     shapes: dict[str, tuple[int, ...]] = {f"{block}.{gate}.weight": (experts, hidden)}
+    if kind == "mistral4":
+        shapes |= {
+            "mlp.experts.gate_up_proj": (experts, 2 * ffn, hidden),
+            "mlp.experts.down_proj": (experts, hidden, ffn),
+        }
+        names = {}
     for expert in range(experts):
         shapes |= {f"{block}.experts.{expert}.{name}.weight": shape for name, shape in names.items()}
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
-    if kind in ("dots1", "glm4_moe"):
+    if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
+    if "n_shared_experts" in config:
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
     elif kind == "ernie4_5_moe":
         shapes["mlp.moe_statics.e_score_correction_bias"] = (1, experts)

@@ -114,9 +114,8 @@ def poison_free_pages(engine: Engine) -> None:
 def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build_options: Any) -> None:
     """Ask at random times, cut, share and preempt at random, and compare each answer with the one given alone."""
     model = build(kind, **build_options)
-    kv_type = chance.choice(
-        ["bf16", "f32", "f16", "q8"] if look(model.config, "head_dim") % 32 == 0 else ["bf16", "f32", "f16"]
-    )
+    has_q8 = look(model.config, "head_dim") % 32 == 0 and all(layer.latent is None for layer in model.config.layers)
+    kv_type = chance.choice(["bf16", "f32", "f16", *(["q8"] if has_q8 else [])])
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
     shapes = form_groups(model.config.cache_layers).paged
     least_pages = max(shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes)  # for one sequence

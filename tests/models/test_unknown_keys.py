@@ -29,7 +29,7 @@ def test_all_keys_of_a_family_are_known(case: str) -> None:
     assert list_unknown_keys(metadata, tensors) == []
     name = metadata["general.architecture"]
     noise = {"general.quantized_by": "x", "split.count": 1, "quantize.imatrix.file": "x", f"{name}.pooling_type": 1}
-    noise |= {f"{name}.attention.kv_lora_rank": 0, f"{name}.new.switch": False}
+    noise |= {f"{name}.attention.group_norm_groups": 0, f"{name}.new.switch": False}
     assert list_unknown_keys(metadata | noise, tensors) == []
     assert model_from_gguf(metadata | noise, tensors) == model_from_gguf(metadata, tensors)
 

@@ -182,7 +182,9 @@ class TinyRun:
         arenas: list[PoolSet] = [
             StateArena(model.ctx, shape, 2 * sequences + 1, PAGE_SIZE)
             if isinstance(shape, StatesShape)
-            else Arena(model.ctx, count, pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, kv_type)
+            else Arena(
+                model.ctx, count, pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, kv_type, value_dim=shape.value_dim
+            )
             for shape, count in zip(groups.shapes, groups.pools, strict=True)
         ]
         self.has_states = len(groups.paged) < len(groups.shapes)

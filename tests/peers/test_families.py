@@ -52,6 +52,14 @@ SCALES = {
     r".*\bmlp\.experts\.gate_up_proj": 0.35,  # of gpt-oss
 }
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
 # llama.cpp rounds the range of yarn to whole pairs, whatever the model: here there is nothing to round.
 WHOLE_YARN = {
     "rope_type": "yarn",
@@ -168,6 +176,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-moe": ("hunyuan-moe", {"intermediate_size": 256}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
+    # Without a rank of queries a model is one to llama.cpp if it has as many layers as V2-Lite.
+    "deepseek2": ("deepseek2", LATENT | {"moe_intermediate_size": 256}),
+    "glm4moelite": ("glm4moelite", LATENT | {"moe_intermediate_size": 256}),
+    "minicpm3": ("minicpm3", LATENT | {"rope_scaling": None}),
 }
 
 # What llama.cpp has other names for, and what it knows only one value of there.

@@ -5,9 +5,9 @@ A case is a `config.json`. Scaling rules get original contexts shorter than the 
 
 from __future__ import annotations
 
-from goldens import gemma, llama, mixtures, others, recurrent
+from goldens import gemma, latent, llama, mixtures, others, recurrent
 from goldens.config import Config
 
 __all__ = ["CASES"]
 
-CASES: dict[str, Config] = llama.CASES | gemma.CASES | others.CASES | mixtures.CASES | recurrent.CASES
+CASES: dict[str, Config] = llama.CASES | gemma.CASES | others.CASES | mixtures.CASES | recurrent.CASES | latent.CASES

@@ -107,8 +107,8 @@ def _find_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 class Arena(PoolSet):
     """Pools of a group of layers; `k_pools[layer]` and `v_pools[layer]` are (pages, kv_heads, page_size, head_dim).
 
-    `shape` is what every layer keeps of a token, and for how long. Raises SettingError when the system refuses the
-    memory.
+    `shape` is what every layer keeps of a token, and for how long. Where values are in keys (`value_dim`) both pools
+    are one. Raises SettingError when the system refuses the memory.
     """
 
     shape: CacheShape
@@ -124,10 +124,15 @@ class Arena(PoolSet):
         kv_type: KVType | None = None,
         *,
         window: int | None = None,
+        value_dim: int | None = None,
     ) -> None:
-        self.shape = CacheShape(kv_heads, head_dim, window)
+        self.shape = CacheShape(kv_heads, head_dim, window, value_dim)
+        in_keys = value_dim is not None
         try:
-            pools = [allocate_pools(ctx, pages, kv_heads, page_size, head_dim, kv_type) for _ in range(layers)]
+            pools = [
+                allocate_pools(ctx, pages, kv_heads, page_size, head_dim, kv_type, values_in_keys=in_keys)
+                for _ in range(layers)
+            ]
         except MemoryError as error:
             raise SettingError(
                 f"arena_bytes: the system refused memory for {pages} pages of {page_size} tokens in {layers} layers; "
@@ -137,8 +142,9 @@ class Arena(PoolSet):
         self.v_pools: tuple[PoolArray, ...] = tuple(v_pool for _, v_pool in pools)
         self.states = (None,) * layers
         sizes = "x".join(map(str, (layers, kv_heads, page_size, head_dim)))
-        layout = f"{ctx.device}/{pool_type(self.k_pools[0])}/{sizes}"
-        super().__init__(ctx, [pool for pair in pools for pool in pair], pages, page_size, layout)
+        layout = f"{ctx.device}/{pool_type(self.k_pools[0])}/{sizes}" + (f"/{value_dim}" if in_keys else "")
+        own = [pool for pair in pools for pool in (pair[:1] if in_keys else pair)]
+        super().__init__(ctx, own, pages, page_size, layout)
 
     @property
     def layers(self) -> int:
@@ -214,11 +220,18 @@ def parse_kv_type(name: str | None) -> KVType | None:
 
 
 def measure_page_bytes(
-    ctx: Context, layers: int, kv_heads: int, page_size: int, head_dim: int, kv_type: KVType | None = None
+    ctx: Context,
+    layers: int,
+    kv_heads: int,
+    page_size: int,
+    head_dim: int,
+    kv_type: KVType | None = None,
+    *,
+    values_in_keys: bool = False,
 ) -> int:
     """Bytes of one page over all layers, before an arena exists; measured, since the pools' packing is the kernels'."""
-    k_pool, v_pool = allocate_pools(ctx, 1, kv_heads, page_size, head_dim, kv_type)
-    return layers * (k_pool.nbytes + v_pool.nbytes)
+    pools = allocate_pools(ctx, 1, kv_heads, page_size, head_dim, kv_type, values_in_keys=values_in_keys)
+    return layers * sum(pool.nbytes for pool in pools[: 1 if values_in_keys else 2])
 
 
 def measure_state_bytes(shape: StatesShape) -> int:

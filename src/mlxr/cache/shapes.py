@@ -18,16 +18,19 @@ from mlxr.core.errors import ModelError
 class CacheShape:
     """Keys and values of a layer: `kv_heads` vectors of `head_dim` each, for all positions or the last ones.
 
-    With a `window` w, position p sees p - w + 1 to p, so older positions need not be kept.
+    With a `window` w, position p sees p - w + 1 to p, so older positions need not be kept. With a `value_dim` values
+    are the last so many numbers of the keys, which alone are kept (latent attention).
     """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
+    value_dim: int | None = None
 
     def __str__(self) -> str:
         seen = "full" if self.window is None else f"window {self.window}"
-        return f"{seen}, {self.kv_heads}x{self.head_dim}"
+        kind = "" if self.value_dim is None else "latent "
+        return f"{seen}, {kind}{self.kv_heads}x{self.head_dim}"
 
     @property
     def is_linked(self) -> bool:

@@ -120,7 +120,9 @@ def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits 
             (
                 "cache",
                 f"{engine.peak_pages} of {engine.pages} pages of {engine.page_size} tokens, "
-                f"{format_bytes(engine.peak_bytes)}; grouped queries saved {format_bytes(engine.gqa_saved_bytes)}, "
+                f"{format_bytes(engine.peak_bytes)}, "
+                f"{format_count(engine.page_bytes // engine.page_size)} bytes a token; "
+                f"grouped queries saved {format_bytes(engine.gqa_saved_bytes)}, "
                 f"windows {format_bytes(engine.window_saved_bytes)}",
             ),
             *list_groups(result),

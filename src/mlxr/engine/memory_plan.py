@@ -109,7 +109,15 @@ class ArenaPlan:
             StateArena(ctx, shape, pages, self.page_size)
             if isinstance(shape, StatesShape)
             else Arena(
-                ctx, pools, pages, shape.kv_heads, self.page_size, shape.head_dim, self.kv_type, window=shape.window
+                ctx,
+                pools,
+                pages,
+                shape.kv_heads,
+                self.page_size,
+                shape.head_dim,
+                self.kv_type,
+                window=shape.window,
+                value_dim=shape.value_dim,
             )
             for shape, pools, pages in zip(self.groups.shapes, self.groups.pools, self.pages, strict=True)
         ]
@@ -126,11 +134,21 @@ def compare_windows(
 
 
 def measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
-    """Bytes of one page of each group, or of one state."""
+    """Bytes of one page of each group, or of one state. Raises SettingError for pages that a group cannot have."""
+    if kind == "q8" and any(shape.value_dim is not None for shape in groups.paged):
+        raise SettingError("kv_type: the model keeps latent vectors, which are bf16, f16 or f32; got 'q8'")
     return tuple(
         measure_state_bytes(shape)
         if isinstance(shape, StatesShape)
-        else measure_page_bytes(ctx, pools, shape.kv_heads, page_size, shape.head_dim, kind)
+        else measure_page_bytes(
+            ctx,
+            pools,
+            shape.kv_heads,
+            page_size,
+            shape.head_dim,
+            kind,
+            values_in_keys=shape.value_dim is not None,
+        )
         for shape, pools in zip(groups.shapes, groups.pools, strict=True)
     )
 

@@ -118,7 +118,7 @@ class NativeLayers(Protocol):
     ) -> None: ...
     def append_heads(
         self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, symmetric: bool,
-        softcap: float, sinks: FloatArray | None, rope: int, group: int
+        softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int
     ) -> None:
         """Say the heads of the layer."""
     def append_join(self, factor: float, target: str) -> None: ...
@@ -134,6 +134,7 @@ class NativeLayers(Protocol):
         parts: int
     ) -> None: ...
     def append_product(self, weight: NativeLinearWeight, source: str, target: str) -> None: ...
+    def append_project_parts(self, weights: tuple[NativeLinearWeight, ...], passed: int) -> None: ...
     def append_route(self, router: NativeRouter) -> None: ...
     def append_rows(self, type_name: str, data: ByteArray, columns: int, target: str) -> None: ...
     def append_scale(self, factor: float, target: str) -> None: ...
@@ -144,6 +145,7 @@ class NativeLayers(Protocol):
         self, q_norm: FloatArray | None, k_norm: FloatArray | None, eps: float, norms_values: bool, projected: str,
         norms: str
     ) -> None: ...
+    def append_split_latent(self, norm: FloatArray, eps: float) -> None: ...
     def append_sum(self, factor: float) -> None: ...
 # fmt: on
 
@@ -184,7 +186,8 @@ class Native(Protocol):
     def attend(
         self, runtime: NativeRuntime, q: FloatArray, k_pool: PoolArray, v_pool: PoolArray, query_starts: IntArray,
         context_lengths: IntArray, page_table: IntArray, scale: float, window: int, out: FloatArray,
-        softcap: float = 0.0, sinks: FloatArray | None = None, symmetric: bool = False
+        softcap: float = 0.0, sinks: FloatArray | None = None, symmetric: bool = False,
+        value_dim: int = 0
     ) -> None: ...
     def available_isas(self) -> list[str]:
         """List the instruction sets that this build and machine can run, lowest first."""
@@ -236,6 +239,10 @@ class Native(Protocol):
         self, runtime: NativeRuntime, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: NativeExperts,
         adapters: NativeUpdates, out: FloatArray
     ) -> None: ...
+    def project_parts(
+        self, runtime: NativeRuntime, x: FloatArray, weights: tuple[NativeLinearWeight, ...], passed: int,
+        out: FloatArray
+    ) -> None: ...
     def rms_norm(
         self, runtime: NativeRuntime, x: FloatArray, weight: FloatArray | None, eps: float, residual: FloatArray | None,
         normed: FloatArray, summed: FloatArray | None, residual_scale: float = 1.0, sum_scale: float = 1.0
@@ -264,7 +271,7 @@ class Native(Protocol):
         out: FloatArray, pool: FloatArray, at: int, reads: IntArray, writes: IntArray, starts: IntArray
     ) -> None: ...
     def write_pages(
-        self, runtime: NativeRuntime, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray,
+        self, runtime: NativeRuntime, k: FloatArray, v: FloatArray | None, k_pool: PoolArray, v_pool: PoolArray,
         slots: IntArray
     ) -> None: ...
     def zeros(self, runtime: NativeRuntime, nbytes: int) -> ByteArray:

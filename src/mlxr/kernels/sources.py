@@ -20,6 +20,7 @@ from mlxr.kernels.pools import round_to_bf16, widen_bf16
 from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
 
 _BLOCK_COLUMNS = {weight_type.name: weight_type.block_size for weight_type in WEIGHT_TYPES}
+_FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,9 +109,17 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns(View):
-    """Some columns of a matrix of floats as the rows of another one, copied each time when they are asked for."""
+    """Some columns of a matrix as the rows of another one, made each time when they are asked for.
+
+    It keeps the type of floats; of quantised numbers it is bf16.
+    """
 
     rows: range
+
+    @property
+    def type_name(self) -> str:
+        """The type of the source, or bf16."""
+        return self.source.type_name if self.source.type_name in _FLOAT_BYTES else "bf16"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,18 +129,24 @@ class Columns(View):
     @property
     def data(self) -> ByteArray:
         """The numbers as bytes, copied."""
-        size = self.source.nbytes // (self.source.shape[0] * self.source.shape[1])
+        if self.source.type_name not in _FLOAT_BYTES:
+            return round_to_bf16(self._decode(self.rows)).view(np.uint8).reshape(-1)
+        size = _FLOAT_BYTES[self.source.type_name]
         numbers = self.source.data.view(f"u{size}").reshape(self.source.shape)
         return np.ascontiguousarray(numbers[:, _as_slice(self.rows)].T).view(np.uint8).reshape(-1)
 
     @property
     def nbytes(self) -> int:
         """Length of `data` in bytes."""
-        return self.source.nbytes // self.source.shape[1] * len(self.rows)
+        return len(self.rows) * self.source.shape[0] * _FLOAT_BYTES[self.type_name]
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of the numbers, decoded."""
-        return np.ascontiguousarray(self.source.to_float32()[:, _as_slice(self.rows[start:stop])].T)
+        decoded = self._decode(self.rows[start:stop])
+        return decoded if self.source.type_name in _FLOAT_BYTES else widen_bf16(round_to_bf16(decoded))
+
+    def _decode(self, rows: range) -> FloatArray:
+        return np.ascontiguousarray(self.source.to_float32()[:, _as_slice(rows)].T)
 
     def take_rows(self, start: int, stop: int) -> Columns:
         """Rows [start:stop] as a tensor of their own."""

@@ -226,7 +226,8 @@ class Decoder:
                 key = len(operator.experts.up), operator.used
                 experts[key] = experts.get(key, 0) + operator.experts.nbytes
             if isinstance(operator, Attend):
-                pair_macs[operator.heads.group] += 2 * operator.heads.heads * operator.heads.head_dim
+                heads = operator.heads
+                pair_macs[heads.group] += heads.heads * heads.head_dim + heads.value_columns
         attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.paged, strict=True))
         return StepWork(
             sum(map(count_step_bytes, operators)) + self._ends_bytes,

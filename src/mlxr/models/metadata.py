@@ -6,9 +6,11 @@ answers and that nobody asked for is refused when all is built, so no list has t
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import cached_property
 from typing import cast, get_args
 
@@ -19,7 +21,7 @@ from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_fact
 from mlxr.kernels.split_heads import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
-from mlxr.models.components import Attention, Dense, Embeddings, FeedForward, Layer, Mamba2, Rope
+from mlxr.models.components import Attention, Dense, Embeddings, FeedForward, LatentAttention, Layer, Mamba2, Rope
 from mlxr.models.components.encoder import (
     CLASSIFIER,
     CLASSIFIER_NORM,
@@ -385,6 +387,35 @@ class Metadata:
             sinks=sinks,
             gated=gated,
             is_causal=is_causal,
+        )
+
+    def latent_attention(self, *, interleaved: bool) -> LatentAttention:
+        """Return latent attention with the sizes of the file.
+
+        Newer files state under the usual keys what is kept of a token, and the sizes of heads under others. A file
+        whose yarn has a `yarn_log_multiplier` m means that scores are multiplied by (1 + m ln(factor))² and the
+        rotation by nothing (llama.cpp's src/models/deepseek2.cpp).
+        """
+        end = "" if self.fields.get("attention.key_length_mla") is None else "_mla"
+        self.fields.note(("attention.key_length", "attention.value_length", "attention.head_count_kv"))
+        key_dim = self.integer(f"attention.key_length{end}", 2, limits.MAX_HEAD_DIM)
+        dim = self.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM)
+        if dim % 2 or dim >= key_dim:
+            self.fields.refuse("rope.dimension_count", f"an even number below the key length {key_dim}")
+        scaling, grown = self._read_scaling(truncates_yarn=True), 1.0
+        multiplier = self.number("rope.scaling.yarn_log_multiplier", 0.0, 1e6, default=0.0)
+        if scaling is not None and scaling.kind == "yarn" and multiplier:
+            stated = self.number("rope.scaling.attn_factor", 1e-6, 1e6, default=1.0)
+            scaling = replace(scaling, attention_factor=stated)
+            grown = (1.0 + multiplier * math.log(max(scaling.factor, 1.0))) ** 2
+        return LatentAttention(
+            self.heads,
+            self.integer("attention.kv_lora_rank", 1, limits.MAX_HEAD_DIM),
+            key_dim - dim,
+            self.integer(f"attention.value_length{end}", 1, limits.MAX_HEAD_DIM),
+            scale=_round(self._own_scale or grown * float(key_dim**-0.5)),
+            rope=Rope(self.theta, dim, interleaved, scaling, self._read_temperature()),
+            query_rank=self.integer("attention.q_lora_rank", 0, default=0) or None,
         )
 
     @cached_property

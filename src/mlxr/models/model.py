@@ -12,7 +12,7 @@ from functools import cached_property
 from mlxr.cache.shapes import LayerCache, SharedWith
 from mlxr.core.errors import ModelError
 from mlxr.models import limits
-from mlxr.models.components import Attention, Dense, Embeddings, Layer
+from mlxr.models.components import Attention, Dense, Embeddings, LatentAttention, Layer
 from mlxr.models.components.weights import Tensors
 
 RANK_POOLINGS = ("mean", "cls", "last")
@@ -75,7 +75,7 @@ class Model:
 
     @property
     def heads(self) -> int:
-        """Heads of queries, 1 of a model that does not attend."""
+        """Heads of queries, 1 of a model that does not attend, and where all heads share latent vectors."""
         return 1 if self.attention is None else self.attention.heads
 
     @property
@@ -88,13 +88,12 @@ class Model:
         """A layer at the end that drafts tokens, as the family would have it: one that attends, with experts if some
         layers have them; None of a family whose layers are single blocks."""
         whole = [layer for layer in self.layers if layer.mixer is not None and layer.feed_forward is not None]
-        attending = [layer for layer in whole if isinstance(layer.mixer, Attention)]
+        attending = [layer for layer in whole if isinstance(layer.mixer, Attention | LatentAttention)]
         layers = [layer for layer in attending if layer.experts is not None] or attending
         if not layers or len(whole) < len(self.layers):
             return None
         mixer = layers[-1].mixer
-        assert isinstance(mixer, Attention)
-        return replace(layers[-1], mixer=replace(mixer, window=None))
+        return replace(layers[-1], mixer=replace(mixer, window=None)) if isinstance(mixer, Attention) else layers[-1]
 
     @cached_property
     def cache_layers(self) -> tuple[LayerCache, ...]:
@@ -139,8 +138,9 @@ class Model:
         Longrope's short factors are for contexts up to its original one. Served within that, the model is one of that
         length, with other keys in its cache than the model that is served beyond it.
         """
-        scaling = None if self.attention is None else self.attention.rope.scaling
-        if context_tokens is None or scaling is None or scaling.kind != "longrope":
+        scalings = [layer.rope.scaling for layer in self.layers if layer.rope.scaling is not None]
+        scaling = next((one for one in scalings if one.kind == "longrope"), None)
+        if context_tokens is None or scaling is None:
             return self
         original = scaling.original_context or self.context_length
         return replace(self, context_length=min(self.context_length, original)) if context_tokens <= original else self

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.tensor import TensorSource, read_vector
-from mlxr.models.components import NO_ROPE, Layer, Rope
+from mlxr.models.components import Layer
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -41,13 +41,13 @@ class Rotations:
     """
 
     def __init__(self, specs: Sequence[Layer], context_length: int, factors: Sequence[float] | None = None) -> None:
-        self._ropes = tuple(dict.fromkeys(map(_find_rope, specs)))
+        self._ropes = tuple(dict.fromkeys(spec.rope for spec in specs))
         self._context_length, self._factors = context_length, factors
         self._tables = self._build(min(FIRST_POSITIONS, context_length))
 
     def find(self, spec: Layer) -> int:
         """Return the number of a layer's table."""
-        return self._ropes.index(_find_rope(spec))
+        return self._ropes.index(spec.rope)
 
     def cover(self, longest_context: int) -> tuple[RopeTable, ...]:
         """Return the tables, grown when a context has outgrown them; rows that were there keep their values.
@@ -77,8 +77,3 @@ class Rotations:
             )
             for rope in self._ropes
         )
-
-
-def _find_rope(layer: Layer) -> Rope:
-    """Return the rotation of a layer; one that turns nothing where it does not attend."""
-    return NO_ROPE if layer.attention is None else layer.attention.rope

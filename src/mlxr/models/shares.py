@@ -15,7 +15,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.sources import cut_columns, cut_vector
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.components import Attention, FeedForward, Layer
+from mlxr.models.components import Attention, FeedForward, LatentAttention, Layer
 from mlxr.models.components.weights import Shape
 from mlxr.models.model import Model
 
@@ -136,7 +136,9 @@ def _find_obstacle(model: Model, count: int) -> str | None:
     for index, layer in enumerate(model.layers):
         mixer, block = layer.mixer, layer.feed_forward
         if not isinstance(mixer, Attention):
-            return f"layer {index} is recurrent" if mixer is not None else f"layer {index} has no attention"
+            latent = isinstance(mixer, LatentAttention)
+            kind = "has latent attention" if latent else "has no attention" if mixer is None else "is recurrent"
+            return f"layer {index} {kind}"
         if not isinstance(block, FeedForward):
             return f"layer {index} has experts" if block is not None else f"layer {index} has no feed-forward block"
         if mixer.heads % count or mixer.kv_heads % count:

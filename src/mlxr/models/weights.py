@@ -208,7 +208,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> None:
 
 def _find_rope(model: Model) -> Rope:
     """Return the rotation that the model's tensors of factors are for; one that turns nothing where no layer has it."""
-    ropes = [layer.attention.rope for layer in model.layers if layer.attention is not None]
+    ropes = [layer.rope for layer in model.layers if layer.attention or layer.latent]
     return next((rope for rope in ropes if rope.has_factors), NO_ROPE)
 
 

@@ -3,7 +3,8 @@
 Keys and values are read in place through the page table; heads are indexed, never repeated. Query head h reads key
 head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p; symmetric attention (encoders)
 also those after it, up to p + w - 1. Scores may be capped by tanh (Gemma 2, arXiv:2408.00118), and a learned sink of
-each head may take a share of its weights (gpt-oss, arXiv:2508.10925).
+each head may take a share of its weights (gpt-oss, arXiv:2508.10925). Values may be the last numbers of their keys
+(latent attention, arXiv:2405.04434), in one pool.
 """
 
 from __future__ import annotations
@@ -33,9 +34,17 @@ def default_kv_type(ctx: Context) -> KVType:
 
 
 def allocate_pools(
-    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: KVType | None = None
+    ctx: Context,
+    pages: int,
+    kv_heads: int,
+    page_size: int,
+    head_dim: int,
+    kv_type: KVType | None = None,
+    *,
+    values_in_keys: bool = False,
 ) -> tuple[PoolArray, PoolArray]:
-    """One K and one V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed.
+    """One K and one V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed; twice the same one where
+    values are in keys.
 
     Pages of bf16 and q8 are packed within (`mlxr.kernels.pools`); write_pages and attend know how, others copy whole
     pages. The last axis of q8 is 4 bytes longer, which hold the scales.
@@ -49,8 +58,11 @@ def allocate_pools(
     if kind not in KV_TYPES:
         refuse("allocate_pools", "kv_type", repr(kind), f"one of {', '.join(KV_TYPES)}")
     _, implementation = CHOICE.pick(ctx.device)
-    pools: tuple[PoolArray, PoolArray] = implementation.allocate_pools(ctx, pages, kv_heads, page_size, head_dim, kind)
-    return pools
+    pools: list[PoolArray] = [
+        implementation.allocate_pool(ctx, pages, kv_heads, page_size, head_dim, kind)
+        for _ in range(1 if values_in_keys else 2)
+    ]
+    return pools[0], pools[-1]
 
 
 def attend(
@@ -65,13 +77,15 @@ def attend(
     softcap: float | None = None,
     sinks: FloatArray | None = None,
     symmetric: bool = False,
+    value_dim: int | None = None,
 ) -> FloatArray:
     """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
 
     With a softcap c a score s becomes c tanh(s / c); `sinks` (heads,) add exp(sink) to the sum of a head's weights. The
     batch's own keys and values must be in the pools already. With `symmetric` a position sees
     those after it, too, as far as the context goes. q may be a view with a free token stride. Raises ValueError for
-    shapes that do not fit and for pages outside the pools.
+    shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last so many numbers of
+    the keys, v_pool is k_pool, and the result has so many columns for each head.
     """
     check_heads("attend", "q", q)
     check_pools("attend", k_pool, v_pool)
@@ -84,11 +98,13 @@ def attend(
     if sliding_window is not None and sliding_window < 1:
         refuse("attend", "sliding_window", sliding_window, "at least 1")
     _check_scores(heads, softcap, sinks)
+    if value_dim is not None and not (1 <= value_dim <= head_dim and (head_dim - value_dim) % 2 == 0):
+        refuse("attend", "value_dim", value_dim, f"at most the head_dim {head_dim}, and less by an even number")
     if batch.longest_context > batch.page_table.shape[1] * page_size:
         wanted = f"pages of {page_size} for a context of {batch.longest_context}"
         refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
     name, implementation = CHOICE.pick(ctx.device)
-    scores = Scores(scale, sliding_window, softcap, sinks, symmetric)
+    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim)
     if name == REFERENCE:
         ctx.ledger.count("attend", name, scores.name_variant(pool_type(k_pool)))
     result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scores)

@@ -18,21 +18,16 @@ from mlxr.kernels.tensor import POOL_DTYPES, FloatArray, PoolArray, pool_row_len
 
 _NO_WINDOW = 0
 _NO_SOFTCAP = 0.0
+_NO_VALUE_DIM = 0  # values have a pool of their own
 
 
-def allocate_pools(
-    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
-) -> tuple[PoolArray, PoolArray]:
-    """Two zeroed pools; the memory is taken from the system when it is first written, 2 MiB at a time: in smaller
-    pages nearly every page of a sequence would miss the TLB."""
+def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> PoolArray:
+    """A zeroed pool; the memory is taken from the system when it is first written, 2 MiB at a time: in smaller pages
+    nearly every page of a sequence would miss the TLB."""
     shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
     dtype = np.dtype(POOL_DTYPES[kv_type])
-
-    def allocate() -> PoolArray:
-        pool: PoolArray = ctx.module.zeros(ctx.native, math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-        return pool
-
-    return allocate(), allocate()
+    pool: PoolArray = ctx.module.zeros(ctx.native, math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return pool
 
 
 def attend(
@@ -45,7 +40,7 @@ def attend(
 ) -> FloatArray:
     """Every query token against the pages of its sequence. Pages that no query sees need not be in the table."""
     tokens, heads, head_dim = q.shape
-    out = empty(ctx, tokens, heads * head_dim)
+    out = empty(ctx, tokens, heads * (scores.value_dim or head_dim))
     ctx.module.attend(
         ctx.native,
         q,
@@ -60,5 +55,6 @@ def attend(
         scores.softcap or _NO_SOFTCAP,
         scores.sinks,
         scores.symmetric,
+        scores.value_dim or _NO_VALUE_DIM,
     )
     return out

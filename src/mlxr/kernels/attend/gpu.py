@@ -34,7 +34,7 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
-MAX_LANES_DIM = 512
+MAX_LANES_DIM = 640
 # Up to which head dims a lane holds four query heads in registers, or two; an Apple GPU has 128 of these for a thread.
 MOST_HELD_DIMS, HELD_DIMS = (128, 256), {"metal": (64, 128)}
 MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
@@ -57,16 +57,13 @@ PLAIN_TYPES = ("bf16", "f16", "f32")
 KERNELS = (DECODE, STREAM, TILES, MERGE, GATHER)
 
 
-def allocate_pools(
-    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
-) -> tuple[Pool, Pool]:
-    """Two zeroed pools on the device. Raises DeviceError for q8, which no GPU kernel reads or writes."""
+def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> Pool:
+    """A zeroed pool on the device. Raises DeviceError for q8, which no GPU kernel reads or writes."""
     if kv_type not in PLAIN_TYPES:
         raise DeviceError(
             f"device {ctx.device!r} keeps no {kv_type} pages; kv_type must be one of {', '.join(PLAIN_TYPES)} there"
         )
-    shape = (pages, kv_heads, page_size, head_dim)
-    return ctx.gpu.allocate_pool(shape, kv_type), ctx.gpu.allocate_pool(shape, kv_type)
+    return ctx.gpu.allocate_pool((pages, kv_heads, page_size, head_dim), kv_type)
 
 
 def attend(
@@ -95,7 +92,7 @@ def attend(
         else:
             results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scores))
     joined = results[0] if len(results) == 1 else mx.concatenate(results)
-    return joined.reshape(tokens, heads * head_dim)
+    return joined.reshape(tokens, heads * (scores.value_dim or head_dim))
 
 
 def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
@@ -134,7 +131,7 @@ def _decode(
 ) -> Any:
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
-    whole = tokens == batch.tokens
+    whole, value_dim = tokens == batch.tokens, scores.value_dim or head_dim
     of_four, of_two = HELD_DIMS.get(gpu.device, MOST_HELD_DIMS)
     tile = 4 if head_dim <= of_four else 2 if head_dim <= of_two else 1
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
@@ -162,13 +159,20 @@ def _decode(
         groups=(groups, tokens, shares),
         threads=32 * SIMD_GROUPS,
         outputs=[
-            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.operands),
+            ((tokens, heads, shares, value_dim), gpu.mx.float32 if split else gpu.operands),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
-        constants={"D": head_dim, "G": tile, "SPLIT": int(split), **scores.constants},
+        constants={
+            "D": head_dim,
+            "G": tile,
+            "SPLIT": int(split),
+            "LATENT": int(scores.value_dim is not None),
+            "FIRST": head_dim - value_dim,
+            **scores.constants,
+        },
         types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.operands},
     )
-    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
+    return merge_shares(ctx, out, stats, scores) if split else out.reshape(tokens, heads, value_dim)
 
 
 def _prefill(
@@ -185,6 +189,8 @@ def _prefill(
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
     pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], scores, q.dtype)
     keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
+    if scores.value_dim is not None:
+        values = keys[:, :, keys.shape[2] - scores.value_dim :]
     if front or padding:
         q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
     rows, sinks = q.transpose(1, 0, 2), None if scores.sinks is None else gpu.hold(scores.sinks)

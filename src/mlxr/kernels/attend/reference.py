@@ -25,13 +25,9 @@ from mlxr.kernels.tensor import (
 )
 
 
-def allocate_pools(
-    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
-) -> tuple[PoolArray, PoolArray]:
-    """Make the pools of keys and of values, filled with zeros."""
-    shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
-    dtype = POOL_DTYPES[kv_type]
-    return np.zeros(shape, dtype), np.zeros(shape, dtype)
+def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> PoolArray:
+    """Make a pool of keys or of values, filled with zeros."""
+    return np.zeros((pages, kv_heads, page_size, pool_row_length(kv_type, head_dim)), POOL_DTYPES[kv_type])
 
 
 def attend(
@@ -41,14 +37,19 @@ def attend(
     (tokens, heads, head_dim), sliding_window = q.shape, scores.sliding_window
     page_size = k_pool.shape[2]
     key_offsets, value_offsets = locate_keys(page_size, head_dim), locate_values(page_size, head_dim)
-    output = np.empty((tokens, heads, head_dim), np.float32)
+    value_dim = scores.value_dim or head_dim
+    output = np.empty((tokens, heads, value_dim), np.float32)
     for sequence in range(batch.sequences):
         start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
         positions, length = batch.positions[start:stop], int(batch.context_lengths[sequence])
         first_page = 0 if sliding_window is None else max(0, int(positions[0]) + 1 - sliding_window) // page_size
         pages, first = batch.page_table[sequence, first_page:], first_page * page_size  # those before may be gone
         keys = gather_pages(ctx, k_pool, pages, length - first, key_offsets)
-        values = gather_pages(ctx, v_pool, pages, length - first, value_offsets)
+        values = (
+            keys[:, :, head_dim - value_dim :]
+            if scores.value_dim is not None
+            else gather_pages(ctx, v_pool, pages, length - first, value_offsets)
+        )
         visible = mask_positions(
             positions - np.int32(first), length - first, sliding_window, symmetric=scores.symmetric
         )
@@ -58,7 +59,7 @@ def attend(
             seen = np.where(visible, cap(products * np.float32(scores.scale), scores.softcap), -np.inf)
             sink = None if scores.sinks is None else scores.sinks[head]
             output[start:stop, head] = softmax(seen, sink) @ values[head // group]
-    return output.reshape(tokens, heads * head_dim)
+    return output.reshape(tokens, heads * value_dim)
 
 
 def gather_pages(ctx: Context, pool: PoolArray, page_ids: IntArray, length: int, offsets: Offsets) -> FloatArray:

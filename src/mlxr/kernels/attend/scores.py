@@ -15,7 +15,8 @@ class Scores:
     """Scores are products of queries and keys times `scale`, then capped, and hidden outside of the window.
 
     With a softcap c a score becomes c tanh(score / c). A head's weights are exp(score) over their sum, to which a sink
-    adds exp(sink): it takes part like the score of one more position, whose value is zero. `sinks` is (heads,).
+    adds exp(sink): it takes part like the score of one more position, whose value is zero. `sinks` is (heads,). With a
+    `value_dim` values are the last so many numbers of the keys.
     """
 
     scale: float
@@ -23,6 +24,7 @@ class Scores:
     softcap: float | None = None
     sinks: FloatArray | None = None
     symmetric: bool = False  # what comes after a position is seen as what comes before it
+    value_dim: int | None = None
 
     @property
     def powers(self) -> tuple[float, ...]:
@@ -43,5 +45,6 @@ class Scores:
             ("symmetric", self.symmetric or None),
             ("softcap", self.softcap),
             ("sinks", self.sinks),
+            ("latent", self.value_dim),
         )
         return "+".join([kv_type, *(name for name, value in parts if value is not None)])

@@ -15,7 +15,7 @@ from mlxr.kernels.recurrent.gated_delta import EPS, DeltaRule
 from mlxr.kernels.recurrent.mamba2 import StateSpace
 from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
-_NONE = 0  # no window, no softcap
+_NONE = 0  # no window, no softcap, values with a pool of their own
 Pools = Sequence[PoolArray | None]
 StepArrays = tuple[
     IntArray,  # token ids
@@ -40,7 +40,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
     for layer in layers:
         native.append_layer(layer.columns)
         for operator in layer.program:
-            if isinstance(operator, op.SplitHeads):
+            if isinstance(operator, op.SplitHeads | op.SplitLatent):
                 native.append_heads(*_describe(operator.heads))
             _append(ctx, native, operator)
     return native
@@ -48,7 +48,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
 
 def _describe(
     heads: Heads,
-) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int]:
+) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int]:
     return (
         heads.heads,
         heads.kv_heads,
@@ -60,6 +60,7 @@ def _describe(
         heads.sinks,
         heads.rope,
         heads.group,
+        heads.value_dim or _NONE,
     )
 
 
@@ -75,6 +76,10 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             if norms is not None:
                 q_norm, k_norm, eps, values, kind = norms.q, norms.k, norms.eps, norms.values, norms.kind
             native.append_split_heads(q_norm, k_norm, eps, values, heads.projected, kind)
+        case op.SplitLatent(_, weight):
+            native.append_split_latent(weight.weight, weight.eps)
+        case op.ProjectParts(parts, passed):
+            native.append_project_parts(parts.payload, passed)
         case op.Attend():
             native.append_attend()
         case op.Activate(kind, features, first=first, parameters=parameters):  # gated when `x` has more columns

@@ -85,7 +85,13 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             keys = 2 * heads.kv_heads * heads.head_dim  # those that a layer shares are gathered, too
             return queries * (result + (cast if cast != result else 0)) + keys * cast
         case op.Attend(heads):
-            return heads.heads * heads.head_dim * (cast + (operand if cast != operand else 0))
+            return heads.value_columns * (cast + (operand if cast != operand else 0))
+        case op.SplitLatent(heads):
+            queries = heads.heads * heads.head_dim
+            return queries * (result + (cast if cast != result else 0)) + 2 * heads.head_dim * cast
+        case op.ProjectParts(parts, passed):
+            made = parts.weights[0].in_features + 2 * parts.weights[0].out_features + passed
+            return len(parts.weights) * made * result
         case op.Activate(features=features):
             return features * operand
         case op.Convolve(conv):

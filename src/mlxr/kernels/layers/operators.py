@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.latent import Parts
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, choose_rows
 from mlxr.kernels.moe import Experts, Router
@@ -72,6 +73,12 @@ class Heads:
     sinks: FloatArray | None = None  # (heads,): a score more of each head, which has no value
     rope: int = 0  # number of the step's rotation table
     group: int = 0  # number of the batch's slots and page table
+    value_dim: int | None = None  # values are the last so many numbers of the keys
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of what attention gives."""
+        return self.heads * (self.value_dim or self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +119,22 @@ class SplitHeads:
     """Make queries of what `x` projected, and write keys and values into their pages."""
 
     heads: Heads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitLatent:
+    """Make keys of what was kept (see `split_latent`) and write them into their pages; rotate the queries in `x`."""
+
+    heads: Heads
+    norm: NormWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectParts:
+    """Multiply each part of `x` by a weight of its own; the last `passed` numbers of a part stand before its result."""
+
+    parts: Parts
+    passed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +241,7 @@ class GatedNorm:
 
 Operator = (
     Norm | AddResidual | MatMul | AllReduce | SplitHeads | Attend | Activate | Scale | Add | GetRows | Route
-    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm
+    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | SplitLatent | ProjectParts
 )  # fmt: skip
 
 
@@ -249,6 +272,10 @@ def count_weight_bytes(operator: Operator) -> int:
     match operator:
         case Norm(weight) | MatMul(weight):
             return weight.nbytes
+        case SplitLatent(norm=norm):
+            return norm.nbytes
+        case ProjectParts(parts):
+            return parts.nbytes
         case SplitHeads(Heads(norms=HeadNorms(q, k))):
             return q.nbytes + k.nbytes
         case MixExperts(experts):
@@ -259,8 +286,8 @@ def count_weight_bytes(operator: Operator) -> int:
             return conv.nbytes
         case Recur(rule):
             return rule.nbytes
-        case GatedNorm(norm):
-            return 0 if norm.weight is None else norm.weight.nbytes
+        case GatedNorm(mixer_norm):
+            return 0 if mixer_norm.weight is None else mixer_norm.weight.nbytes
         case _:
             return 0
 
@@ -281,6 +308,8 @@ def list_weights(operator: Operator) -> tuple[LinearWeight, ...]:
     match operator:
         case MatMul(weight):
             return (weight,)
+        case ProjectParts(parts):
+            return parts.weights
         case MixExperts(experts):
             return (*experts.up, *experts.down)
         case _:

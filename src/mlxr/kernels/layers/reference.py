@@ -11,6 +11,7 @@ from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.embed import embed
+from mlxr.kernels.latent import project_parts, split_latent
 from mlxr.kernels.layers import operators as op
 from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, Operator, Register, Routes, StepInput
 from mlxr.kernels.linear import linear
@@ -81,6 +82,19 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     heads.norms,
                     projected=heads.projected,
                 )
+            case op.SplitLatent(heads, weight):
+                registers["x"] = split_latent(
+                    ctx,
+                    take(registers, "x"),
+                    take(registers, "kept"),
+                    batch.of_group(heads.group),
+                    step.ropes[heads.rope],
+                    k_pool,
+                    weight.weight,
+                    weight.eps,
+                )
+            case op.ProjectParts(parts, passed):
+                registers["x"] = project_parts(ctx, take(registers, "x"), parts, passed)
             case op.Attend(heads):
                 registers["x"] = attend(
                     ctx,
@@ -93,6 +107,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     softcap=heads.softcap,
                     sinks=heads.sinks,
                     symmetric=heads.symmetric,
+                    value_dim=heads.value_dim,
                 )
             case op.Activate(kind, _, is_gated, None, parameters):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated, parameters=parameters)

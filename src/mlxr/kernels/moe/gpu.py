@@ -181,12 +181,15 @@ def mix_composed(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Expert
     mx, (tokens, used) = ctx.gpu.mx, chosen.shape
     rows = mx.repeat(x.astype(mx.float32), used, axis=0)
     numbers = chosen.reshape(-1)
-    inner = activate(ctx, _multiply(ctx, rows, payload.up, numbers), experts.activation, gated=experts.is_gated)
-    made = _multiply(ctx, inner.astype(mx.float32), payload.down, numbers).reshape(tokens, used, -1)
+    inner = activate(
+        ctx, gather_products(ctx, "moe", rows, payload.up, numbers), experts.activation, gated=experts.is_gated
+    )
+    made = gather_products(ctx, "moe", inner.astype(mx.float32), payload.down, numbers).reshape(tokens, used, -1)
     return (made * shares[:, :, None]).sum(axis=1)
 
 
-def _multiply(ctx: Context, x: Any, stack: Stack, numbers: Any) -> Any:
+def gather_products(ctx: Context, operator: str, x: Any, stack: Stack, numbers: Any) -> Any:
+    """Each row of x times the weight of a stack that its number names, with the weights that MLX gathers."""
     mx = ctx.gpu.mx
 
     def gather() -> Any:
@@ -198,8 +201,9 @@ def _multiply(ctx: Context, x: Any, stack: Stack, numbers: Any) -> Any:
         return joined if stack.biases is None else joined + mx.take(stack.biases, numbers, axis=0)
 
     variant = "+".join(dict.fromkeys(part.type_name for part in stack.parts))
-    ctx.ledger.count(EXPERT_ROWS, MLX, variant, numbers.shape[0])
-    return ctx.gpu.watch.run_mlx("moe", variant, gather, x)
+    if operator == "moe":
+        ctx.ledger.count(EXPERT_ROWS, MLX, variant, numbers.shape[0])
+    return ctx.gpu.watch.run_mlx(operator, variant, gather, x)
 
 
 def _share_near(mx: Any, logits: Any, chosen: Any, gap: float) -> Any:

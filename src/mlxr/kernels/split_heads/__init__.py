@@ -139,20 +139,23 @@ SPLIT_HEADS = FunctionChoice("split_heads", _run_operators, _run_operators, f"{_
 
 
 def write_pages(
-    ctx: Context, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
+    ctx: Context, k: FloatArray, v: FloatArray | None, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
 ) -> None:
     """Write k and v (T, kv_heads, head_dim) into slot `slots[t]` = page * page_size + offset of the pools.
 
     k and v may be views with a free token stride. Pools are (pages, kv_heads, page_size, head_dim), bf16, f16, f32 or
-    q8; values are rounded to nearest even. Raises ValueError for a slot outside the pools, before anything is written.
+    q8; values are rounded to nearest even. Without v values are in keys, and v_pool is not written. Raises ValueError
+    for a slot outside the pools, before anything is written.
     """
     check_heads("write_pages", "k", k)
-    check_heads("write_pages", "v", v)
+    if v is not None:
+        check_heads("write_pages", "v", v)
     check_ints("write_pages", "slots", slots)
     check_pools("write_pages", k_pool, v_pool)
     wanted = (slots.shape[0], k_pool.shape[1], pool_head_dim(k_pool))
-    if k.shape != wanted or v.shape != wanted:
-        refuse("write_pages", "k and v", f"of shapes {k.shape} and {v.shape}", f"{wanted} for these pools and slots")
+    if k.shape != wanted or (v is not None and v.shape != wanted):
+        shapes = f"of shapes {k.shape} and {None if v is None else v.shape}"
+        refuse("write_pages", "k and v", shapes, f"{wanted} for these pools and slots")
     name, implementation = WRITE_PAGES.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("write_pages", name, pool_type(k_pool))
@@ -160,7 +163,7 @@ def write_pages(
 
 
 def _write_reference(
-    ctx: Context, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
+    ctx: Context, k: FloatArray, v: FloatArray | None, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
 ) -> None:
     """Slot s is offset s % page_size of page s // page_size."""
     (pages, kv_heads, page_size), head_dim = k_pool.shape[:3], pool_head_dim(k_pool)
@@ -169,13 +172,16 @@ def _write_reference(
     page_ids, positions = np.divmod(slots, page_size)
     if k_pool.dtype not in (BFLOAT16, INT8):
         k_pool[page_ids, :, positions] = k
-        v_pool[page_ids, :, positions] = v
+        if v is not None:
+            v_pool[page_ids, :, positions] = v
         return
     heads = np.arange(kv_heads)[None, :, None]
     for pool, rows, offsets in (
         (k_pool, k, locate_keys(page_size, head_dim)),
         (v_pool, v, locate_values(page_size, head_dim)),
     ):
+        if rows is None:
+            continue
         flat = pool.reshape(pages, kv_heads, -1)
         places = page_ids[:, None, None], heads, offsets[positions][:, None]
         if pool.dtype == BFLOAT16:
@@ -187,7 +193,7 @@ def _write_reference(
 
 
 def _write_native(
-    ctx: Context, k: FloatArray, v: FloatArray, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
+    ctx: Context, k: FloatArray, v: FloatArray | None, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
 ) -> None:
     """Scatter the rows into their slots; of two rows with one slot the later stays."""
     ctx.module.write_pages(ctx.native, k, v, k_pool, v_pool, slots)

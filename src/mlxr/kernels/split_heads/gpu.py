@@ -52,7 +52,7 @@ def split_heads(
     if head_dim % 2:
         refuse("split_heads", "head_dim", head_dim, "an even number")
     placed, qkv = gpu.place(batch), settle(qkv)
-    _check_values(batch, table, (pages + 1) * page_size)
+    check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
         return gpu.watch.run_mlx(
             "split_heads",
@@ -121,7 +121,8 @@ def choose_lanes(head_dim: int, rot_dim: int) -> tuple[int, int]:
     return pairs, min(LANES, 1 << (-(-head_dim // (2 * pairs)) - 1).bit_length())
 
 
-def _check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
+def check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
+    """Raise ValueError for positions beyond the table, and for slots from `slots` on."""
     if batch.longest_context > table.positions:
         refuse("split_heads", "positions", batch.positions.tolist(), f"positions from 0 to {table.positions - 1}")
     if batch.slots.min() < 0 or batch.slots.max() >= slots:
@@ -140,7 +141,7 @@ def _compose(
     projected: Projected,
 ) -> Any:
     """Return the queries; keys and values go to the slots of the batch that is `placed` on the device."""
-    gpu, mx, (_, kv_heads, page_size, head_dim) = ctx.gpu, ctx.gpu.mx, k_pool.shape
+    gpu, mx, (_, kv_heads, _, head_dim) = ctx.gpu, ctx.gpu.mx, k_pool.shape
     split = qkv.reshape(qkv.shape[0], -1, head_dim)
     q, k = split[:, :heads], split[:, heads : heads + kv_heads]
     v = k if projected == "qk" else split[:, heads + kv_heads :]
@@ -148,10 +149,10 @@ def _compose(
 
     def turn(x: Any, weight: Any) -> Any:
         if norms is None:
-            return _rotate(mx, x, cos, sin, table)
+            return rotate(mx, x, cos, sin, table)
         if norms.kind == "turned":
-            return _norm(mx, _rotate(mx, x, cos, sin, table), gpu.hold(weight), norms)
-        return _rotate(mx, _norm(mx, x, gpu.hold(weight), norms), cos, sin, table)
+            return _norm(mx, rotate(mx, x, cos, sin, table), gpu.hold(weight), norms)
+        return rotate(mx, _norm(mx, x, gpu.hold(weight), norms), cos, sin, table)
 
     q = turn(q, None if norms is None else norms.q)
     if table.query_factors is not None:
@@ -161,15 +162,21 @@ def _compose(
     k = turn(k, None if norms is None else norms.k)
     if norms is not None and norms.values:
         v = mx.fast.rms_norm(v, None, norms.eps)
+    scatter_rows(mx, k_pool, placed, k)
+    scatter_rows(mx, v_pool, placed, v)
+    return q
+
+
+def scatter_rows(mx: Any, pool: Pool, placed: Any, values: Any) -> None:
+    """Write values (T, kv_heads, head_dim) into their slots."""
+    _, kv_heads, page_size, head_dim = pool.shape
     page_ids, offsets = placed.slots // page_size, placed.slots % page_size
     rows = ((page_ids[:, None] * kv_heads + mx.arange(kv_heads)) * page_size + offsets[:, None]).reshape(-1)
-    for pool, values in ((k_pool, k), (v_pool, v)):
-        shape, flat = pool.array.shape, pool.array.reshape(-1, head_dim)
-        pool.array = None  # so that the scatter may take the memory over
-        flat[rows] = values.reshape(-1, head_dim).astype(flat.dtype)
-        pool.array = flat.reshape(shape)
-        mx.eval(pool.array)
-    return q
+    shape, flat = pool.array.shape, pool.array.reshape(-1, head_dim)
+    pool.array = None  # so that the scatter may take the memory over
+    flat[rows] = values.reshape(-1, head_dim).astype(flat.dtype)
+    pool.array = flat.reshape(shape)
+    mx.eval(pool.array)
 
 
 def _norm(mx: Any, x: Any, weight: Any, norms: HeadNorms) -> Any:
@@ -179,7 +186,8 @@ def _norm(mx: Any, x: Any, weight: Any, norms: HeadNorms) -> Any:
     return mx.fast.rms_norm(x.reshape(-1, weight.shape[0]), weight, norms.eps).reshape(x.shape)
 
 
-def _rotate(mx: Any, x: Any, cos: Any, sin: Any, table: RopeTable) -> Any:
+def rotate(mx: Any, x: Any, cos: Any, sin: Any, table: RopeTable) -> Any:
+    """x (T, heads, head_dim) with the first numbers of each head rotated."""
     if not table.rot_dim:
         return x
     turned, rest = x[..., : table.rot_dim], x[..., table.rot_dim :]

@@ -9,6 +9,7 @@ from mlxr.models.components.attention import NO_ROPE, Attention, Rope
 from mlxr.models.components.encoder import Dense, Embeddings
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
+from mlxr.models.components.latent import LatentAttention
 from mlxr.models.components.layer import Layer, LayerInputs, ParallelMixers
 from mlxr.models.components.recurrent import GatedDelta, Mamba2, Recurrence, ShortConv
 from mlxr.models.components.weights import Norms, Weights
@@ -22,6 +23,7 @@ __all__ = [
     "Experts",
     "FeedForward",
     "GatedDelta",
+    "LatentAttention",
     "Layer",
     "LayerInputs",
     "Mamba2",

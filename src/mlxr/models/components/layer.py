@@ -22,9 +22,10 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
-from mlxr.models.components.attention import Attention
+from mlxr.models.components.attention import NO_ROPE, Attention, Rope
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
+from mlxr.models.components.latent import LatentAttention
 from mlxr.models.components.recurrent import Recurrence
 from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights
 
@@ -57,7 +58,7 @@ class ParallelMixers:
         yield Add(flow.target)
 
 
-Mixer = Attention | Recurrence | ParallelMixers
+Mixer = Attention | LatentAttention | Recurrence | ParallelMixers
 SecondBlock = FeedForward | Experts | DenseAndExperts
 
 
@@ -131,10 +132,21 @@ class Layer:
         return mixer if isinstance(mixer, Attention) else None
 
     @property
+    def latent(self) -> LatentAttention | None:
+        """The layer's latent attention, if it has some."""
+        return self.mixer if isinstance(self.mixer, LatentAttention) else None
+
+    @property
+    def rope(self) -> Rope:
+        """The rotation of the layer's queries and keys; one that turns nothing where it does not attend."""
+        attends = self.attention or self.latent
+        return NO_ROPE if attends is None else attends.rope
+
+    @property
     def recurrence(self) -> Recurrence | None:
         """The layer's recurrent mixer, alone or beside attention."""
         mixer = self.mixer.recurrence if isinstance(self.mixer, ParallelMixers) else self.mixer
-        return None if isinstance(mixer, Attention) else mixer
+        return None if isinstance(mixer, Attention | LatentAttention) else mixer
 
     @property
     def experts(self) -> Experts | None:
@@ -147,7 +159,7 @@ class Layer:
     def cache(self) -> LayerCache:
         """What the layer keeps of the tokens."""
         attention, recurrence = self.attention, self.recurrence
-        pages: CacheShape | SharedWith | None = None
+        pages: CacheShape | SharedWith | None = None if self.latent is None else self.latent.cache
         if attention is not None:
             own = CacheShape(attention.kv_heads, attention.head_dim, attention.window if attention.is_causal else None)
             pages = own if attention.reads is None else SharedWith(attention.reads)
@@ -241,6 +253,8 @@ class Layer:
         small ones. Raises ModelError for a part that is missing, or of another shape than the other ones."""
         if self.attention is not None:
             self.attention.arrange(tensors, prefix)
+        if self.latent is not None:
+            self.latent.arrange(tensors, prefix)
         if self.feed_forward is not None:
             self.feed_forward.arrange(tensors, prefix)
         if self.recurrence is not None:

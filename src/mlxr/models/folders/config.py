@@ -212,6 +212,7 @@ class FolderConfig:
         self,
         *,
         kv_heads: int | None = None,
+        head_dim: int | None = None,
         eps: Sequence[str] = (RMS_EPS,),
         eps_key: str = "rms_norm_eps",
         context_keys: Sequence[str] = ("max_position_embeddings",),
@@ -222,15 +223,15 @@ class FolderConfig:
     ) -> None:
         """State what every model has but its rotation and the width of its feed-forward blocks.
 
-        `kv_heads`, `activation` and `tied` hold where the folder does not
-        say so. `eps` are GGUF's keys for what norms add to the variance. Of `context_keys` the first that is there
-        counts. For biases see `state_biases`.
+        `kv_heads`, `activation` and `tied` hold where the folder does not say so. Heads have `head_dim` numbers where
+        that is not what the folder states. `eps` are GGUF's keys for what norms add to the variance. Of `context_keys`
+        the first that is there counts. For biases see `state_biases`.
         """
         out, fields = self.out, self.fields
         out.put("embedding_length", self.hidden, fields, "hidden_size")
         out.put("attention.head_count", self.heads, fields, "num_attention_heads")
         for name in ("attention.key_length", "attention.value_length"):
-            out.put(name, self.head_dim, fields, self.head_key)
+            out.put(name, head_dim or self.head_dim, fields, self.head_key)
         out.put("attention.head_count_kv", self.read_kv_heads(kv_heads), fields, "num_key_value_heads")
         key = self.find_key(*context_keys)
         out.put("context_length", fields.integer(key, 1, limits.MAX_CONTEXT), fields, key)

@@ -11,6 +11,7 @@ from mlxr.kernels.moe import Scoring
 from mlxr.models import limits
 from mlxr.models.fields import Fields
 from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig
+from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import SCORING_NUMBERS
 
 ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
@@ -36,6 +37,37 @@ def read_divisor(fields: Fields, name: str, heads: int, what: str, default: int 
     if heads % parts:
         fields.refuse(name, f"a divisor of the {heads} {what}")
     return parts
+
+
+def state_latent_attention(c: FolderConfig, *, is_parted: bool = True, tied: bool = False) -> None:
+    """State the sizes of a model with latent attention, and its rotation.
+
+    In files of families where it `is_parted` keys and values have matrices of their own, what is kept of a token stands
+    under the usual keys, and the sizes of heads under others.
+    """
+    fields, out = c.fields, c.out
+    fields.refuse_unless(("attention_bias", "mlp_bias"), (False,), "biases are not supported there")
+    rank = fields.integer("kv_lora_rank", 1, limits.MAX_HEAD_DIM)
+    dim = fields.integer("qk_rope_head_dim", 2, limits.MAX_HEAD_DIM)
+    if dim % 2:
+        fields.refuse("qk_rope_head_dim", "an even number")
+    plain = fields.integer("qk_nope_head_dim", 1, limits.MAX_HEAD_DIM)
+    values = fields.integer("v_head_dim", 1, limits.MAX_HEAD_DIM, default=c.hidden // c.heads)
+    c.state_model(kv_heads=c.heads, head_dim=dim + rank, tied=tied)
+    end = "_mla" if is_parted else ""
+    if is_parted:
+        out.put("attention.head_count_kv", 1, fields, "num_key_value_heads")
+        out.put("attention.key_length", dim + rank, fields, "kv_lora_rank")
+        out.put("attention.value_length", rank, fields, "kv_lora_rank")
+    out.put(f"attention.key_length{end}", plain + dim, fields, "qk_nope_head_dim")
+    out.put(f"attention.value_length{end}", values, fields, "v_head_dim")
+    out.put("attention.kv_lora_rank", rank, fields, "kv_lora_rank")
+    query_rank = fields.integer("q_lora_rank", 0, limits.MAX_WIDTH, default=0)
+    if query_rank:
+        out.put("attention.q_lora_rank", query_rank, fields, "q_lora_rank")
+    out.put("rope.dimension_count", dim, fields, "qk_rope_head_dim")
+    fields.note(("partial_rotary_factor", "head_dim"))
+    state_rotation(c, rope_dim=dim, scales_scores=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,25 +42,31 @@ def state_rotation(
     theta: float = 10000.0,
     unstated: Mapping[str, object] = NOTHING,
     head_dim: int | None = None,
+    rope_dim: int | None = None,
     truncates_yarn: bool = True,
+    scales_scores: bool = False,
     has_mscales: bool = False,
     has_alpha: bool = False,
 ) -> None:
     """State the rotation.
 
     `part` of a head rotates where the folder does not say, with the base `theta`; `unstated` is what an object for
-    rotations would say where there is none. `head_dim` is that of layers without a window, where it differs. Readers
-    take it that yarn's range is rounded to whole pairs if it `truncates_yarn`. `has_mscales`: longrope's attention
-    factor is stated as `short_mscale` and `long_mscale`. `has_alpha`: a dynamic rotation that states `alpha` is
-    stretched by it, whatever the length of a text.
+    rotations would say where there is none. `head_dim` is that of layers without a window, where it differs; with a
+    `rope_dim` so many numbers rotate, whatever the folder says of parts. With yarn a family that `scales_scores`
+    multiplies them by what `mscale_all_dim` says. Readers take it that yarn's range is rounded to whole pairs if it
+    `truncates_yarn`. `has_mscales`: longrope's attention factor is stated as `short_mscale` and `long_mscale`.
+    `has_alpha`: a dynamic rotation that states `alpha` is stretched by it, whatever the length of a text.
     """
     out, rope = c.out, find_rope(c.fields, unstated)
     context, stated = out.integer("context_length"), c.fields.number("rope_theta", 1.0001, limits.MAX_THETA, theta)
     base = rope.number("rope_theta", 1.0001, limits.MAX_THETA, default=stated)
-    rope_dim = _read_rope_dim(c.fields, rope, part, head_dim or c.head_dim)
-    out.put("rope.dimension_count", rope_dim, c.fields, "global_head_dim" if head_dim else c.head_key)
+    if rope_dim is None:
+        rope_dim = _read_rope_dim(c.fields, rope, part, head_dim or c.head_dim)
+        out.put("rope.dimension_count", rope_dim, c.fields, "global_head_dim" if head_dim else c.head_key)
     out.put("rope.freq_base", base, rope if rope.get("rope_theta") is not None else c.fields, "rope_theta")
     _state_scaling(c, rope, base, rope_dim, has_alpha)
+    if scales_scores and out.values.get("rope.scaling.type") == "yarn":
+        _state_score_factor(out, rope)
     if out.values.get("rope.scaling.type") == "yarn":
         truncate = rope.flag("truncate", True)
         if truncate != truncates_yarn:
@@ -245,6 +251,20 @@ def _state_yarn(out: Statement, rope: Fields, context: int, original: int) -> No
     out.put("rope.scaling.yarn_beta_fast", rope.number("beta_fast", 1e-6, 1e6, default=32.0), rope, "beta_fast")
     out.put("rope.scaling.yarn_beta_slow", rope.number("beta_slow", 1e-6, 1e6, default=1.0), rope, "beta_slow")
     out.put("context_length", max(context, min(int(original * factor), limits.MAX_CONTEXT)))
+
+
+def _state_score_factor(out: Statement, rope: Fields) -> None:
+    """State what `mscale_all_dim` multiplies scores by, as readers of deepseek2 take it: then the attention factor is
+    stated whole, and it is 1 where `mscale` is the same."""
+    mscale, all_dim = (rope.number(name, 0.0, 1e6, default=0.0) for name in ("mscale", "mscale_all_dim"))
+    if not all_dim:
+        return
+    factor = out.values["rope.scaling.factor"]
+    assert isinstance(factor, float)
+    usual = yarn_attention_factor(factor, mscale, all_dim)
+    attention_factor = rope.number("attention_factor", 1e-6, 1e6, default=usual)
+    out.put("rope.scaling.attn_factor", attention_factor, rope, "attention_factor")
+    out.put("rope.scaling.yarn_log_multiplier", 0.1 * all_dim, rope, "mscale_all_dim")
 
 
 def _state_temperature(out: Statement, rope: Fields, context: int) -> None:

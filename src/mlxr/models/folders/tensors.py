@@ -46,6 +46,12 @@ LAYER_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -222,6 +228,10 @@ def arrange_folder(tensors: Mapping[str, TensorSource], stated: Statement, model
     named = _place_drafting(tensors, model)
     if stated.layout.alternates:
         part_alternating(named)
+    is_parted = f"{model.architecture}.attention.key_length_mla" in stated.values
+    for index, layer in enumerate((*model.layers, *filter(None, [model.draft_layer]))):
+        if layer.latent is not None and is_parted:
+            layer.latent.arrange(named, f"blk.{index}.")
     if stated.factors:
         _check_layout(named, model)
         if _TABLE in named:  # which the output reads, too, if it has no weight of its own: by another number

@@ -1,0 +1,94 @@
+"""DeepSeek V2 and V3 and what is built like them (Coder V2, R1, Kimi K2, Moonlight, GLM-4.7-Flash, Mistral 4).
+
+Latent attention, then experts beside a block that all tokens go through; the first layers have none. V2 chooses experts
+by the softmax of all scores, V3 by sigmoids and a bias, and both may choose groups of experts first.
+"""
+
+from __future__ import annotations
+
+from mlxr.kernels.moe import Scoring
+from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models.components.experts import CHOICE_BIAS
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import Flags, FolderConfig
+from mlxr.models.folders.mixers import state_expert_width, state_experts, state_latent_attention
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
+
+_COUNT_KEYS = ("n_routed_experts", "num_local_experts")
+_KINDS = ("dense", "sparse")  # what `mlp_layer_types` call layers without experts, and with some
+
+
+def state_v2(c: FolderConfig) -> None:
+    """State the sizes of a V2."""
+    c.fields.refuse_unless(("topk_method",), ("greedy",), "groups chosen by their best expert are not supported")
+    _state(c, "softmax", renormalises=False)
+
+
+def state_v3(c: FolderConfig) -> None:
+    """State the sizes of a V3."""
+    c.fields.refuse_unless(("rope_interleave",), (True,), "rotations of halves are not supported there")
+    _state(c, "sigmoid", renormalises=True)
+
+
+def state_mistral4(c: FolderConfig) -> None:
+    """State the sizes of a Mistral 4."""
+    c.fields.refuse_unless(("rope_interleave",), (True,), "rotations of halves are not supported there")
+    _state(c, "softmax", renormalises=True)
+
+
+def _state(c: FolderConfig, scoring: Scoring, *, renormalises: bool) -> None:
+    c.fields.refuse_unless(("scoring_func",), (scoring,), "not supported there")
+    c.fields.refuse_unless(("moe_layer_freq",), (1,), "layers without experts between others are not supported")
+    state_latent_attention(c)
+    experts = state_experts(
+        c,
+        count_keys=_COUNT_KEYS,
+        shared_key="n_shared_experts",
+        shared="count",
+        scoring=scoring,
+        renormalises=renormalises,
+        layers=_read_layers(c),
+    )
+    state_expert_width(c, experts)
+
+
+def _read_layers(c: FolderConfig) -> Flags | None:
+    """Return which layers have experts, where the folder has a list of them."""
+    kinds = c.fields.get("mlp_layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != c.layers or any(kind not in _KINDS for kind in kinds):
+        c.fields.refuse("mlp_layer_types", f"a list of {c.layers}, each one of {', '.join(_KINDS)}")
+    return tuple(kind == _KINDS[1] for kind in kinds)
+
+
+def build(m: Metadata) -> Model:
+    """Return the model of these metadata. Old files do not say how experts are chosen: by sigmoids where there is a
+    bias."""
+    norms, attention, experts = Norms(m.rms_eps), m.latent_attention(interleaved=True), None
+    if m.experts:
+        rule = m.routing("sigmoid" if m.has_tensor(CHOICE_BIAS) else "softmax", floor=1e-20)
+        if m.architecture == "deepseek2" and rule.scoring == "softmax" and rule.groups_used < rule.groups:
+            m.fields.refuse("expert_group_used_count", "all groups, as those of a V2 are chosen by their best expert")
+        experts = Experts(
+            m.experts,
+            m.expert_features,
+            m.activation(),
+            rule,
+            choice_bias=rule.scoring == "sigmoid",
+            shared_features=m.integer("expert_shared_count", 0, default=0) * m.expert_features,
+        )
+    return m.model(
+        Layer(attention, experts if experts is not None and has_experts else m.feed_forward(), norms)
+        for has_experts in m.has_experts
+    )
+
+
+FOLDERS = (
+    FolderFamily("deepseek_v2", "DeepseekV2ForCausalLM", "deepseek2", state_v2),
+    FolderFamily("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek2", state_v3),
+    FolderFamily("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek2", state_v3),
+    FolderFamily("mistral4", "Mistral4ForCausalLM", "mistral4", state_mistral4),
+)
+FAMILIES = (Family("deepseek2", build), Family("mistral4", build))

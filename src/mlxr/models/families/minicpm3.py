@@ -1,0 +1,42 @@
+"""MiniCPM3: latent attention and feed-forward blocks; embeddings, blocks and logits are multiplied by numbers.
+
+GGUF has no keys for these numbers: they are those of MiniCPM3-4B (llama.cpp's src/models/minicpm3.cpp).
+"""
+
+from __future__ import annotations
+
+from mlxr.models.components import Layer, Norms
+from mlxr.models.family import Family, FolderFamily
+from mlxr.models.folders.config import FolderConfig
+from mlxr.models.folders.mixers import state_latent_attention
+from mlxr.models.metadata import Metadata
+from mlxr.models.model import Model
+
+_EMBEDDING_SCALE, _DEPTH_SCALE, _BASE_COLUMNS = 12.0, 1.4, 256
+
+
+def state(c: FolderConfig) -> None:
+    """State the sizes of a model."""
+    for name, value in (
+        ("scale_emb", _EMBEDDING_SCALE),
+        ("scale_depth", _DEPTH_SCALE),
+        ("dim_model_base", _BASE_COLUMNS),
+    ):
+        c.fields.refuse_unless((name,), (value,), f"only {value:g} is supported")
+    state_latent_attention(c, is_parted=False, tied=True)
+    c.state_width()
+
+
+def build(m: Metadata) -> Model:
+    """Return the model: halves of the numbers that rotate are pairs."""
+    norms, attention = Norms(m.rms_eps), m.latent_attention(interleaved=False)
+    residual_scale = _DEPTH_SCALE / m.layers**0.5
+    return m.model(
+        (Layer(attention, m.feed_forward(), norms, residual_scale=residual_scale) for _ in range(m.layers)),
+        embedding_scale=_EMBEDDING_SCALE,
+        logit_scale=_BASE_COLUMNS / m.hidden,
+    )
+
+
+FOLDERS = (FolderFamily("minicpm3", "MiniCPM3ForCausalLM", "minicpm3", state),)
+FAMILIES = (Family("minicpm3", build),)
