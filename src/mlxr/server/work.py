@@ -1,13 +1,12 @@
-"""The threads on which routes do what may take long, by kind, so that no kind holds up another.
+"""The threads on which routes do what may take long, and how much a body of a request may hold.
 
-What only looks at a file for a moment runs on the event loop's own threads (`asyncio.to_thread`), which are daemons too
-(`listen`). Everything that may wait for a lock, a hub or a slow disk belongs here.
+Work has threads by kind, so that no kind holds up another. What only looks at a file for a moment runs on the event
+loop's own threads (`asyncio.to_thread`), which are daemons too (`listen`). Everything that may wait for a lock, a hub
+or a slow disk belongs here.
 
-How much a body of a request may hold, counted before it is parsed.
-
-A parser makes some hundred bytes of every list or object, and nobody else has the interpreter meanwhile. So what a body
-holds is counted first, in pieces and without the interpreter's lock; bodies that are long are read only as far as there
-is room, and parsed one after the other.
+A parser makes some hundred bytes of every list or object, and nobody else has the interpreter meanwhile. So what a
+body holds is counted before it is parsed, in pieces and without the interpreter's lock; bodies that are long are read
+only as far as there is room, and parsed one after the other.
 """
 
 from __future__ import annotations

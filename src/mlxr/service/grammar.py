@@ -101,7 +101,7 @@ class _Compiled:
 
 
 class GrammarConstraint:
-    """The state of one grammar in one answer, as the engine wants it (`engine.constraint.TokenConstraint`).
+    """The state of one grammar in one answer, as the engine wants it (`engine.request.TokenConstraint`).
 
     A token that does not fit is reported when the next mask is asked for.
     """
