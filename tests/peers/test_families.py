@@ -179,7 +179,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # Without a rank of queries a model is one to llama.cpp if it has as many layers as V2-Lite.
     "deepseek2": ("deepseek2", LATENT | {"moe_intermediate_size": 256}),
     "glm4moelite": ("glm4moelite", LATENT | {"moe_intermediate_size": 256}),
-    "minicpm3": ("minicpm3", LATENT | {"rope_scaling": None}),
 }
 
 # What llama.cpp has other names for, and what it knows only one value of there.
