@@ -221,6 +221,7 @@ void embed(mlxr::Runtime& runtime, mlxr::TokenIds ids, const std::string& type_n
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels of mlxr.";
     nb::set_leak_warnings(false);  // weights that live until the interpreter ends are no news for the user
+    m.attr("interface") = MLXR_STAMP;
     m.def("available_isas", &available_isas, "Instruction sets this build and machine can run, lowest first.");
     m.def("best_isa", [] { return mlxr::isa_name(mlxr::best_isa()); }, "The highest of available_isas().");
     m.def("default_threads", &mlxr::default_threads,

@@ -74,7 +74,7 @@ MLXR_INLINE Ints take_apart(Ints bytes, int j) {
 }
 
 template <class G>
-MLXR_INLINE void look_up_grid(Ints indices, const Mask* high, Ints* w) {
+MLXR_INLINE void look_up_inline(Ints indices, const Mask* high, Ints* w) {
     const GridPlanes<G>& planes = kGridPlanes<G>;
     const Ints values = load_ints(planes.values);
     Ints chosen[2];
@@ -87,6 +87,21 @@ MLXR_INLINE void look_up_grid(Ints indices, const Mask* high, Ints* w) {
         } else {
             for (int i = 0; i < 2; ++i) w[2 * j + i] = _mm512_permutexvar_epi8(take_apart<2, 0>(chosen[i], j), values);
         }
+    }
+}
+
+template <class G>
+[[gnu::noinline]] void look_up_called(Ints indices, const Mask* high, Ints* w) {
+    look_up_inline<G>(indices, high, w);
+}
+
+// Large grids take many instructions, and inline in every kernel they take the compiler minutes.
+template <class G>
+MLXR_INLINE void look_up_grid(Ints indices, const Mask* high, Ints* w) {
+    if constexpr (G::kEntries > 256) {
+        look_up_called<G>(indices, high, w);
+    } else {
+        look_up_inline<G>(indices, high, w);
     }
 }
 

@@ -1,6 +1,6 @@
 // How each quantised type turns from its unit (linear/layout.h) into what the kernels multiply: for a group
 // of 32 columns eight vectors of unsigned bytes, word i of the group holding columns 4i..4i+3 of each lane's
-// row, and scales. Element orders are those of the GGUF blocks (quants.cpp says them in scalar form).
+// row, and scales. Element orders are those of the GGUF blocks.
 // Forms are told in forms.h. A type is a struct of its name here: its constants, `scales` (once per unit) and
 // `weights<J>` (group n*kStride+J of the unit); of shorts the words are multiplied as they lie.
 #pragma once

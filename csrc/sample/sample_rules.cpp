@@ -1,5 +1,5 @@
 // The rules of sample that need more than the head of the order of candidates; see
-// src/mlxr/kernels/sample/reference.py. Wherever a rule bounds how many candidates can be left, only those are sorted;
+// src/mlxr/kernels/sample/__init__.py. Wherever a rule bounds how many candidates can be left, only those are sorted;
 // where none does, the order is never made: XTC takes a few out, and the draw is that of sample.cpp. Sums are in double
 // and in one order.
 #include <algorithm>

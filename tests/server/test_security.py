@@ -385,7 +385,10 @@ def test_a_unix_socket(make_server: MakeServer, tmp_path: Path) -> None:
 
 
 def test_an_address_that_is_taken(make_server: MakeServer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingError, match="cannot be listened on"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(SettingError, match="another program listens on"),
+    ):
         make_server(port=taken.getsockname()[1])
 
 

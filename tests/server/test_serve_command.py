@@ -96,7 +96,7 @@ def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], s
     [
         (["no-such-model"], "no-such-model: no such model"),
         (["--port", "taken"], "port: must be"),
-        (["--port", "TAKEN"], "cannot be listened on"),
+        (["--port", "TAKEN"], "another program listens on"),
         (["--api-keys-file", "/no/such/file"], "api_keys_file: /no/such/file"),
         (["--unix-socket", "/no/such/folder/socket"], "unix_socket: /no/such/folder/socket"),
         (["--open", "--page", "false"], "--open: the page is turned off; leave out --page false"),

@@ -20,6 +20,7 @@ from mlxr.core.settings import Settings
 
 USUAL_CONTEXT_TOKENS = 32768  # where the model is not here, so that its context is not known
 ANSWER_TOKENS = 8192
+AGENT_TOKENS = 16384  # what instructions and tools of coding agents take, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "openai": Recipe(
         "clients of OpenAI",
-        "any program that takes a base URL",
+        "any program that reads these",
         variables={"OPENAI_BASE_URL": "URL/v1", "OPENAI_API_KEY": "KEY"},
     ),
 }
@@ -180,6 +181,10 @@ def _describe(settings: Settings, model: str | None, url: str | None) -> Server:
         context_tokens = USUAL_CONTEXT_TOKENS
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     address = (url or f"http://{host}:{settings.port}").rstrip("/").removesuffix("/v1")
+    if not address.startswith(("http://", "https://")):
+        raise InvalidRequest("--url", f"{url!r} has no http:// or https:// before it")
+    if context_tokens < AGENT_TOKENS:
+        print_note(f"{name} has a context of {context_tokens} tokens, which is little for an agent's instructions")
     tokens = settings.context_tokens or context_tokens
     return Server(address, find_own_key(settings) or "none", name, tokens)
 

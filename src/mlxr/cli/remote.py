@@ -79,6 +79,8 @@ def ask_server(
             reply: dict[str, Any] = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise MlxrError(f"{socket or base_url}: no server of ours answers there: {error}") from error
+    if response.status_code == 401:
+        raise MlxrError(f"{socket or base_url}: {WANTS_KEY}")
     if response.status_code != 200:
         raise MlxrError(f"{socket or base_url}: {_read_error(reply) or f'HTTP status {response.status_code}'}")
     return reply
@@ -119,6 +121,7 @@ def _read_error(reply: object) -> str | None:
     return message if isinstance(message, str) else None
 
 
+WANTS_KEY = "the server wants a valid API key; MLXR_API_KEYS=KEY, or MLXR_API_KEYS_FILE=FILE, gives it"
 EXACT = {"x-mlxr-exact-model": "true"}  # no other model shall answer for a name that the server does not know
 ALL_TOKENS = 2**31 - 1  # as far as the context reaches
 Url = Annotated[
@@ -339,6 +342,8 @@ def describe_params(params: SamplingParams) -> dict[str, object]:
 def read_refusal(response: httpx.Response, url: str) -> MlxrError:
     """The error that a response stands for: the server's message, or the status where there is none."""
     response.read()
+    if response.status_code == 401:
+        return MlxrError(f"{url}: {WANTS_KEY}")
     try:
         error = response.json()["error"]
         message, code = str(error["message"]), error.get("code")

@@ -104,7 +104,8 @@ def name_local(address: str) -> str:
 
 def describe(settings: Settings, address: str) -> str:
     """The first line, and a warning where strangers may ask."""
-    text = f"mlxr {mlxr.__version__} listens on {address}: /v1 for OpenAI and Anthropic clients, /api for Ollama's"
+    what = "a page for browsers, /v1 for OpenAI and Anthropic clients, /api for Ollama's"
+    text = f"mlxr {mlxr.__version__} listens on {address}: {what}"
     has_keys = bool(settings.api_keys or settings.api_keys_file)
     if has_keys or settings.unix_socket is not None or is_loopback(settings.host):
         return text

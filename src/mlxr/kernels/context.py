@@ -8,11 +8,13 @@ runs the reference, and the ledger says so.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
@@ -30,6 +32,7 @@ Device = Literal["cpu", "reference", "metal", "cuda", "mlx-cpu", "emulated"]
 DEVICES: tuple[str, ...] = get_args(Device)
 ISAS = ("portable", "avx2", "avx512")
 MAX_THREADS = 256
+SOURCES = Path(__file__).parents[3] / "csrc"  # there in a checkout, not in a wheel
 
 
 class Context:
@@ -178,14 +181,25 @@ class Context:
 
 
 def load_native() -> Native:
-    """The native module; `DeviceError` with the remedy when it is not built or does not load."""
+    """The native module; `DeviceError` with the remedy when it is not built, is out of date or does not load."""
     try:
-        return cast(Native, importlib.import_module("mlxr._native"))
+        module = importlib.import_module("mlxr._native")
     except ImportError as error:
         raise DeviceError(
             f"device 'cpu' needs the native kernels, which did not load ({error}); build them with "
             "`pip install .` (needs a C++20 compiler), or use device 'reference'"
         ) from error
+    if SOURCES.is_dir() and getattr(module, "interface", None) != hash_interface():
+        raise DeviceError("the native kernels were built from other sources than these; `make run` builds them anew")
+    return cast(Native, module)
+
+
+@cache
+def hash_interface() -> str:
+    """The stamp of csrc/bindings and csrc/tables that CMakeLists.txt gives a build of these sources."""
+    files = sorted(str(path) for folder in ("bindings", "tables") for path in (SOURCES / folder).iterdir())
+    sums = "".join(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files)
+    return hashlib.sha256(sums.encode()).hexdigest()
 
 
 def choose_device(name: str) -> Device:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -202,6 +203,11 @@ def open_socket(settings: Settings) -> socket.socket:
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SettingError(
+                f"port: another program listens on {settings.host}:{settings.port}; stop it (`mlxr doctor` says "
+                f"whether it is an mlxr server), or choose another: --port {settings.port % 65535 + 1}"
+            ) from error
         reason = error.strerror or str(error)
         raise SettingError(f"port: {settings.host}:{settings.port} cannot be listened on: {reason}") from error
     # Connections inherit this. Without it the system holds back each small piece of an answer, such as a token, until

@@ -22,6 +22,7 @@ from mlxr.service.machine_limits import measure_machine
 
 Verdict = Literal["ok", "note", "problem"]
 HUB_TIMEOUT_S = 5.0
+KEY_WANTED = "a valid API key is needed"  # how our server refuses who has none
 FEW_BYTES = 4 << 30  # of memory or disk, which hold one small model
 
 
@@ -151,7 +152,8 @@ def _is_ours(url: str) -> bool:
     import httpx
 
     try:
-        return "mlxr" in httpx.get(f"{url}/openapi.json", timeout=HUB_TIMEOUT_S).text
+        reply = httpx.get(f"{url}/openapi.json", timeout=HUB_TIMEOUT_S)
+        return "mlxr" in reply.text or (reply.status_code == 401 and KEY_WANTED in reply.text)
     except (httpx.HTTPError, httpx.InvalidURL):
         return False
 
