@@ -140,7 +140,13 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_connect_shows_and_merges(home: Path, mlxr: Run, refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_shows_and_merges(
+    home: Path,
+    mlxr: Run,
+    refused: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("MLXR_API_KEYS", "secret")
     shown = mlxr("connect", "aider", "--url", "http://box:1234/v1/", "--model", "llama3.2")
     assert "export OPENAI_API_BASE=http://box:1234/v1\nexport OPENAI_API_KEY=secret" in shown
@@ -150,7 +156,8 @@ def test_connect_shows_and_merges(home: Path, mlxr: Run, refused: Run, monkeypat
     path = home / ".config" / "opencode" / "opencode.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"theme": "dark", "provider": {"other": {"npm": "x"}}}')
-    mlxr("connect", "opencode", "--write")
+    assert main(["connect", "opencode", "--write"]) == 0
+    assert "demo has a context of 2048 tokens, which is little" in capsys.readouterr().err
     written = json.loads(path.read_text())
     assert (written["theme"], sorted(written["provider"])) == ("dark", ["mlxr", "other"])
     assert written["provider"]["mlxr"]["options"] == {"baseURL": "http://127.0.0.1:11434/v1", "apiKey": "secret"}

@@ -168,6 +168,9 @@ def connect(
             print(f"export {name}={_put(value, server)}")
         print()
     print(f"# then:\n{_put(recipe.command, server)}")
+    if server.context_tokens < AGENT_TOKENS:
+        tokens = server.context_tokens
+        print_note(f"{server.model} has a context of {tokens} tokens, which is little for an agent's instructions")
 
 
 def _describe(settings: Settings, model: str | None, url: str | None) -> Server:
@@ -183,8 +186,6 @@ def _describe(settings: Settings, model: str | None, url: str | None) -> Server:
     address = (url or f"http://{host}:{settings.port}").rstrip("/").removesuffix("/v1")
     if not address.startswith(("http://", "https://")):
         raise InvalidRequest("--url", f"{url!r} has no http:// or https:// before it")
-    if context_tokens < AGENT_TOKENS:
-        print_note(f"{name} has a context of {context_tokens} tokens, which is little for an agent's instructions")
     tokens = settings.context_tokens or context_tokens
     return Server(address, find_own_key(settings) or "none", name, tokens)
 
