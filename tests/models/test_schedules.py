@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 LONGEST = 180  # tokens of a prompt and its answer
-FAMILY_SCHEDULES = 8
+FAMILY_SCHEDULES = 5
 Answer = list[tuple[int | None, float | None]]
 Kind = Windows | str  # the windows of the three layers of CONFIG, or a case of the goldens
 
