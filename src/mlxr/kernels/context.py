@@ -197,7 +197,8 @@ def load_native() -> Native:
 @cache
 def hash_interface() -> str:
     """The stamp of csrc/bindings and csrc/tables that CMakeLists.txt gives a build of these sources."""
-    files = sorted(str(path) for folder in ("bindings", "tables") for path in (SOURCES / folder).iterdir())
+    patterns = ("bindings/*.cpp", "bindings/*.h", "tables/*.def")
+    files = sorted(str(path) for pattern in patterns for path in SOURCES.glob(pattern))
     sums = "".join(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files)
     return hashlib.sha256(sums.encode()).hexdigest()
 
