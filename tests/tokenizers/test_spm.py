@@ -184,7 +184,7 @@ def test_pieces_merge_in_the_order_of_a_list() -> None:
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be true or false"),
         ({"bos_token_id": 0xFFFFFFFF, "add_bos_token": True}, "wants a BOS token before every text but names none"),
         ({"remove_extra_whitespaces": True}, "tokenizer.ggml.remove_extra_whitespaces is not supported"),
-        ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported; supported are bert, gemma4, gpt2, llama and t5"),
+        ({"model": "rwkv"}, "model 'rwkv' is not supported; supported are bert, gemma4, gpt2, llama and t5"),
         ({"model": "mine"}, "tokenizer.ggml.model 'mine' is not known; supported are bert, gemma4, gpt2, llama and t5"),
         ({"model": None}, "the file has no tokenizer"),
         ({"model": 7}, "tokenizer.ggml.model must be a string"),
