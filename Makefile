@@ -134,7 +134,7 @@ $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python $(AGENTS)/bin/pytho
 	@touch $@
 
 $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
-	@echo "building mlxr in $* (two or three minutes on two cores) ..."
+	@echo "building mlxr in $* (about three minutes on two cores) ..."
 	@$*/$(PIP_INSTALL) $(BUILD_TOOLS)
 	@$*/bin/python -c '$(NEEDS)' >$*/needs.txt
 	@$*/$(PIP_INSTALL) -r $*/needs.txt & needs=$$!; $*/$(PIP_INSTALL) --no-build-isolation --no-deps -e . \

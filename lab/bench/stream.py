@@ -21,10 +21,10 @@ import mlx.core as mx
 import numpy as np
 from gpu_cases import make_tensor
 
+from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda_function
 from mlxr.kernels.linear.blocks import (
-    BLOCK_BYTES,
     SIMD_GROUPS,
     STREAM,
     TILES,
@@ -39,6 +39,7 @@ from mlxr.kernels.linear.parts import LAYOUTS
 
 Q4, Q6 = 12, 14
 TYPE_NAMES = {Q4: "q4_k", Q6: "q6_k"}
+TYPE_BYTES = {row.code: row.block_bytes for row in WEIGHT_TYPES}  # of a block of 256 columns
 POOL_ROWS = 128
 CACHE_BYTES, GRAPH_BYTES = 160 << 20, 1 << 30
 
@@ -57,7 +58,7 @@ class Case:
 
     def count_bytes(self, index: int) -> int:
         """Bytes of one of them."""
-        return self.shape.rows[index] * self.shape.columns // 256 * BLOCK_BYTES[self.shape.types[index]]
+        return self.shape.rows[index] * self.shape.columns // 256 * TYPE_BYTES[self.shape.types[index]]
 
     @property
     def kinds(self) -> tuple[Any, Any]:

@@ -31,7 +31,7 @@ MAX_NOTES = 1024  # of a kind in a group between two readings
 
 
 class PageNotes:
-    """What happened to the pages of one group since somebody last looked; there while somebody watches."""
+    """Collects what happened to the pages of one group since the last look; exists while somebody watches."""
 
     def __init__(self) -> None:
         self.touched: set[int] = set()  # pages whose holders, or whose place on the way to disk, may have changed
@@ -94,7 +94,7 @@ class Pager:
         return self._counts[self._known(page)]
 
     def is_kept(self, page: int) -> bool:
-        """Whether the contents of `page` are kept: nobody may write into it any more."""
+        """Return True for a page whose contents are kept, so that nobody may write into it any more."""
         return self._kept[self._known(page)]
 
     def find_holder(self, page: int) -> Holder:
@@ -113,7 +113,7 @@ class Pager:
         )
 
     def is_own(self, page: int) -> bool:
-        """Whether the one who holds `page` may write into it: nobody else does, and its contents are not kept."""
+        """Return True if the holder of `page` may write into it: nobody else holds it, its contents are not kept."""
         return self._counts[self._known(page)] <= 1 and not self._kept[page]
 
     def allocate(self, pages: int) -> list[int]:

@@ -187,11 +187,11 @@ class PrefixIndex:
 
 
 class Needs(Protocol):
-    """What must be known of a group."""
+    """Names what the index asks a group for."""
 
     @property
     def is_linked(self) -> bool:
-        """Whether all pages up to a boundary are needed there."""
+        """Return True if a boundary needs all pages before it."""
 
     def first_needed(self, boundary: int) -> int:
         """The first of the pages before `boundary` that are needed to go on from there."""

@@ -202,7 +202,7 @@ def profile(
 
 
 def find_limits(loaded: LoadedModel, settings: Settings) -> MachineLimits | None:
-    """What the probe measured of this machine, now if never before; None where it cannot."""
+    """Return what the probe measured of this machine, now if never before; None where it cannot."""
     if loaded.ctx.device != "cpu":
         return None
     kept = KeptLimits(settings)
@@ -218,7 +218,7 @@ def find_limits(loaded: LoadedModel, settings: Settings) -> MachineLimits | None
 
 
 def describe_limits(limits: MachineLimits | None) -> str:
-    """What shares of the machine are shares of."""
+    """Return the limits that shares of the machine refer to, as text."""
     if limits is None:
         return ""
     return (

@@ -25,7 +25,7 @@ AGENT_TOKENS = 16384  # what instructions and tools of coding agents take, about
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a program must know: the address without /v1, a key (any, where none is set), the model and its context."""
+    """Describes the server to a program: address without /v1, key (any, where none is set), model and context."""
 
     url: str
     key: str
@@ -34,13 +34,13 @@ class Server:
 
     @property
     def answer_tokens(self) -> int:
-        """How long an answer may be."""
+        """Return the most tokens of one answer: a quarter of the context, and not over ANSWER_TOKENS."""
         return min(ANSWER_TOKENS, self.context_tokens // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one program is told. `file` is relative to the home folder; one in JSON is merged, not replaced."""
+    """Tells one program of a server. `file` is relative to the home folder; one in JSON is merged, not replaced."""
 
     title: str
     command: str  # how it is started then; MODEL stands for the model

@@ -89,7 +89,7 @@ def _model_row(record: ModelRecord) -> tuple[str, ...]:
 
 
 def format_age(age_s: float) -> str:
-    """How long ago, in the largest unit that fits."""
+    """Return an age as text, in the largest unit that fits."""
     for unit_s, unit in _AGES:
         if age_s >= unit_s:
             count = int(age_s / unit_s)
@@ -218,7 +218,7 @@ def create(
 
 
 def _find_source(registry: Registry, source: str, folder: Path) -> ModelRecord:
-    """What FROM names: a model, or a path, which is relative to the Modelfile."""
+    """Return the model or path that FROM names; a path is relative to the Modelfile."""
     try:
         return registry.find(source)
     except NotFound:

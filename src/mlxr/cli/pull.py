@@ -28,7 +28,7 @@ from mlxr.registry.hub import Found, HubClient, choose_files, list_files, parse_
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.service.catalogue import find_models_folder, open_registry
-from mlxr.service.machine_limits import find_read_rate, judge_fit
+from mlxr.service.machine_limits import find_read_rate, judge_fits
 
 LINE_S = 10.0  # between two lines about one file, where there is no bar
 Reference = Annotated[
@@ -126,7 +126,8 @@ def search(
     if refresh:
         _refresh(settings)
     rate = find_read_rate(settings)
-    known = [(model, judge_fit(model.size_bytes)) for model in library.search(text, folder)]
+    models = library.search(text, folder)
+    known = list(zip(models, judge_fits([model.size_bytes for model in models]), strict=True))
     found: list[Found] = []
     if text and not offline:
         try:

@@ -138,28 +138,28 @@ class Foreign:
     size_bytes: int
 
 
-def find_ollama(environment: Mapping[str, str] = os.environ) -> list[Foreign]:
+def find_ollama() -> list[Foreign]:
     """The models that Ollama's manifests list; its weights are GGUF files named by their SHA-256.
 
     The folder is $OLLAMA_MODELS, else the first of ~/.ollama/models and the one of the system's service that is there.
     """
     places = [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
-    folders = [Path(environment["OLLAMA_MODELS"])] if environment.get("OLLAMA_MODELS") else places
+    folders = [Path(os.environ["OLLAMA_MODELS"])] if os.environ.get("OLLAMA_MODELS") else places
     folder = next((one for one in folders if (one / "manifests").is_dir()), None)
     return [] if folder is None else sorted(_read_manifests(folder), key=lambda model: model.name)
 
 
-def find_lmstudio(environment: Mapping[str, str] = os.environ) -> list[Foreign]:  # noqa: ARG001
+def find_lmstudio() -> list[Foreign]:
     """The GGUF files below LM Studio's folder of models, PUBLISHER/REPOSITORY/FILE; a split model by its first part."""
     folders = [Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"]
     found = [_from_gguf(path) for folder in folders for path in folder.glob("*/*/*.gguf")]
     return sorted((model for model in found if model is not None), key=lambda model: model.name)
 
 
-def find_hub_cache(environment: Mapping[str, str] = os.environ) -> list[Foreign]:
+def find_hub_cache() -> list[Foreign]:
     """What the hub's own tools downloaded: the newest snapshot of each repository, GGUF files or a whole folder."""
-    home = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     found: list[Foreign] = []
     for repository in sorted(cache.glob("models--*--*")):
         snapshots = sorted((repository / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime)

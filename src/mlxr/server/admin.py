@@ -35,7 +35,7 @@ from mlxr.server.routes import Dialect, Router
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look, start_make
 from mlxr.service.catalogue import find_models_folder, recommend
-from mlxr.service.machine_limits import judge_fit
+from mlxr.service.machine_limits import judge_fits
 from mlxr.service.memory_need import find_conversation_need, find_memory_need
 from mlxr.service.opening import find_device
 
@@ -195,15 +195,17 @@ async def list_known_models(request: Request) -> Library:
     settings = parts_of(request).settings
 
     def read() -> list[KnownModel]:
+        models = library.read_library(find_models_folder(settings))
+        fits = judge_fits([model.size_bytes for model in models], settings.device)
         return [
             KnownModel(
                 name=model.name,
                 about=model.about,
                 repository=model.repository,
                 size_bytes=model.size_bytes,
-                fits=judge_fit(model.size_bytes, settings.device),
+                fits=fit,
             )
-            for model in library.read_library(find_models_folder(settings))
+            for model, fit in zip(models, fits, strict=True)
         ]
 
     return Library(models=await asyncio.to_thread(read))

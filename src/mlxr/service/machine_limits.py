@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
@@ -70,16 +71,19 @@ def find_read_rate(settings: Settings) -> float | None:
     return rates[-1] if rates else None
 
 
-def judge_fit(size_bytes: int, device: str = "auto") -> str:
-    """Whether a model whose files have that size fits the memory that is free now: yes, tight or no.
+def judge_fits(sizes_bytes: Sequence[int], device: str = "auto") -> list[str]:
+    """Say of models with files of these sizes whether each alone fits the memory that is free now: yes, tight or no.
 
-    A short conversation needs about a tenth of the weights more, and 512 MiB are left for what else runs.
+    A short conversation needs about a tenth of the weights more, and 512 MiB are left for what else runs. Where the
+    system does not tell how much is free, the answer is unknown.
     """
     room_bytes = read_room_bytes(device)
     if room_bytes is None:
-        return "unknown"
-    need_bytes = size_bytes * 11 // 10
-    return "yes" if need_bytes + (512 << 20) <= room_bytes else "tight" if size_bytes <= room_bytes else "no"
+        return ["unknown"] * len(sizes_bytes)
+    return [
+        "yes" if size * 11 // 10 + (512 << 20) <= room_bytes else "tight" if size <= room_bytes else "no"
+        for size in sizes_bytes
+    ]
 
 
 def explain_missing(loaded: LoadedModel) -> str:

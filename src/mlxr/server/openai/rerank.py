@@ -90,8 +90,10 @@ async def score(request: Request, body: ScoreRequest) -> Response:
         raise InvalidRequest("text_2", f"has {len(second)} texts for {len(first)}, expected as many, or one `text_1`")
     lease = await borrow(request, body.model)
     scores, tokens, headers = dict[int, float](), 0, dict[str, str]()
-    for query in dict.fromkeys(first):
-        places = [index for index, text in enumerate(first) if text == query]
+    asked: dict[str, list[int]] = {}
+    for index, query in enumerate(first):
+        asked.setdefault(query, []).append(index)
+    for query, places in asked.items():
         logits, count, headers = await rank_all(request, lease, query, [second[index] for index in places], None)
         tokens += count
         scores |= {index: lease.session.ranker.score(one.tolist()) for index, one in zip(places, logits, strict=True)}
