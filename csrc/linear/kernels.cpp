@@ -1,76 +1,19 @@
 // The linear kernels of one tier and their table. Compiled once per tier, with MLXR_TIER its name.
-#include "linear/decode.h"
-#include "linear/dense.h"
-#include "linear/double_rows.h"
-#include "linear/panel.h"
-#include "linear/quantize.h"
-#include "linear/rows.h"
-#include "linear/strips.h"
-#include "runtime/kernel_table.h"
+#include "linear/kernels.h"
 
-#define MLXR_JOIN_NAMES(a, b) a##b
-#define MLXR_JOIN(a, b) MLXR_JOIN_NAMES(a, b)
+#include "linear/dense.h"
+#include "linear/quantize.h"
+
 #define MLXR_QUOTE_NAME(a) #a
 #define MLXR_QUOTE(a) MLXR_QUOTE_NAME(a)
 
 namespace {
 
-// Where rows of more than one tile are slower than strips, or with minimums than rows of two blocks, see
-// docs/cpu-kernels.md: with 16 registers, unpacking twice costs less than storing, but for types with scales of 16
-// columns. Shorts have nothing to unpack.
-template <Form F>
-constexpr int strip_tokens() {
-    if (F == Form::shorts) return mlxr::kManyTokens;
-#if defined(MLXR_TIER_avx512)
-    return kTokens + 1;
-#else
-    return is_fine(F) ? 2 * kTokens + 1 : mlxr::kManyTokens;
-#endif
-}
-
-template <class W>
-constexpr mlxr::RowsKernel find_strips() {
-    if constexpr (strip_tokens<W::kForm>() == mlxr::kManyTokens) {
-        return {mlxr::KernelName::rows, nullptr};
-    } else if constexpr (W::kForm == Form::shifted || W::kForm == Form::span_shifted) {
-        return {mlxr::KernelName::double_rows, multiply_double_rows<W>};
-    } else {
-        return {mlxr::KernelName::strips, multiply_strips<W>};
-    }
-}
-
-template <class W>
-constexpr mlxr::QuantKernels make_kernels() {
-    return {
-        .unit_columns = 32 * W::kGroups,
-        .unit_bytes = W::kUnitBytes,
-        .panel_group_bytes = PanelGroup<W::kForm>::kMeanBytes,
-        .zero_point = W::kZeroPoint,
-        .spans = has_spans(W::kForm),
-        .min_columns = min_pairs(W::kForm) == 0 ? 0 : 128 / min_pairs(W::kForm),
-        .strip_tokens = strip_tokens<W::kForm>(),
-        .rows = {mlxr::KernelName::rows, multiply_rows<W>},
-        .strips = find_strips<W>(),
-        .unpack = unpack_panel<W>,
-        .panel = multiply_panel<W::kForm, W::kWide, W::kZeroPoint>,
-        .decode = find_decoder<W>(),
-    };
-}
-
-// What has no groups of 32 columns.
-struct Floating {};
-using f32 = Floating;
-using bf16 = Floating;
-template <>
-constexpr mlxr::QuantKernels make_kernels<Floating>() {
-    return {};
-}
-
-constexpr mlxr::KernelTable make_table() {
+mlxr::KernelTable make_table() noexcept {
     mlxr::KernelTable table{};
     table.name = MLXR_QUOTE(MLXR_TIER);
-#define TYPE(name, ...) table.quant[static_cast<int>(Type::name)] = make_kernels<name>();
-#include "tables/types.def"
+    add_kernels<false>(table);
+    MLXR_ADD_GRID_KERNELS(table);
     table.dense = multiply_dense;
     table.quantize_groups = quantize_groups;
     table.quantize_spans = quantize_spans;
@@ -78,10 +21,9 @@ constexpr mlxr::KernelTable make_table() {
     return table;
 }
 
-constexpr mlxr::KernelTable kTable = make_table();
-
 }  // namespace
 
 extern "C" const mlxr::KernelTable* MLXR_JOIN(mlxr_kernels_, MLXR_TIER)() {
+    static const mlxr::KernelTable kTable = make_table();
     return &kTable;
 }

@@ -314,6 +314,10 @@ struct mxfp4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
     }
 };
 
+// Whether a type's words are looked up in a grid: its Numbers.
+template <class W>
+concept has_grid = requires { typename W::Numbers; };
+
 // The mask `index` of those that begin after `words` words.
 MLXR_INLINE Mask mask_at(Unit unit, int words, int index) {
     return load_mask(unit.base + 64 * words + 8 * index, unit.part);
@@ -417,13 +421,14 @@ template <int Zero>
 using Eighths = Grid<IQ1_GRID, 2048, 8, Zero, -9, -1, 7>;
 
 struct iq1_s : TypeOf<Type::iq1_s, Form::span, kZero16, false, 8, 1> {
+    using Numbers = Eighths<16>;
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         put_odd_steps<3>(word(unit, 11), mul(half(unit, 12, 0), splat(0.125f)), s);
     }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
         const Mask high[3] = {mask_at(unit, 8, 3 * n), mask_at(unit, 8, 3 * n + 1), mask_at(unit, 8, 3 * n + 2)};
-        look_up_grid<Eighths<16>>(word(unit, n), high, w);
+        look_up_grid<Numbers>(word(unit, n), high, w);
         const Ints lower = shift_right_signed(shift_left(word(unit, 11), 28 - 4 * n), 31);
         const Ints two = bits_clear(splat(0x02020202), lower);
         for (int i = 0; i < 8; ++i) w[i] = add(w[i], two);
@@ -431,6 +436,7 @@ struct iq1_s : TypeOf<Type::iq1_s, Form::span, kZero16, false, 8, 1> {
 };
 
 struct iq1_m : TypeOf<Type::iq1_m, Form::fine, kZero32Halves, false, 8, 1> {
+    using Numbers = Eighths<32>;
     // Four numbers of 16 bits: three bits for each of four groups, and four of d.
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Ints packed[2] = {word(unit, 12), word(unit, 13)};
@@ -447,7 +453,7 @@ struct iq1_m : TypeOf<Type::iq1_m, Form::fine, kZero32Halves, false, 8, 1> {
     template <int J>
     MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
         const Mask high[3] = {mask_at(unit, 8, 4 * n), mask_at(unit, 8, 4 * n + 1), mask_at(unit, 8, 4 * n + 2)};
-        look_up_grid<Eighths<32>>(word(unit, n), high, w);
+        look_up_grid<Numbers>(word(unit, n), high, w);
         const Ints all_lower = whole_bytes(mask_at(unit, 8, 4 * n + 3));  // a byte for 8 columns
         for (int j = 0; j < 4; ++j) {
             const Ints lower = shift_right_signed(shift_left(all_lower, 24 - 8 * j), 31);

@@ -1,0 +1,6 @@
+// The linear kernels of one tier for the types with grids. Compiled once per tier, with MLXR_TIER its name.
+#include "linear/kernels.h"
+
+extern "C" void MLXR_ADD_GRID_KERNELS(mlxr::KernelTable& table) noexcept {
+    add_kernels<true>(table);
+}
