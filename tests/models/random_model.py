@@ -339,10 +339,10 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
             "mlp.experts.down_proj_bias": (experts, hidden),
         }
     block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
-    if kind in ("mixtral", "phimoe", "lfm2_moe"):
+    if kind in ("mixtral", "minimax_m2", "phimoe", "lfm2_moe"):
         block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
-    gate = "gate.wg" if kind == "hunyuan_v1_moe" else "gate"
+    gate = {"hunyuan_v1_moe": "gate.wg", "afmoe": "router.gate"}.get(kind, "gate")
     shapes: dict[str, tuple[int, ...]] = {f"{block}.{gate}.weight": (experts, hidden)}
     if kind == "mistral4":
         shapes |= {
@@ -353,9 +353,14 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     for expert in range(experts):
         shapes |= {f"{block}.experts.{expert}.{name}.weight": shape for name, shape in names.items()}
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
+    if kind == "minimax_m2":
+        shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
     if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
-    if "n_shared_experts" in config:
+    if kind == "afmoe":
+        shapes["mlp.expert_bias"] = (experts,)
+        shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
+    elif "n_shared_experts" in config:
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
     elif kind == "ernie4_5_moe":
         shapes["mlp.moe_statics.e_score_correction_bias"] = (1, experts)

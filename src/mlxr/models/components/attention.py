@@ -17,6 +17,7 @@ from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, c
 
 SINKS = "attn_sinks.weight"
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
+OWN_GATE = "attn_gate"  # a gate with a weight of its own
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
@@ -66,6 +67,7 @@ class Attention:
     reads: int | None = None  # the layer before this one whose keys and values it reads; it projects queries alone
     sinks: bool = False  # each head has a score more, which has no value
     gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
+    own_gate: bool = False  # the same by a weight of its own, which else stands among the rows of queries
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -105,6 +107,8 @@ class Attention:
         for name in self.parts:
             rows = self.keys if name != "attn_q" else 2 * self.queries if self.gated else self.queries
             yield from list_product(name, rows, hidden, bias=self.qkv_bias)
+        if self.own_gate:
+            yield from list_product(OWN_GATE, self.queries, hidden)
         yield from list_product("attn_output", hidden, self.queries, bias=self.output_bias)
         if self.sinks:
             yield SINKS, (self.heads,)
@@ -124,11 +128,13 @@ class Attention:
             yield MatMul(gate, flow.source, "kept")
         else:
             qkv = w.product(*self.parts)
+            if self.own_gate:
+                yield MatMul(w.product(OWN_GATE), flow.source, "kept")
         yield MatMul(qkv, flow.source, "x")
         heads = self._read_heads(w)
         yield SplitHeads(heads)
         yield Attend(heads)
-        if self.gated:
+        if self.gated or self.own_gate:
             yield GateHeads()
         yield from flow.finish(w.product("attn_output"))
 

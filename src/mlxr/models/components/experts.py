@@ -102,8 +102,19 @@ class Experts:
             yield f"{SHARED_GATE}.weight", (hidden,)
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
-        """List the operators with their weights: the chosen experts, then the block that all tokens go through."""
-        assert flow.norm is None, "no family norms what its experts add"
+        """List the operators with their weights: the chosen experts, then the block that all tokens go through.
+
+        Where their sum is normed, that block comes first, as the sum is made in `x`, which it uses.
+        """
+        if flow.norm is not None:
+            if self.shared is not None:
+                yield from self.shared.operators(w, Flow(flow.source, "other"))
+            experts = yield from self.route(w, flow.source)
+            yield MixExperts(experts, self.rule.used, flow.source, "x")
+            yield from [] if self.shared is None else [Add("x")]
+            yield Norm(flow.norm, "x", flow.target)
+            yield from flow.multiply()
+            return
         experts = yield from self.route(w, flow.source)
         yield MixExperts(experts, self.rule.used, flow.source, flow.target)
         if self.shared is not None:
