@@ -66,6 +66,12 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}self_attn.kv_b_proj.weight"] = (shape[0] * (shape[2] + config["v_head_dim"]), shape[1])
         elif name != "attn_v_b":
             shapes[layer + (wholes[part] if part in wholes else f"{modules[name]}.{end}")] = shape
+        if name == "attn_q_b" and "index_topk" in config:
+            heads, size = config["index_n_heads"], config["index_head_dim"]
+            own = {"wq_b.weight": (heads * size, config["q_lora_rank"]), "wk.weight": (size, config["hidden_size"])}
+            own |= {"weights_proj.weight": (heads, config["hidden_size"])}
+            own |= {"k_norm.weight": (size,), "k_norm.bias": (size,)}
+            shapes |= {f"{layer}self_attn.indexer.{module}": own_shape for module, own_shape in own.items()}
         if config.get("hidden_act") == "xielu":
             numbers: dict[str, tuple[int, ...]] = {"alpha_n": (1,), "alpha_p": (1,), "beta": (), "eps": ()}
             shapes |= {f"{layer}mlp.act_fn.{own}": own_shape for own, own_shape in numbers.items()}
@@ -355,7 +361,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
     if kind == "minimax_m2":
         shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
-    if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3"):
+    if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
     if kind == "afmoe":
         shapes["mlp.expert_bias"] = (experts,)

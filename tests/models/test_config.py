@@ -419,6 +419,17 @@ def test_phi_as_published() -> None:
     assert stated.attention_factor == pytest.approx((1 + np.log(16) / np.log(4096)) ** 0.5)
 
 
+def test_an_indexer_bounds_the_context_and_kimi_is_a_deepseek() -> None:
+    for case in ("deepseek32", "glm-dsa"):
+        config = read_golden(case)[0]
+        assert config["max_position_embeddings"] == 256
+        assert model_from_folder(config).context_length == config["index_topk"] == 160
+    config = read_golden("deepseek3")[0]
+    assert model_from_folder(config | {"model_type": "kimi_k2"}) == model_from_folder(config)
+    with pytest.raises(ModelError, match="model_type is 'llama', expected deepseek_v3, as architectures"):
+        model_from_folder(config | {"model_type": "llama"})
+
+
 def test_a_window_as_long_as_the_context_is_none() -> None:
     for window, seen in ((131071, 131071), (131072, None), (262144, None)):
         config = model_from_folder(PHI | {"sliding_window": window})
@@ -577,7 +588,10 @@ def test_a_model_checks_itself(part: Any, changes: dict[str, Any], message: str)
 def test_goldens_cover_every_architecture() -> None:
     folders = [read_golden(case)[0] for case in CASES]
     folders += [encoder_models.read_golden(case).config for case in encoder_models.CASES]
-    assert {config["model_type"] for config in folders} == {folder.model_type for folder in FOLDERS} - {"roberta"}
+    assert {config["model_type"] for config in folders} == {folder.model_type for folder in FOLDERS} - {
+        "roberta",
+        "kimi_k2",
+    }
     names = {model_from_folder(config).architecture for config in folders}
     assert names | set(RELATIVES) == {family.name for family in FAMILIES}
     assert not names & set(RELATIVES)

@@ -23,6 +23,13 @@ _EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "n_shared_experts": 1,
 }
+_INDEXER: dict[str, Any] = {
+    "max_position_embeddings": 256,
+    "q_lora_rank": 96,
+    "index_topk": 160,
+    "index_n_heads": 2,
+    "index_head_dim": 32,
+}
 _YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8, "beta_slow": 1}
 
 CASES: dict[str, Config] = {
@@ -51,6 +58,33 @@ CASES: dict[str, Config] = {
         routed_scaling_factor=2.5,
         norm_topk_prob=True,
         rope_scaling=_YARN | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "deepseek32": make_config(
+        "deepseek_v32",
+        4,
+        4,
+        None,
+        **_HEADS | _EXPERTS | _INDEXER,
+        n_group=4,
+        topk_group=2,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        routed_scaling_factor=2.5,
+        norm_topk_prob=True,
+        rope_scaling=_YARN | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "glm-dsa": make_config(
+        "glm_moe_dsa",
+        4,
+        4,
+        None,
+        **_HEADS | _EXPERTS | _INDEXER,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.5,
+        norm_topk_prob=True,
+        rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     ),
     "glm4moelite": make_config(
         "glm4_moe_lite",

@@ -38,6 +38,7 @@ class LatentAttention:
     scale: float  # of scores
     rope: Rope
     query_rank: int | None = None
+    indexed: bool = False  # files have an indexer, which chooses what is attended to in longer texts than are served
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -96,8 +97,12 @@ class LatentAttention:
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Make the matrices of keys and of values, where a file has both of a head in one tensor, as folders have.
 
-        Those of keys stand there with rows and columns exchanged; of a quantised tensor they become bf16.
+        Those of keys stand there with rows and columns exchanged; of a quantised tensor they become bf16. What an
+        indexer has is left out.
         """
+        if self.indexed:
+            for name in [name for name in tensors if name.startswith(f"{prefix}indexer.")]:
+                del tensors[name]
         joined = tensors.get(prefix + JOINED)
         rows = self.plain_dim + self.value_dim
         if joined is None or joined.shape != (self.heads * rows, self.rank):

@@ -98,11 +98,12 @@ def _find_family(fields: Fields) -> FolderFamily:
         return _find_by_type(model_type)
     if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
         fields.refuse("architectures", "a list of one class")
-    for family in FOLDERS:
-        if classes[0] in (family.hf_class, family.older_class):
-            if model_type not in ("", family.model_type):
-                fields.refuse("model_type", f"{family.model_type}, as architectures is {classes}")
+    found = [family for family in FOLDERS if classes[0] in (family.hf_class, family.older_class)]
+    for family in found:
+        if model_type in ("", family.model_type):
             return family
+    if found:
+        fields.refuse("model_type", f"{found[0].model_type}, as architectures is {classes}")
     known = ", ".join(sorted({family.hf_class for family in FOLDERS}))
     raise ModelError(f"architectures is [{classes[0]!r}], which is not supported; supported are {known}")
 

@@ -2,20 +2,33 @@
 
 Latent attention, then experts beside a block that all tokens go through; the first layers have none. V2 chooses experts
 by the softmax of all scores, V3 by sigmoids and a bias, and both may choose groups of experts first.
+
+V3.2 and GLM 5 attend to the `top_k` tokens before each one that an indexer finds. Which these are does not matter where
+a text has no more, so they run with contexts of that length, and the indexer's weights are left in the file.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlxr.kernels.moe import Scoring
-from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models import limits
+from mlxr.models.components import Experts, LatentAttention, Layer, Norms
 from mlxr.models.components.experts import CHOICE_BIAS
 from mlxr.models.family import Family, FolderFamily
-from mlxr.models.folders.config import Flags, FolderConfig
+from mlxr.models.folders.config import Flags, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts, state_latent_attention
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
 _COUNT_KEYS = ("n_routed_experts", "num_local_experts")
+_INDEXER = "attention.indexer."
+_INDEXED = TensorLayout(
+    {
+        f"self_attn.indexer.{module}": f"indexer.{name}"
+        for module, name in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
+    }
+)
 _KINDS = ("dense", "sparse")  # what `mlp_layer_types` call layers without experts, and with some
 
 
@@ -29,6 +42,12 @@ def state_v3(c: FolderConfig) -> None:
     """State the sizes of a V3."""
     c.fields.refuse_unless(("rope_interleave",), (True,), "rotations of halves are not supported there")
     _state(c, "sigmoid", renormalises=True)
+
+
+def state_indexed(c: FolderConfig) -> None:
+    """State the sizes of a V3.2 or a GLM 5, whose indexer says what is attended to."""
+    state_v3(c)
+    c.out.put(f"{_INDEXER}top_k", c.fields.integer("index_topk", 1, limits.MAX_CONTEXT), c.fields, "index_topk")
 
 
 def state_mistral4(c: FolderConfig) -> None:
@@ -66,7 +85,19 @@ def _read_layers(c: FolderConfig) -> Flags | None:
 def build(m: Metadata) -> Model:
     """Return the model of these metadata. Old files do not say how experts are chosen: by sigmoids where there is a
     bias."""
-    norms, attention, experts = Norms(m.rms_eps), m.latent_attention(interleaved=True), None
+    return _build(m, m.latent_attention(interleaved=True))
+
+
+def build_indexed(m: Metadata) -> Model:
+    """Return the model of these metadata, for contexts in which its indexer leaves nothing out."""
+    m.fields.note(f"{_INDEXER}{name}" for name in ("head_count", "key_length", "types"))
+    model = _build(m, replace(m.latent_attention(interleaved=True), indexed=True))
+    most = m.integer(f"{_INDEXER}top_k", 1, limits.MAX_CONTEXT)
+    return replace(model, context_length=min(model.context_length, most))
+
+
+def _build(m: Metadata, attention: LatentAttention) -> Model:
+    norms, experts = Norms(m.rms_eps), None
     if m.experts:
         rule = m.routing("sigmoid" if m.has_tensor(CHOICE_BIAS) else "softmax", floor=1e-20)
         if m.architecture == "deepseek2" and rule.scoring == "softmax" and rule.groups_used < rule.groups:
@@ -88,7 +119,15 @@ def build(m: Metadata) -> Model:
 FOLDERS = (
     FolderFamily("deepseek_v2", "DeepseekV2ForCausalLM", "deepseek2", state_v2),
     FolderFamily("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek2", state_v3),
+    FolderFamily("kimi_k2", "DeepseekV3ForCausalLM", "deepseek2", state_v3),
+    FolderFamily("deepseek_v32", "DeepseekV32ForCausalLM", "deepseek32", state_indexed, _INDEXED),
+    FolderFamily("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", state_indexed, _INDEXED),
     FolderFamily("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek2", state_v3),
     FolderFamily("mistral4", "Mistral4ForCausalLM", "mistral4", state_mistral4),
 )
-FAMILIES = (Family("deepseek2", build), Family("mistral4", build))
+FAMILIES = (
+    Family("deepseek2", build),
+    Family("deepseek32", build_indexed),
+    Family("glm-dsa", build_indexed),
+    Family("mistral4", build),
+)
