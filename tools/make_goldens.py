@@ -29,6 +29,13 @@ from random_model import count_experts, make_head_weights, make_tokens, make_wei
 
 GOLDENS = TESTS / "goldens"
 PROMPT_TOKENS = 48
+DEEPSEEK = {  # transformers has no class for the first DeepSeek MoE
+    "model_type": "qwen2_moe",
+    "num_experts": 8,
+    "shared_expert_intermediate_size": 128,
+    "mlp_only_layers": [0],
+    "decoder_sparse_step": 1,
+}
 HEADS = ("qwen35", "qwen35moe", "glm4moe")  # cases with a layer that drafts
 
 
@@ -39,6 +46,10 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     release 5.24 does not tell them the length of the text and would take the short ones (modeling_phimoe.py).
     """
     scaling = config.get("rope_scaling")
+    if config["model_type"] == "bailing_moe":  # whose layers and names Sarvam has
+        return config | {"model_type": "sarvam_moe", "norm_topk_prob": True}
+    if config["model_type"] == "deepseek":
+        return config | DEEPSEEK
     if "kv_lora_rank" in config:  # null in folders, where a missing one would be another
         return {"q_lora_rank": None, "num_nextn_predict_layers": 0} | config
     if config["model_type"] == "phimoe" and scaling is not None:
@@ -53,6 +64,21 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": original,
         "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
     }
+
+
+def as_qwen2_moe(weights: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Weights of a first DeepSeek MoE as those of a Qwen2 MoE: a gate of 0 halves what the shared block gives, which is
+    twice as much, and biases are 0."""
+    made = {}
+    for name, values in weights.items():
+        twice = 2 if ".shared_experts.down_proj." in name else 1
+        made[name.replace(".shared_experts.", ".shared_expert.")] = values * twice
+        if ".shared_experts.down_proj." in name:
+            layer = name.split(".shared_experts.")[0]
+            made[f"{layer}.shared_expert_gate.weight"] = torch.zeros(1, config["hidden_size"])
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            made[f"{name.removesuffix('weight')}bias"] = torch.zeros(len(values))
+    return made
 
 
 def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, list[str], list[str]]:
@@ -73,6 +99,7 @@ def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it adds to nested ones
     hf_config._attn_implementation = "eager"
     weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    weights = as_qwen2_moe(weights, config) if config["model_type"] == "deepseek" else weights
     if count_experts(config) or config["model_type"] == "nemotron_h":
         model, missing, unexpected = load_folder(hf_config, weights)
     else:

@@ -57,6 +57,10 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             continue
         _, index, part = full_name.split(".", 2)
         layer, (name, _, end) = f"model.layers.{index}.", part.rpartition(".")
+        if kind == "bailing_moe" and name in ("attn_q", "attn_k", "attn_v"):
+            heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
+            shapes[f"{layer}attention.query_key_value.weight"] = (heads * config["head_dim"], config["hidden_size"])
+            continue
         if _IN_MIXTURES.match(part):
             shapes |= {layer + own: own_shape for own, own_shape in list_mixture(config).items()}
         elif kind == "stablelm" and name.endswith(("q_norm", "k_norm")):
@@ -81,6 +85,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 # What GGUF has other names for, by golden cases with the same layers.
 RELATIVES = {
     "baichuan": "llama-mha",
+    "bailingmoe": "deepseek",
     "exaone": "llama-llama3",
     "internlm2": "llama-gqa-64",
     "minicpm": "granite",
@@ -363,8 +368,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
         shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
     if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
-    if kind == "afmoe":
-        shapes["mlp.expert_bias"] = (experts,)
+    if kind in ("afmoe", "bailing_moe", "exaone_moe"):
+        biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}
+        shapes[f"mlp.{biases[kind]}"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
     elif "n_shared_experts" in config:
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]

@@ -173,6 +173,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # With groups of experts, rounding to eight bits chooses another group for a token in fifty, which moves it by nats.
     "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4, "attention_bias": False}),
+    "minimax-m2": ("minimax-m2", {"intermediate_size": 256}),
+    "afmoe": ("afmoe", {"moe_intermediate_size": 256}),
     "hunyuan-moe": ("hunyuan-moe", {"intermediate_size": 256}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),

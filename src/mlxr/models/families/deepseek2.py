@@ -16,8 +16,8 @@ from mlxr.models import limits
 from mlxr.models.components import Experts, LatentAttention, Layer, Norms
 from mlxr.models.components.experts import CHOICE_BIAS
 from mlxr.models.family import Family, FolderFamily
-from mlxr.models.folders.config import Flags, FolderConfig, TensorLayout
-from mlxr.models.folders.mixers import state_expert_width, state_experts, state_latent_attention
+from mlxr.models.folders.config import FolderConfig, TensorLayout
+from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts, state_latent_attention
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -29,7 +29,6 @@ _INDEXED = TensorLayout(
         for module, name in (("wq_b", "attn_q_b"), ("wk", "attn_k"), ("k_norm", "k_norm"), ("weights_proj", "proj"))
     }
 )
-_KINDS = ("dense", "sparse")  # what `mlp_layer_types` call layers without experts, and with some
 
 
 def state_v2(c: FolderConfig) -> None:
@@ -67,19 +66,9 @@ def _state(c: FolderConfig, scoring: Scoring, *, renormalises: bool) -> None:
         shared="count",
         scoring=scoring,
         renormalises=renormalises,
-        layers=_read_layers(c),
+        layers=read_expert_layers(c),
     )
     state_expert_width(c, experts)
-
-
-def _read_layers(c: FolderConfig) -> Flags | None:
-    """Return which layers have experts, where the folder has a list of them."""
-    kinds = c.fields.get("mlp_layer_types")
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list) or len(kinds) != c.layers or any(kind not in _KINDS for kind in kinds):
-        c.fields.refuse("mlp_layer_types", f"a list of {c.layers}, each one of {', '.join(_KINDS)}")
-    return tuple(kind == _KINDS[1] for kind in kinds)
 
 
 def build(m: Metadata) -> Model:

@@ -2,13 +2,17 @@
 
 The model of 32B has windows in three of four layers, and these alone rotate; that of 1.2B has none, and all rotate. A
 file of the former's 64 layers that states no window is one of it (llama.cpp, src/models/exaone4.cpp).
+
+K-EXAONE norms inputs of blocks, as most do, and has experts, chosen by sigmoids, beside a block that all tokens go
+through (exaone-moe.cpp).
 """
 
 from __future__ import annotations
 
-from mlxr.models.components import NO_ROPE, Layer, Norms
+from mlxr.models.components import NO_ROPE, Experts, Layer, Norms
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import FolderConfig, TensorLayout
+from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_turning_layers, state_windows
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -31,6 +35,46 @@ def state(c: FolderConfig) -> None:
     state_turning_layers(c, windowed if is_hybrid else everywhere, windowed if any(windowed) else everywhere)
 
 
+def state_mixture(c: FolderConfig) -> None:
+    """State the sizes of a K-EXAONE, whose layers with windows alone rotate."""
+    c.state_model()
+    flags = state_experts(
+        c,
+        shared_key="num_shared_experts",
+        shared="count",
+        scoring="sigmoid",
+        renormalises=True,
+        layers=read_expert_layers(c),
+    )
+    state_expert_width(c, flags)
+    state_rotation(c)
+    if isinstance(c.fields.get("sliding_window_pattern"), str):
+        c.note(("sliding_window_pattern",))
+        if c.fields.get("layer_types") is None:
+            c.fields.refuse("sliding_window_pattern", "a number, or a list of layer_types")
+    state_windows(c, full_every=4)
+
+
+def build_mixture(m: Metadata) -> Model:
+    """Return the model of these metadata, which has experts where files have routers."""
+    norms, rope = Norms(m.rms_eps), m.rope()
+    m.fields.note(("expert_shared_feed_forward_length",))
+    experts = Experts(
+        m.experts,
+        m.expert_features,
+        m.activation(),
+        m.routing("sigmoid", renormalises=True, floor=1e-20),
+        choice_bias=True,
+        shared_features=m.integer("expert_shared_count", 0, default=1) * m.expert_features,
+    )
+    layers = []
+    for windowed, has_experts in zip(m.windowed(full_every=4), m.has_experts, strict=True):
+        window = m.window if windowed else None
+        attention = m.attention(rope if windowed else NO_ROPE, window=window, head_norms="each")
+        layers.append(Layer(attention, experts if has_experts else m.feed_forward(), norms))
+    return m.model(layers)
+
+
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
     norms, rope, windowed = Norms(m.rms_eps, places="after"), m.rope(), m.windowed(full_every=4)
@@ -49,5 +93,8 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("exaone4", "Exaone4ForCausalLM", "exaone4", state, _TENSORS),)
-FAMILIES = (Family("exaone4", build),)
+FOLDERS = (
+    FolderFamily("exaone4", "Exaone4ForCausalLM", "exaone4", state, _TENSORS),
+    FolderFamily("exaone_moe", "ExaoneMoeForCausalLM", "exaone-moe", state_mixture),
+)
+FAMILIES = (Family("exaone4", build), Family("exaone-moe", build_mixture))

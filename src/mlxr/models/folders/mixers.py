@@ -14,6 +14,7 @@ from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import SCORING_NUMBERS
 
+_BLOCKS = ("dense", "sparse")  # what `mlp_layer_types` call layers without experts, and with some
 ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
 Shared = Literal["features", "count"]
 
@@ -172,6 +173,16 @@ def state_experts(
     if scoring is not None and layers is None and any(flags):
         out.put("leading_dense_block_count", flags.index(True))
     return flags
+
+
+def read_expert_layers(c: FolderConfig) -> Flags | None:
+    """Return which layers have experts, where the folder has a list of them."""
+    kinds = c.fields.get("mlp_layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != c.layers or any(kind not in _BLOCKS for kind in kinds):
+        c.fields.refuse("mlp_layer_types", f"a list of {c.layers}, each one of {', '.join(_BLOCKS)}")
+    return tuple(kind == _BLOCKS[1] for kind in kinds)
 
 
 def state_expert_width(c: FolderConfig, flags: Flags) -> None:

@@ -95,6 +95,8 @@ WHOLE_NAMES = {  # without .weight or .bias at their end
     "router.per_expert_scale": "ffn_down_exps.scale",
     "feed_forward.expert_bias": "exp_probs_b.bias",
     "mlp.expert_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.expert_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "mamba.A_log": "ssm_a",
