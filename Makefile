@@ -29,7 +29,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench bench-gate page check-page test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents clean
+.PHONY: help run test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -65,6 +65,12 @@ page: web/node_modules/.installed ## build the page for browsers from web/ (need
 check-page: web/node_modules/.installed ## lint, types and unit tests of web/ (needs Node 20 or newer)
 	@npm --prefix web run --silent check
 	@npm --prefix web run --silent test
+
+docs: $(VENV)/.dev ## build the documentation as a site in build/site; what leads nowhere is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+wheel: $(VENV)/.installed ## build the wheel for this machine into dist/
+	@mkdir -p dist && $(BIN)/python -m pip wheel -q --no-deps --disable-pip-version-check -w dist . && ls dist/*.whl
 
 test-clients: $(VENV)/.installed $(CLIENTS)/.installed ## clients of OpenAI, Anthropic, Ollama, and frameworks over them, against a server
 	@$(TEST_CLIENTS) tests/clients

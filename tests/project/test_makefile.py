@@ -50,7 +50,7 @@ def test_what_is_missing_is_said_in_one_line(
 @pytest.mark.parametrize(
     "target",
     [
-        *("run", "test", "quick", "lint", "bench", "bench-gate", "page", "check-page", "test-page"),
+        *("run", "test", "quick", "lint", "bench", "bench-gate", "page", "check-page", "test-page", "docs", "wheel"),
         *("test-gpu", "sanitize", "test-real", "test-peers", "test-wheel", "test-agents", "clean"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -87,13 +88,14 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and what it depends on, and nothing more."""
+    """A virtual environment with the wheel and what it depends on, and nothing more, made by deploy/install.sh."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    without_compiler = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false", "PATH": str(folder / "bin")}
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--only-binary=:all:", str(wheel)]
-    run_pip(command, without_compiler)
-    return folder
+    own = {"MLXR_HOME": str(folder / "mlxr"), "MLXR_BIN": str(folder / "bin"), "PIP_ONLY_BINARY": ":all:"}
+    without_compiler = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false", **own}
+    checksum = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    run_pip(["sh", str(ROOT / "deploy" / "install.sh"), str(wheel), checksum], without_compiler)
+    assert (folder / "bin" / "mlxr").resolve() == (folder / "mlxr" / "bin" / "mlxr").resolve()
+    return folder / "mlxr"
 
 
 def run_pip(command: list[str], environment: dict[str, str]) -> None:
