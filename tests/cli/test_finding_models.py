@@ -45,6 +45,9 @@ def test_search_tells_what_fits(mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("mlxr.cli.pull.find_read_rate", lambda _: 2e10)
     (row,) = json.loads(mlxr("search", "qwen3:30b", "--offline", "--json"))["known"]
     assert row["tokens_per_s"] == round(2e10 / (model.size_bytes * model.active), 1)
+    monkeypatch.setattr("mlxr.cli.pull.find_read_rate", lambda _: 1e9)
+    monkeypatch.setattr(machine_limits, "read_room_bytes", lambda _: 1 << 50)
+    assert "slow  0.5 tok/s" in mlxr("search", "qwen3:30b", "--offline")
     assert main(["search", "xyzzy", "--offline"]) == 1
 
 
@@ -58,9 +61,17 @@ def test_search_asks_the_hub_and_goes_on_without(mlxr: Run, capsys: pytest.Captu
     assert "only the table of mlxr was searched" in output.err
 
 
-def test_a_missing_model_is_offered(refused: Run, mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_offered(tmp_path: Path, refused: Run, mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "about 1.8 GiB; `mlxr pull llama3.2` fetches it" in refused("run", "llama3.2", "hi")
-    assert "`mlxr pull llama3.2` would fetch" in refused("run", "lama3.2", "hi")
+    assert "is not here; `mlxr pull llama3.2` fetches a model of that name" in refused("run", "lama3.2", "hi")
+    (tmp_path / "Modelfile").write_text("# a comment\nFROM llama3.2\n")
+    place = tmp_path / "Modelfile"
+    assert f"{place}: line 2: FROM llama3.2 is not here; it is hf.co/" in refused("create", "mine", "-f", place)
+    place.write_text("FROM demo\nPARAMETER top_k much\n")
+    assert f"{place}: line 2: PARAMETER top_k: must be" in refused("create", "mine", "-f", place)
+    (tmp_path / "quark.gguf").touch()
+    assert "did you mean quark.gguf?" in refused("run", tmp_path / "quork.gguf", "hi")
+    assert "did you mean" not in refused("run", tmp_path / "xyzzy.gguf", "hi")
     assert "`mlxr search` what can be fetched" in refused("chat", "xyzzy")
     model = library.find("llama3.2:1b")
     assert model is not None
@@ -164,16 +175,22 @@ def test_connect_shows_and_merges(
     assert written["provider"]["mlxr"]["models"]["demo"]["limit"] == {"context": 2048, "output": 512}
     assert "other" in (path.parent / "opencode.json.before-mlxr").read_text()
     path.write_text("// mine\n{}")
-    assert "is no plain JSON" in refused("connect", "opencode", "--write")
+    assert main(["connect", "opencode", "--write"]) == 2
+    assert "is no plain JSON" in capsys.readouterr().err
 
 
-def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, refused: Run) -> None:
+def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    mlxr("connect", "codex", "--write", "--port", free_port())
     mlxr("connect", "codex", "--write")
     mlxr("connect", "codex", "--write", "--model", "other")
     values = tomllib.loads((home / ".codex" / "mlxr.config.toml").read_text())
     assert (values["model"], values["model_provider"]) == ("other", "mlxr")
     assert values["model_providers"]["mlxr"]["base_url"] == "http://127.0.0.1:11434/v1"
     mlxr("connect", "continue", "--write")
-    assert "is there already" in refused("connect", "continue", "--write", "--model", "other")
+    capsys.readouterr()
+    assert main(["connect", "continue", "--write", "--model", "other"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split("; ")[-1] for line in told[:1]] == ["`mlxr serve` starts one, --url names another"]
+    assert "is there already" in told[-1]
     for tool in RECIPES:
         assert "# then:" in mlxr("connect", tool)

@@ -69,7 +69,8 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
             scopes = {"model", "registry", "hub", "server"}
         elif name in ("pull", "search"):
             scopes = {"registry", "hub"}
-        assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
+        is_own = setting.flag == "--port" and name in ("ps", "stop")
+        assert (f"{setting.flag} " in text) == (is_own or (setting.scope in scopes and not setting.secret))
     for row in PARAMETERS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))
 
@@ -87,6 +88,31 @@ def test_help_at_80_columns_is_whole_and_says_units(name: str, mlxr: Run, monkey
             assert row[1] == units.get(setting.kind, row[1])
             assert setting.default is not True or "true" in text
     assert "33554432" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("run demo hi --temp 0.3", "--temp is not a flag of `mlxr run`; write --temperature (see `mlxr run --help`)"),
+        ("run demo hi --temp=0.3", "write --temperature"),
+        ("serve -ngl 99", "-ngl is not a flag of `mlxr serve`; write --device cuda"),
+        ("serve -m demo", "write the model's name behind `mlxr serve`, without a flag"),
+        ("serve --verbose", "write --log-level debug"),
+        ("run demo hi -v", "write --stats"),
+        ("run demo hi --port 11434", "write --url http://HOST:PORT"),
+        ("list --temp 3", "--temp is not a flag of `mlxr list` (see"),
+        ("run demo hi --temprature 3", "did you mean --temperature or"),
+        ("run demo hi --temperature hot", "--temperature: must be a number, got 'hot'"),
+        ("run demo hi --top-k 1.5", "--top-k: must be a whole number, got '1.5'"),
+        ("rerank demo q --top 0", "--top: must be 1 or greater"),
+        ("adapters frob", "ACTION: 'frob' is not one of 'list', 'add', 'remove', 'show'"),
+        ("cluster", "Missing argument 'ACTION'; it is one of serve, update, status"),
+        ("ps --port 1 --url http://127.0.0.1:1", "--port: is part of --url"),
+        ("ps --port 1", "http://127.0.0.1:1: no mlxr server answers: nothing listens there"),
+    ],
+)
+def test_habits_of_other_tools_and_wrong_values_are_told_in_our_words(line: str, told: str, refused: Run) -> None:
+    assert told in refused(*line.split())
 
 
 def test_help_as_a_command(mlxr: Run, refused: Run) -> None:
@@ -186,8 +212,8 @@ def test_flags_become_settings_and_sampling() -> None:
         (["run", "one", "two", "three"], "put the prompt in quotes"),
         (["nonsense"], "No such command 'nonsense'"),
         (["rum"], "Did you mean 'rm', 'run'"),
-        (["--nonsense"], "No such option"),
-        (["run", "--nonsense", "hi"], "No such option"),
+        (["--nonsense"], "--nonsense is not a flag of `mlxr`"),
+        (["run", "--nonsense", "hi"], "--nonsense is not a flag of `mlxr run`"),
         (["run", "--temperature", "-1", "hi"], "temperature: must be at least 0"),
         (["run", "--temperature", "hot", "hi"], "--temperature"),
         (["run", "--max-tokens", "-3", "hi"], "max_tokens: must be at least 0"),
@@ -201,7 +227,7 @@ def test_flags_become_settings_and_sampling() -> None:
         (["bench", "demo", "--batch", "0"], "batch: must be at least 1"),
         (["bench", "demo", "--repeat", "0"], "repeat: must be at least 1"),
         (["validate", "missing"], "no such file"),
-        (["chat", "missing"], "no such file"),
+        (["chat", "missing"], "missing is not here"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -249,7 +275,7 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str], gguf: Path) -
     [
         (">&-", ["version"], (0, "", "")),
         ("2>&-", ["run", "missing.gguf", "hi"], (2, "", "")),
-        ("<&-", ["run", "missing.gguf", "-"], (2, "", "missing.gguf: no such file")),
+        ("<&-", ["run", "missing.gguf", "-"], (2, "", "PROMPT: is blank")),
     ],
     ids=["stdout", "stderr", "stdin"],
 )

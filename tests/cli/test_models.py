@@ -223,13 +223,15 @@ def test_what_is_refused(refused: Run, mlxr: Run, tmp_path: Path, own_file: Path
         assert message in refused("create", "mine", "-f", modelfile)
     modelfile.write_bytes(b"FROM \xff")
     assert "not UTF-8" in refused("create", "mine", "-f", modelfile)
-    assert "no such Modelfile" in refused("create", "mine", "-f", tmp_path / "none")
+    assert "there is no Modelfile" in refused("create", "mine", "-f", tmp_path / "none")
     assert "is not the name of a model" in refused("cp", "demo", "../../x")
     assert "comes with mlxr" in refused("rm", "demo")
     assert "did you mean llama3.2" in refused("pull", "lama3.2")
     assert "check the network" in refused("pull", "hf.co/a/b", "--hub-url", "http://127.0.0.1:9")
     assert "is not the name of a model" in refused("import", own_file, "a/../b")
-    assert "no server of ours answers" in refused("ps", "--url", "http://127.0.0.1:9")
+    assert "no mlxr server answers: nothing listens there; `mlxr serve` starts one" in refused(
+        "ps", "--url", "http://127.0.0.1:9"
+    )
     assert list_names(mlxr) == ["demo:latest", "demo-draft:latest"]
 
 

@@ -121,6 +121,24 @@ def test_a_chat_with_a_server_shows_and_saves(server: str, command: Command) -> 
     assert (code, notes.count("MODEL: is needed for this")) == (0, 2)
 
 
+def test_connect_asks_the_server_and_stop_tells_what_is_not_loaded(
+    make_server: MakeServer, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_server(api_keys=["right"], context_tokens=512).url
+    code, _, errors = command("connect", "opencode", "--url", url)
+    assert (code, "wants a valid API key" in errors) == (0, True)
+    assert command("connect", "opencode", "--url", url, "--write")[0] == 2
+    monkeypatch.setenv("MLXR_API_KEYS", "right")
+    code, out, errors = command("connect", "opencode", "--url", url)
+    assert (code, '"context": 512' in out, '"apiKey": "right"' in out) == (0, True, True)
+    assert f"the server at {url} answers: default model demo, wants a key" in errors
+    code, out, errors = command("stop", "demo-draft", "--port", url.rpartition(":")[2])
+    assert (code, out) == (2, "")
+    assert "demo-draft is not loaded; loaded: " in errors
+    reply = httpx.get(f"{url}/v1/chat/completion", headers={"x-api-key": "right"})
+    assert (reply.status_code, "near it: /v1/chat/completions" in reply.json()["error"]["message"]) == (404, True)
+
+
 def test_stop_unloads(server: str, command: Command) -> None:
     command("run", QUESTION, "--max-tokens", "2", "--url", server)
     assert "demo" in command("ps", "--url", server)[1]

@@ -94,7 +94,7 @@ def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such-model"], "no-such-model: no such model"),
+        (["no-such-model"], "no-such-model is not here; `mlxr list` shows"),
         (["--port", "taken"], "port: must be"),
         (["--port", "TAKEN"], "another program listens on"),
         (["--api-keys-file", "/no/such/file"], "api_keys_file: /no/such/file"),

@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 import typer
 
 from mlxr.cli.chat_model import ChatModel, Conversation
-from mlxr.cli.flags import Sampling, System, complete_models, make_sampling
+from mlxr.cli.flags import Sampling, System, complete_models, make_sampling, read_number
 from mlxr.cli.remote import AnswerStream, Url
 from mlxr.cli.terminal import print_fields, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError
@@ -270,13 +270,12 @@ def _set_parameter(session: Session, words: str) -> None:
 
 
 def _read_value(row: Parameter, text: str) -> object:
+    if row.kind != "texts":
+        return read_number(row, text, row.name)
     try:
-        if row.kind == "texts":
-            return tuple(shlex.split(text))
-        return float(text) if row.kind == "float" else int(text)
+        return tuple(shlex.split(text))
     except ValueError:
-        wanted = "texts, each in quotes" if row.kind == "texts" else "a number"
-        raise InvalidRequest(row.name, f"must be {wanted}, got {text[:40]!r}") from None
+        raise InvalidRequest(row.name, f"must be texts, each in quotes, got {text[:40]!r}") from None
 
 
 def _set_system(session: Session, text: str) -> None:

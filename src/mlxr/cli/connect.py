@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from mlxr.cli.flags import ServerSettings
-from mlxr.cli.remote import find_own_key
+from mlxr.cli.remote import WANTS_KEY, address_of, ask_server, find_own_key
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound
 from mlxr.core.settings import Settings
 
 USUAL_CONTEXT_TOKENS = 32768  # where the model is not here, so that its context is not known
 ANSWER_TOKENS = 8192
+ASK_S = 3.0  # for the server to say what it is
 AGENT_TOKENS = 16384  # what instructions and tools of coding agents take, about
 
 
@@ -153,11 +154,11 @@ def connect(
     recipe = RECIPES.get(tool)
     if recipe is None:
         raise InvalidRequest("TOOL", f"{tool!r} is not known; known are {', '.join(RECIPES)}")
-    server = _describe(settings, model, url)
+    if write and not recipe.file:
+        raise InvalidRequest("--write", f"{recipe.title} has no file for it; set what `mlxr connect {tool}` shows")
+    server = _describe(settings, model, url, needs_key=write)
     path = Path.home() / recipe.file
     if write:
-        if not recipe.file:
-            raise InvalidRequest("--write", f"{recipe.title} has no file for it; set what `mlxr connect {tool}` shows")
         _write(path, recipe.content(server))
         print_note(f"wrote {path}")
     elif recipe.file:
@@ -173,21 +174,37 @@ def connect(
         print_note(f"{server.model} has a context of {tokens} tokens, which is little for an agent's instructions")
 
 
-def _describe(settings: Settings, model: str | None, url: str | None) -> Server:
+def _describe(settings: Settings, model: str | None, url: str | None, *, needs_key: bool) -> Server:
+    """What the running server says of itself; what it does not say comes from the settings and models here.
+
+    Raises MlxrError for `needs_key` where the server wants a key that was not given.
+    """
     from mlxr.service.catalogue import choose_default, open_registry
 
-    registry = open_registry(settings)
-    name = model or choose_default(registry, settings).name
-    try:
-        context_tokens = registry.get(name).context_tokens
-    except NotFound:
-        context_tokens = USUAL_CONTEXT_TOKENS
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    address = (url or f"http://{host}:{settings.port}").rstrip("/").removesuffix("/v1")
+    address = (url or address_of(settings)).rstrip("/").removesuffix("/v1")
     if not address.startswith(("http://", "https://")):
         raise InvalidRequest("--url", f"{url!r} has no http:// or https:// before it")
-    tokens = settings.context_tokens or context_tokens
-    return Server(address, find_own_key(settings) or "none", name, tokens)
+    registry, key = open_registry(settings), find_own_key(settings)
+    info: Mapping[str, Any] = {}
+    known: Mapping[str, Any] = {}
+    try:
+        info = ask_server(settings, address, "/v1/admin/info", timeout_s=ASK_S)
+        known = ask_server(settings, address, "/api/show", {"model": model or info["default_model"]}, timeout_s=ASK_S)
+    except MlxrError as error:
+        if WANTS_KEY in str(error) and needs_key:
+            raise
+        print_note(str(error) if info else f"{error}\nwhat follows is by the settings and models of this machine")
+    name = model or str(info.get("default_model") or choose_default(registry, settings).name)
+    stated = [value for field, value in (known.get("model_info") or {}).items() if field.endswith(".context_length")]
+    try:
+        tokens = int(stated[0]) if stated else registry.get(name).context_tokens
+    except NotFound:
+        tokens = USUAL_CONTEXT_TOKENS
+    tokens = (info if info else {"context_tokens": settings.context_tokens}).get("context_tokens") or tokens
+    if info:
+        wants = "wants a key" if info.get("needs_key") else "wants no key"
+        print_note(f"the server at {address} answers: default model {info['default_model']}, {wants}")
+    return Server(address, key or "none", name, tokens)
 
 
 def _write(path: Path, text: str) -> None:

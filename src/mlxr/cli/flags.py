@@ -8,7 +8,9 @@ into one that typer understands.
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Annotated, Any
@@ -16,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from mlxr.cli.terminal import format_bytes, print_json, print_table
-from mlxr.core.errors import MlxrError
+from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.model_settings import Kind, Scope, Setting, Value
 from mlxr.core.sampling import ALL_TOKENS, EVERYDAY, Parameter, read_params
 from mlxr.core.sampling import Kind as ParameterKind
@@ -89,7 +91,59 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the one that has t
 System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
 
 
-FLAG_TYPES: Mapping[ParameterKind, Any] = {"int": int, "float": float, "flag": bool, "seed": int, "texts": list[str]}
+FLAG_TYPES: Mapping[ParameterKind, Any] = {"flag": bool, "texts": list[str]}  # numbers are text, read below
+# Flags of llama.cpp, Ollama, vLLM and others, and what is written here: the first of those that the command has. {}
+# stands for the command.
+FOREIGN_FLAGS: Mapping[str, str] = {
+    spelling: here
+    for spellings, here in (
+        ("--temp", "--temperature"),
+        ("-n --n-predict --predict --num-predict --max-new-tokens --tokens", "--max-tokens"),
+        ("-c --ctx-size --num-ctx --ctx --max-model-len --context --context-length --n-ctx", "--context-tokens"),
+        ("-ngl --n-gpu-layers --gpu-layers --num-gpu --gpu", "--device cuda, by which a model runs wholly on it"),
+        ("-m --model --model-path --hf -hf --hf-repo", "the model's name behind `{}`, without a flag"),
+        ("-p --prompt", "the prompt in quotes behind the model, without a flag"),
+        ("-t", "--threads"),
+        ("-np --parallel --max-num-seqs --num-parallel", "--max-sequences"),
+        ("-b --batch-size -ub --ubatch-size --max-num-batched-tokens", "--max-batch-tokens"),
+        ("-ctk --cache-type-k -ctv --cache-type-v --kv-cache-dtype", "--kv-type"),
+        ("-s", "--seed"),
+        ("--repeat-penalty", "--repetition-penalty"),
+        ("--reasoning-budget", "--thinking-budget-tokens"),
+        ("-sys --sys --system-prompt", "--system"),
+        ("--chat-template-file --jinja", "--chat-template; templates in Jinja run by themselves"),
+        ("--lora", "--adapter"),
+        ("-md --model-draft --speculative-model", "--draft"),
+        ("-a --alias --served-model-name", "--model-aliases"),
+        ("--api-key", "--api-keys-file, or the variable MLXR_API_KEYS"),
+        ("--gpu-memory-utilization", "--models-memory-bytes"),
+        ("-tp --tensor-parallel-size --tensor-split", "--gpus"),
+        ("--keepalive --keep-alive", "--keep-alive-s"),
+        ("-v --verbose", "--stats|--log-level debug"),
+        ("--log-disable --quiet", "--log-level error"),
+        ("--port --host", "--url http://HOST:PORT"),
+        ("--format", "--json"),
+        ("-o --output", "`> FILE`"),
+        ("-fa --flash-attn --mlock --no-mmap --mmap", "nothing: mlxr does the best by itself"),
+    )
+    for spelling in spellings.split()
+}
+
+
+def explain_flag(flag: str, words: Sequence[str], known: Sequence[str], command_path: str) -> str:
+    """What is said of a `flag` that a command does not know: its name here, or flags that are spelt like it.
+
+    `words` are those of the command line, since `-ngl` arrives as `-n`; `known` are the flags of the command, which
+    is called `command_path` with the program's name before it.
+    """
+    spelt = [word.split("=")[0] for word in words if word.startswith(flag)]
+    flag = next((word for word in spelt if word in FOREIGN_FLAGS), flag)
+    for here in filter(None, FOREIGN_FLAGS.get(flag, "").split("|")):
+        if not here.startswith("--") or re.split("[ ,;]", here)[0] in known:
+            return f"{flag} is not a flag of `{command_path}`; write {here.replace('{}', command_path)}"
+    near = difflib.get_close_matches(flag, known, n=2, cutoff=0.7)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{flag} is not a flag of `{command_path}`{hint}"
 
 
 def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
@@ -166,7 +220,7 @@ def _sampling_parameter(row: Parameter) -> inspect.Parameter:
         show_default=False,
         rich_help_panel=SAMPLING_PANEL,
     )
-    kind = FLAG_TYPES[row.kind]
+    kind = FLAG_TYPES.get(row.kind, str)
     return _flag_parameter(row.name, Annotated[kind | None, option], None)
 
 
@@ -187,9 +241,22 @@ def _read_settings(rows: Sequence[Setting], values: Mapping[str, object]) -> Set
 
 
 def _read_sampling(values: Mapping[str, object]) -> dict[str, object]:
-    given = {row.name: values[row.name] for row in PARAMETERS if values[row.name] not in (None, [])}
+    given = {
+        row.name: read_number(row, value, row.flag) if isinstance(value, str) else value
+        for row in PARAMETERS
+        if (value := values[row.name]) not in (None, [])
+    }
     make_sampling(given)  # so that what is wrong is told before a model is loaded
     return given
+
+
+def read_number(row: Parameter, text: str, name: str) -> float:
+    """The number that was typed for a parameter; raises InvalidRequest with `name`."""
+    try:
+        return float(text) if row.kind == "float" else int(text)
+    except ValueError:
+        wanted = "a number" if row.kind == "float" else "a whole number"
+        raise InvalidRequest(name, f"must be {wanted}, got {text[:40]!r}") from None
 
 
 def make_sampling(*layers: Mapping[str, object]) -> SamplingParams:

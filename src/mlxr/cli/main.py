@@ -13,6 +13,7 @@ import io
 import keyword
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,17 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 COMPLETION_VARIABLE = "_MLXR_COMPLETE"  # set by the scripts that `--install-completion` writes
+WORDS = (  # what typer says, and what we do
+    (r"^Invalid value for '?([^']*)'?: ", r"\1: "),
+    (r"Input should be a valid integer.*", "must be a whole number"),
+    (r"Input should be a valid number.*", "must be a number"),
+    (r"Input should be a valid boolean.*", "must be true or false"),
+    (r"Input should be (greater|less) than or equal to (\S+)", r"must be \2 or \1"),
+    (r"Input should be", "must be"),
+    (r"^([A-Z]+): Value error, ", r"\1: "),
+    (r"\.?\s*Choose from:\s*", "; it is one of "),
+    (r",\s+", ", "),
+)
 COLLECT_EVERY = 10_000  # new objects; 700, as Python has it, makes an import look through all there is, to no end
 
 
@@ -103,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _give_up_output()
         return EXIT_BROKEN_PIPE
     except Exception as error:
-        message = _usage_message(error) or _system_message(error)
+        message = _usage_message(error, given) or _system_message(error)
         if message is None:
             raise
         return _complain(message)
@@ -173,14 +185,22 @@ def help_(command: Command = None) -> None:
     build_app(arguments)(args=arguments, prog_name="mlxr", standalone_mode=False)
 
 
-def _usage_message(error: Exception) -> str | None:
+def _usage_message(error: Exception, given: Sequence[str]) -> str | None:
     """The line for a wrong command line, None for other errors. Those of typer format themselves and carry a code."""
+    from mlxr.cli.flags import explain_flag
+
     format_message = getattr(error, "format_message", None)
     if format_message is None or getattr(error, "exit_code", None) is None:
         return None
     context = getattr(error, "ctx", None)
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
-    return f"{str(format_message()).rstrip('.')}{hint}"
+    flag, message = getattr(error, "option_name", None), str(format_message())
+    if flag is not None and context is not None and message.startswith("No such option"):
+        known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("-")]
+        return f"{explain_flag(flag, given, known, context.command_path)}{hint}"
+    for theirs, ours in WORDS:
+        message = re.sub(theirs, ours, message)
+    return f"{message.rstrip('.')}{hint}"
 
 
 def _system_message(error: Exception) -> str | None:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.flags import Force, Json, RegistrySettings, complete_models
+from mlxr.cli.pull import offer
 from mlxr.cli.terminal import (
     format_bytes,
     make_printable,
@@ -194,9 +195,20 @@ def create(
 ) -> None:
     """Make a model from another one with a Modelfile, which names that model after FROM and says what to change."""
     data, folder = _read(file)
-    modelfile = parse_modelfile(decode_modelfile(data))
+    place = "stdin" if str(file) == "-" else str(file)
+    try:
+        modelfile = parse_modelfile(decode_modelfile(data))
+    except InvalidRequest as error:
+        raise error.rename(place) if error.field == "Modelfile" else error from None
     registry = open_registry(settings)
-    source = _find_source(registry, modelfile.source, folder)
+    try:
+        source = _find_source(registry, modelfile.source, folder)
+    except NotFound as error:
+        try:
+            offer(modelfile.source, settings, error)
+        except NotFound as refusal:
+            raise NotFound(f"{place}: line {modelfile.source_line}: FROM {refusal}") from None
+        source = registry.find(modelfile.source)
     adapter = None if modelfile.adapter is None else find_adapter(registry, modelfile.adapter, folder)
     with show_progress(f"quantising {modelfile.source}", counts_bytes=True) as progress:
         record = create_model(
@@ -239,7 +251,7 @@ def _read(file: Path) -> tuple[bytes, Path]:
     if str(file) == "-":
         return sys.stdin.buffer.read(), Path()
     if not place.exists() or place.is_dir():
-        raise NotFound(f"{file}: no such Modelfile; --file names another one")
+        raise NotFound(f"there is no Modelfile {file}; -f FILE names another one")
     return place.read_bytes(), place.parent if place.is_file() else Path()
 
 

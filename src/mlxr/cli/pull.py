@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
+from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
@@ -23,6 +25,7 @@ from mlxr.cli.terminal import (
 from mlxr.core.errors import HubError, NotFound
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import Stop
+from mlxr.model_files.files import find_model, find_near
 from mlxr.registry import ModelRecord, library
 from mlxr.registry.hub import Found, HubClient, choose_files, list_files, parse_reference, search_hub
 from mlxr.registry.pull import PullProgress
@@ -66,9 +69,16 @@ def offer(model: str, settings: Settings, missing: NotFound) -> None:
     folder = find_models_folder(settings)
     known = library.find(model, folder)
     if known is None:
-        near = library.suggest(model, folder)
-        hint = f"; `mlxr pull {near[0]}` would fetch a model of that name" if near else ""
-        raise NotFound(f"{missing}; `mlxr list` shows what is here, `mlxr search` what can be fetched{hint}")
+        if len(Path(model).parts) != 1 or model.endswith(".gguf"):
+            find_model(model)  # tells what is near it
+            raise missing
+        names = {record.short_name.lower(): record.short_name for record in open_registry(settings).list()}
+        near = [*dict.fromkeys([*map(names.get, get_close_matches(model.lower(), names)), *find_near(Path(model))])]
+        hints = [f"did you mean {' or '.join(map(str, near))}?"] if near else []
+        hints += [f"`mlxr pull {name}` fetches a model of that name" for name in library.suggest(model, folder)[:1]]
+        shown = make_printable(model[:200])
+        hint = "".join(f"; {text}" for text in hints)
+        raise NotFound(f"{shown} is not here{hint}; `mlxr list` shows what is, `mlxr search` what can be fetched")
     what = f"{model} is not here; it is {known.reference}, about {format_bytes(known.size_bytes)}"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise NotFound(f"{what}; `mlxr pull {model}` fetches it")
@@ -118,8 +128,9 @@ def search(
     """Find a model, and whether it fits this machine.
 
     Names in the first table are what `mlxr pull` and `mlxr run` take. FITS compares
-    the files with this machine's memory, SPEED is what reading the weights of a
-    token takes, where `mlxr doctor` has measured the memory.
+    the files with this machine's memory (slow: they fit, for less than a token a
+    second), SPEED is what reading the weights of a token takes, where `mlxr doctor`
+    has measured the memory.
     """
     text = " ".join(words or [])
     folder = find_models_folder(settings)
@@ -127,7 +138,8 @@ def search(
         _refresh(settings)
     rate = find_read_rate(settings)
     models = library.search(text, folder)
-    known = list(zip(models, judge_fits([model.size_bytes for model in models]), strict=True))
+    fits = judge_fits([model.size_bytes for model in models])
+    known = [(model, _judge_speed(fit, _speed(model, rate))) for model, fit in zip(models, fits, strict=True)]
     found: list[Found] = []
     if text and not offline:
         try:
@@ -171,9 +183,15 @@ def _speed(model: library.LibraryModel, rate: float | None) -> float | None:
     return None if rate is None else rate / (model.size_bytes * model.active)
 
 
+def _judge_speed(fit: str, tokens_per_s: float | None) -> str:
+    """What FITS says: a model that fits and is not usable is no good advice."""
+    return "slow" if fit == "yes" and tokens_per_s is not None and tokens_per_s < 1 else fit
+
+
 def _row(model: library.LibraryModel, fit: str, rate: float | None) -> tuple[str, ...]:
     speed = _speed(model, rate)
-    return (model.name, format_bytes(model.size_bytes), fit, "" if speed is None else f"{speed:.0f} tok/s", model.about)
+    shown = "" if speed is None else f"{speed:.{int(speed < 1)}f} tok/s"
+    return model.name, format_bytes(model.size_bytes), fit, shown, model.about
 
 
 def _describe(model: library.LibraryModel, fit: str, rate: float | None) -> dict[str, object]:

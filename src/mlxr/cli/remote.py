@@ -66,11 +66,11 @@ def ask_server(
     socket = settings.unix_socket if url is None else None
     if url is not None and url.startswith("unix:"):
         socket, url = url.removeprefix("unix:"), None
-    base_url = url or ("http://localhost" if socket else f"http://{settings.host}:{settings.port}")
+    base_url = url or ("http://localhost" if socket else address_of(settings))
     key = find_own_key(settings)
     headers = EXACT if key is None else {**EXACT, "Authorization": f"Bearer {key}"}
     if socket is not None and not Path(socket).is_socket():
-        raise MlxrError(f"{socket}: no server of ours answers there: there is no socket")
+        raise _explain_silence(socket, "there is no socket")
     transport = None if socket is None else httpx.HTTPTransport(uds=socket)
     base_url = base_url.rstrip("/").removesuffix("/v1")
     try:
@@ -78,12 +78,31 @@ def ask_server(
             response = client.get(path) if body is None else client.post(path, json=body)
             reply: dict[str, Any] = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise MlxrError(f"{socket or base_url}: no server of ours answers there: {error}") from error
+        raise _explain_silence(socket or base_url, error) from error
     if response.status_code == 401:
         raise MlxrError(f"{socket or base_url}: {WANTS_KEY}")
     if response.status_code != 200:
         raise MlxrError(f"{socket or base_url}: {_read_error(reply) or f'HTTP status {response.status_code}'}")
     return reply
+
+
+def address_of(settings: Settings, port: int | None = None) -> str:
+    """Where a server of these settings is reached from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port or settings.port}"
+
+
+def _explain_silence(address: str, reason: Exception | str) -> MlxrError:
+    """The error for an address where no server of ours answers, with what helps."""
+    import httpx
+
+    if isinstance(reason, httpx.TimeoutException):
+        return MlxrError(f"{address}: the server does not answer in time; it may be loading a model, so try again")
+    if isinstance(reason, ValueError) and not isinstance(reason, httpx.InvalidURL):
+        return MlxrError(f"{address}: another program answers there; name mlxr's server with --url or --port")
+    told = "nothing listens there" if "Connection refused" in str(reason) else str(reason) or type(reason).__name__
+    remedy = "`mlxr serve` starts one, --url names another"
+    return MlxrError(f"{address}: no mlxr server answers: {told}; {remedy}")
 
 
 def ask_parameters(settings: Settings, url: str, model: str | None) -> Mapping[str, object]:
@@ -281,7 +300,7 @@ class RemoteModel:
                 raise read_refusal(response, self._url)
             return [str(model["id"]) for model in response.json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise MlxrError(f"{self._url}: {error or type(error).__name__}") from error
+            raise _explain_silence(self._url, error) from error
 
     def stream(self, prompt: str, params: SamplingParams) -> RemoteStream:
         """Continue a text; returns the answer as a stream of events."""
@@ -320,7 +339,7 @@ class RemoteModel:
             if response.status_code != 200:
                 raise read_refusal(response, self._url)
         except httpx.HTTPError as error:
-            raise MlxrError(f"{self._url}: {error or type(error).__name__}") from error
+            raise _explain_silence(self._url, error) from error
         return RemoteStream(response)
 
     def __enter__(self) -> Self:
@@ -441,9 +460,28 @@ class _Chunks:
         return Finish(FinishReason(self._reason), self._usage, timings=self._timings)
 
 
-def ps(url: ServerUrl = None, json: Json = False) -> None:
+Port = Annotated[
+    int | None, typer.Option("--port", metavar="NUMBER", help="The server's port on this machine.", min=1, max=65535)
+]
+
+
+def list_loaded(settings: Settings, url: str | None) -> Sequence[Mapping[str, Any]]:
+    """The models that a server has loaded, as Ollama's route tells them; raises MlxrError."""
+    models: Sequence[Mapping[str, Any]] = ask_server(settings, url, "/api/ps").get("models", [])
+    return models
+
+
+def choose_url(settings: Settings, url: str | None, port: int | None) -> str | None:
+    """The address that --url and --port name, None where neither is given; raises InvalidRequest for both."""
+    if url is not None and port is not None:
+        raise InvalidRequest("--port", "is part of --url; give one of them")
+    return url if port is None else address_of(settings, port)
+
+
+def ps(url: ServerUrl = None, port: Port = None, json: Json = False) -> None:
     """Show the models that a server has loaded."""
-    models: Sequence[Mapping[str, Any]] = ask_server(resolve(), url, "/api/ps").get("models", [])
+    settings = resolve()
+    models = list_loaded(settings, choose_url(settings, url, port))
     if json:
         print_json(models)
     elif not models:
@@ -471,7 +509,13 @@ def _tell_cache(model: Mapping[str, Any]) -> str:
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=complete_models)]
 
 
-def stop(model: Model, url: ServerUrl = None) -> None:
+def stop(model: Model, url: ServerUrl = None, port: Port = None) -> None:
     """Unload a model from a server. Answers in progress end first; the next request loads it again."""
-    ask_server(resolve(), url, "/api/generate", {"model": model, "keep_alive": 0, "stream": False}, timeout_s=None)
+    settings = resolve()
+    url = choose_url(settings, url, port)
+    before = [str(row["name"]) for row in list_loaded(settings, url)]
+    ask_server(settings, url, "/api/generate", {"model": model, "keep_alive": 0, "stream": False}, timeout_s=None)
+    known = {spelling.lower() for name in before for spelling in (name, name.removesuffix(":latest"))}
+    if model.lower() not in known and before == [str(row["name"]) for row in list_loaded(settings, url)]:  # no alias
+        raise NotFound(make_printable(f"{model} is not loaded; loaded: {', '.join(before) or 'none'}"))
     print_fields([("stopped", model)])

@@ -189,14 +189,22 @@ def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
             text = sys.stdin.buffer.read().decode()
             if not text and prompt is None:
                 raise InvalidRequest("PROMPT", "is missing: none was given, and stdin is empty")
-            return text if is_raw else text.removesuffix("\n")
+            return _check_words(text if is_raw else text.removesuffix("\n"), is_raw)
         prompt.encode()  # arguments that are no UTF-8 arrive as lone surrogates
         beside = read_beside().decode()
     except UnicodeError as error:
         raise InvalidRequest("PROMPT", "is not UTF-8") from error
-    if not beside.strip():
-        return prompt
-    return f"{prompt}\n\n{beside if is_raw else beside.removesuffix(chr(10))}"
+    if beside.strip():
+        beside = beside if is_raw else beside.removesuffix("\n")
+        return f"{prompt}\n\n{beside}" if prompt.strip() else beside
+    return _check_words(prompt, is_raw)
+
+
+def _check_words(prompt: str, is_raw: bool) -> str:
+    """The prompt; raises InvalidRequest for a question without a word. With --raw, white space is text to continue."""
+    if not (is_raw or prompt.strip()):
+        raise InvalidRequest("PROMPT", "is blank; write a question, or leave the prompt out to chat")
+    return prompt
 
 
 def read_beside() -> bytes:

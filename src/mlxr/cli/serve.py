@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 import mlxr
 from mlxr.cli.flags import ServerSettings
 from mlxr.cli.terminal import print_note
-from mlxr.core.errors import SettingError
+from mlxr.core.errors import NotFound, SettingError
 from mlxr.core.memory import share_heap
 from mlxr.core.settings import Settings
 from mlxr.server.access import is_loopback
@@ -59,7 +59,12 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
         start_tracing()
     app = build_app(settings)
     default = app.state.parts.served.explain_default()
-    app.state.parts.served.find(default.name)  # a wrong name shall end the command, not every request
+    try:
+        app.state.parts.served.find(default.name)  # a wrong name shall end the command, not every request
+    except NotFound as error:
+        from mlxr.cli.pull import offer
+
+        offer(default.name, settings, error)
     app.state.parts.served.adapters.read_settings()
     if open_page:
         check_page(app, settings)

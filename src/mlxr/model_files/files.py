@@ -106,9 +106,22 @@ def _suggest(path: Path) -> str:
     """The end of a NotFound message: names and neighbouring models that look alike."""
     if not _holds(path.parent.is_dir):
         return f"; the folder {str(path.parent)[:_MAX_SHOWN_CHARACTERS]} does not exist either"
-    names = {*NAMED_MODELS, *(entry.name for entry in path.parent.iterdir() if _looks_like_model(entry))}
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    near = find_near(path)
     return f"; did you mean {' or '.join(near)}?" if near else "; give a .gguf file, a Hugging Face folder, or demo"
+
+
+def find_near(path: Path) -> list[str]:
+    """Names of models beside `path` and of those that come with mlxr that are spelt like it, endings left aside."""
+    if not _holds(path.parent.is_dir):
+        return []
+    names = {name.removesuffix(".gguf").lower(): name for name in NAMED_MODELS}
+    names |= {
+        entry.name.removesuffix(".gguf").lower(): entry.name
+        for entry in path.parent.iterdir()
+        if _looks_like_model(entry)
+    }
+    wanted = path.name.removesuffix(".gguf").lower()
+    return [names[near] for near in difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)]
 
 
 def _list_models(folder: Path) -> str:

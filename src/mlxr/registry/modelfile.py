@@ -166,6 +166,7 @@ class Modelfile:
     """
 
     source: str = ""
+    source_line: int = 0
     adapter: str | None = None
     template: str | None = None
     system: str | None = None
@@ -198,6 +199,7 @@ def parse_modelfile(text: str) -> Modelfile:
     for line, instruction, word, value in _read_instructions(text):
         try:
             _apply(modelfile, instruction, word, value)
+            modelfile.source_line = modelfile.source_line or line * (instruction == "FROM")
         except InvalidRequest as error:
             raise InvalidRequest("Modelfile", f"line {line}: {error}") from error
     if not modelfile.source:

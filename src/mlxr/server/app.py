@@ -11,7 +11,9 @@ import asyncio
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from functools import cache, partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from pydantic.warnings import UnsupportedFieldAttributeWarning
@@ -27,7 +29,7 @@ from mlxr.core.settings import Settings
 from mlxr.server import admin, anthropic, llamacpp, ollama, openai
 from mlxr.server.access import OPEN_PATHS, Keys, Origins
 from mlxr.server.activity import Activity
-from mlxr.server.errors import to_error
+from mlxr.server.errors import ServerError, to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.live import Hub
 from mlxr.server.metrics import Metrics
@@ -108,7 +110,10 @@ def _add_layers(app: Starlette, parts: ServerParts) -> None:
     """Put the layers around the routes, from the innermost to the outermost."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return render_error(DIALECTS, request, to_error(error))
+        failure = to_error(error)
+        if failure.status == HTTPStatus.NOT_FOUND and "endpoint" not in request.scope:
+            failure = _explain_unknown(request.url.path)
+        return render_error(DIALECTS, request, failure)
 
     settings = parts.settings
     app.add_exception_handler(HTTPException, answer)
@@ -122,6 +127,14 @@ def _add_layers(app: Starlette, parts: ServerParts) -> None:
         expose_headers=["x-request-id", IGNORED],
     )
     app.add_middleware(RequestScope, parts=parts)
+
+
+def _explain_unknown(path: str) -> ServerError:
+    """The error for a path that no route has, with those that are spelt like it."""
+    paths = {row.path for dialect in DIALECTS for row in dialect.router.rows if "{" not in row.path}
+    near = get_close_matches(path.rstrip("/")[:100], sorted(paths), n=3, cutoff=0.75)
+    hint = f"near it: {', '.join(near)}" if near else "GET /openapi.json lists all"
+    return ServerError(404, "not_found", f"there is no route {path[:100]}; {hint}")
 
 
 def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:

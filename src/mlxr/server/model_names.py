@@ -36,6 +36,7 @@ from mlxr.service.catalogue import BUILTIN_DEFAULT, FRESH_S, DefaultModel, Remem
 
 logger = logging.getLogger(__name__)
 NEAR = 0.5  # of 1, how alike names are that may be meant for one another
+SHOWN = 8  # names in an error
 
 
 class ServedModels:
@@ -158,11 +159,14 @@ class ServedModels:
         return replace(self.registry.find(path), name=name)
 
     def _find_near(self, name: str) -> str:
-        """The names that may be meant, as a part of a sentence; empty where none is near."""
+        """The names that may be meant, or where none is near those that there are, as a part of a sentence."""
         names = [record.short_name for record in self.list()]
         names += [alias for alias in self.aliases if "*" not in alias]
         near = get_close_matches(name.lower().removesuffix(":latest"), names, cutoff=NEAR)
-        return f"near it: {', '.join(near)}" if near else ""
+        if near:
+            return f"near it: {', '.join(near)}"
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return f"there are: {', '.join(names[:SHOWN])}{more}" if names else ""
 
     def _is_in_catalogue(self, name: str) -> bool:
         try:
