@@ -17,7 +17,8 @@ import pytest
 
 import mlxr as package
 from mlxr.cli.flags import Sampling, expand_flags, make_sampling
-from mlxr.cli.main import COMMANDS, main
+from mlxr.cli.main import COMMANDS, EXAMPLES, main
+from mlxr.cli.terminal import print_table
 from mlxr.core.settings import SETTINGS, Settings
 from mlxr.core.types import PARAMETERS, SamplingParams
 
@@ -56,12 +57,35 @@ def test_help_lists_every_command(mlxr: Run) -> None:
     text = mlxr("--help")
     assert all(row.name in text and row.help in text for row in COMMANDS)
     assert mlxr() == text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Measure and check:" in text
+    assert {line.split()[1] for line, _ in EXAMPLES} <= {row.name for row in COMMANDS}
+
+
+def test_help_shows_the_common_flags_first(mlxr: Run) -> None:
+    for name in ("run", "serve"):
+        flags = set(re.findall(r"│ +(--[a-z-]+)", mlxr(name, "--help")))
+        assert 10 <= len(flags) <= 18, flags
+        assert flags < set(re.findall(r"│ +(--[a-z-]+)", mlxr(name, "--help-all")))
+        assert re.search(r"--help-all shows \d+ more flags", mlxr(name, "--help"))
+        assert "Example: `" in mlxr(name, "--help")
+
+
+def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("NAME", " SIZE", "ABOUT"), [("a" * 30, "12.5 GiB", "words " * 20)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 60] == []
+    assert "".join(lines).count("words") == 20
+    print_table(("NAME", "ABOUT"), [("x", "words " * 20)])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
 
 
 @pytest.mark.parametrize("name", [row.name for row in COMMANDS])
 def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    text = mlxr(name, "--help")
+    text = mlxr(name, "--help-all")
     assert f"Usage: mlxr {name}" in text
     for setting in SETTINGS:
         scopes = {"model"} if name in WITH_MODEL else {"registry"} if name in WITH_REGISTRY else set()
@@ -69,7 +93,7 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
             scopes = {"model", "registry", "hub", "server"}
         elif name in ("pull", "search"):
             scopes = {"registry", "hub"}
-        is_own = setting.flag == "--port" and name in ("ps", "stop")
+        is_own = setting.flag == "--port" and name in ("ps", "stop", "top")
         assert (f"{setting.flag} " in text) == (is_own or (setting.scope in scopes and not setting.secret))
     for row in PARAMETERS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))
@@ -329,3 +353,40 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("mlxr.cli.main.version", interrupt)
     assert main(["version"]) == 130
+
+
+def test_a_service_is_written_started_and_removed(
+    tmp_path: Path, mlxr: Run, refused: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "MLXR_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    unit = tmp_path / ".config" / "systemd" / "user" / "mlxr.service"
+    assert f"would write {unit}" in mlxr("service", "install", "--dry-run", "--", "demo", "--port", "8080")
+    assert not unit.exists()
+    assert "systemctl is not on this machine" in refused("service", "install")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/log\n[ "$2" != start ]\n')
+    (tmp_path / "bin" / "systemctl").chmod(0o755)
+    assert "no service is installed" in refused("service", "start")
+    assert "--prot is not a flag of `mlxr serve`; did you mean --port?" in refused("service", "install", "--", "--prot")
+    assert "Restart=on-failure" not in mlxr(
+        "service", "install", "--", "demo", "--chat-template-kwargs", '{"a": "%h$b"}'
+    )
+    line = next(line for line in unit.read_text().splitlines() if line.startswith("ExecStart="))
+    assert line.endswith(r'-m mlxr serve demo --chat-template-kwargs "{\"a\": \"%%h$$b\"}"')
+    monkeypatch.setenv("MLXR_PORT", "8080")
+    assert main(["service", "install"]) == 0
+    assert "the service does not see MLXR_PORT" in capsys.readouterr().err
+    assert "%%h" in unit.with_name("mlxr.service.old").read_text()
+    assert main(["service", "start"]) == 2
+    assert "`systemctl --user start mlxr`: exit code 1" in capsys.readouterr().err
+    mlxr("service", "uninstall")
+    assert not unit.exists()
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "--user disable --now mlxr"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    shown = mlxr("service", "install", "--dry-run", "--", "demo")
+    assert "Library/LaunchAgents/mlxr.plist" in shown
+    assert "<string>serve</string>\n\t\t<string>demo</string>" in shown

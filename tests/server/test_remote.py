@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 from gated_model import Gate
 from running_server import MakeServer, RunningServer
 
+from mlxr.cli import top
 from mlxr.cli.main import main
 from mlxr.cli.remote import RemoteModel
 from mlxr.core.errors import MlxrError
 from mlxr.core.events import Event, Finish, TextDelta
+from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 
 QUESTION = "What does os.path.join do?"
@@ -137,6 +140,47 @@ def test_connect_asks_the_server_and_stop_tells_what_is_not_loaded(
     assert "demo-draft is not loaded; loaded: " in errors
     reply = httpx.get(f"{url}/v1/chat/completion", headers={"x-api-key": "right"})
     assert (reply.status_code, "near it: /v1/chat/completions" in reply.json()["error"]["message"]) == (404, True)
+
+
+def test_top_tells_what_a_server_does(
+    make_server: MakeServer, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_server().url
+    assert command("run", QUESTION, "--max-tokens", "5", "--url", url)[0] == 0
+    settings = Settings()
+    before = top.look(settings, url)
+    assert command("run", QUESTION, "--max-tokens", "9", "--temperature", "0", "--url", url)[0] == 0
+    now = top.look(settings, url)
+    told = top.describe(now, before)
+    assert told["tokens_per_s"] == pytest.approx(8 / (now.time_s - before.time_s), rel=0.2)
+    (row,) = told["models"]
+    assert (row["name"], row["running"], row["used_pages"]) == ("demo:latest", 0, 0)
+    busy = {"path": "/v1/chat/completions", "model": "demo", "client": "\x1b[2J", "seconds": 2.0}
+    busy |= {"prompt_tokens": 7, "generated_tokens": 1000}
+    lines = top.render(replace(now, requests=[busy]), before, url, 100)
+    assert "1,000  500.0" in lines[-1]
+    assert "\x1b" not in "".join(lines)
+    code, out, _ = command("top", "--url", url, "--interval", "0.1")
+    assert (code, "no request is in flight" in out, "demo" in out) == (0, True, True)
+    assert json.loads(command("top", "--url", url, "--interval", "0.1", "--json")[1])["requests"] == []
+
+
+def test_top_renews_itself_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"version": "1", "device": "cpu", "models_memory_bytes": 1}
+    looks = iter([top.Look(1.0, info, [], {}, [])])
+
+    def take() -> top.Look:
+        for one in looks:
+            return one
+        raise MlxrError("it went away")
+
+    written: list[str] = []
+    ends = iter([False, False, True])
+    monkeypatch.setattr(top, "write_piece", written.append)
+    monkeypatch.setattr(top, "_is_ended", lambda _: next(ends))
+    top._follow(top.Look(0.0, info, [], {}, []), "here", 0.1, take)
+    assert ["no model is loaded" in text for text in written] == [True, True]
+    assert ["it went away" in text for text in written] == [False, True]
 
 
 def test_stop_unloads(server: str, command: Command) -> None:

@@ -38,6 +38,11 @@ def complete_models(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+FEW = 5  # flags of settings and sampling, of which none is hidden
+COMMON = {  # of settings and sampling, what people look for; --help-all shows the others
+    *("device", "threads", "context_tokens", "models_folder", "temperature", "top_p", "max_tokens", "seed"),
+    *("host", "port", "default_model", "api_keys_file", "keep_alive_s", "models_memory_bytes", "log_level"),
+}
 SAMPLING_PANEL = "Sampling"
 PANELS: Mapping[Scope, str] = {
     "model": "Model and device",
@@ -146,8 +151,11 @@ def explain_flag(flag: str, words: Sequence[str], known: Sequence[str], command_
     return f"{flag} is not a flag of `{command_path}`{hint}"
 
 
-def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` with its Settings and Sampling parameters replaced by their flags."""
+def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Callable[..., None]:
+    """`function` with its Settings and Sampling parameters replaced by their flags.
+
+    Its help has those of COMMON alone, unless it `shows_all`; where it has few, all are shown.
+    """
     own = inspect.signature(function, eval_str=True).parameters
     flags: dict[str, Callable[[Mapping[str, object]], object]] = {}
     parameters: list[inspect.Parameter] = []
@@ -170,9 +178,19 @@ def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
         given = {name: value for name, value in values.items() if name in own}
         function(**given, **{name: read(values) for name, read in flags.items()})
 
+    shared = [parameter for parameter in parameters if parameter.name not in own]
+    if not shows_all and len(shared) > FEW:
+        for parameter in shared:
+            parameter.annotation.__metadata__[0].hidden = parameter.name not in COMMON
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def count_hidden(function: Callable[..., None]) -> int:
+    """How many flags the help of an expanded function leaves out."""
+    notes = [getattr(annotation, "__metadata__", (None,))[0] for annotation in function.__annotations__.values()]
+    return sum(getattr(note, "hidden", False) for note in notes)
 
 
 def _setting_parameter(setting: Setting) -> inspect.Parameter:

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -60,37 +60,76 @@ class CommandRow:
         return f"{self.name}_" if keyword.iskeyword(self.name) or hasattr(builtins, self.name) else self.name
 
 
-COMMANDS: tuple[CommandRow, ...] = (
-    CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
-    CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
-    CommandRow("embed", "mlxr.cli.run", "Print a vector of length 1 for each text."),
-    CommandRow("rerank", "mlxr.cli.run", "Rank documents by how well they answer a query."),
-    CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
-    CommandRow("cluster", "mlxr.cli.cluster", "Serve a model from several engines behind one address."),
-    CommandRow("list", "mlxr.cli.models", "List the models here."),
-    CommandRow("search", "mlxr.cli.pull", "Find a model, and whether it fits this machine."),
-    CommandRow("pull", "mlxr.cli.pull", "Fetch a model from Hugging Face."),
-    CommandRow("import", "mlxr.cli.models", "Give a model on disk a name."),
-    CommandRow("create", "mlxr.cli.models", "Make a model from another one with a Modelfile."),
-    CommandRow("cp", "mlxr.cli.models", "Give a model a second name."),
-    CommandRow("rm", "mlxr.cli.models", "Remove models."),
-    CommandRow("adapters", "mlxr.cli.models", "List the adapters (LoRA) here, add or remove one."),
-    CommandRow("ps", "mlxr.cli.remote", "Show the models that a server has loaded."),
-    CommandRow("stop", "mlxr.cli.remote", "Unload a model from a server."),
-    CommandRow("show", "mlxr.cli.show", "Show what a model holds."),
-    CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
-    CommandRow("merge", "mlxr.cli.convert", "Write a model with an adapter added to its weights."),
-    CommandRow("perplexity", "mlxr.cli.validate", "Measure how well a model predicts a text."),
-    CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
-    CommandRow("profile", "mlxr.cli.bench", "Show where the time of a model's steps goes, kernel by kernel."),
-    CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
-    CommandRow("kernels", "mlxr.cli.bench", "Print the source of the GPU kernels."),
-    CommandRow("connect", "mlxr.cli.connect", "Show how coding agents and editors use this server."),
-    CommandRow("doctor", "mlxr.cli.doctor", "Look at processor, memory, GPU, disk, port, hub and models."),
-    CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
-    CommandRow("help", "mlxr.cli.main", "Explain a command."),
-    CommandRow("version", "mlxr.cli.main", "Print the version of mlxr."),
+GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
+    "Use a model": (
+        CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
+        CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
+        CommandRow("embed", "mlxr.cli.run", "Print a vector of length 1 for each text."),
+        CommandRow("rerank", "mlxr.cli.run", "Rank documents by how well they answer a query."),
+    ),
+    "Models": (
+        CommandRow("list", "mlxr.cli.models", "List the models here."),
+        CommandRow("search", "mlxr.cli.pull", "Find a model, and whether it fits this machine."),
+        CommandRow("pull", "mlxr.cli.pull", "Fetch a model from Hugging Face."),
+        CommandRow("import", "mlxr.cli.models", "Give a model on disk a name."),
+        CommandRow("create", "mlxr.cli.models", "Make a model from another one with a Modelfile."),
+        CommandRow("show", "mlxr.cli.show", "Show what a model holds."),
+        CommandRow("cp", "mlxr.cli.models", "Give a model a second name."),
+        CommandRow("rm", "mlxr.cli.models", "Remove models."),
+        CommandRow("adapters", "mlxr.cli.models", "List the adapters (LoRA) here, add or remove one."),
+        CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
+        CommandRow("merge", "mlxr.cli.convert", "Write a model with an adapter added to its weights."),
+    ),
+    "Server": (
+        CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
+        CommandRow("ps", "mlxr.cli.remote", "Show the models that a server has loaded."),
+        CommandRow("stop", "mlxr.cli.remote", "Unload a model from a server."),
+        CommandRow("top", "mlxr.cli.top", "Show live what a server does: models, requests, tokens, pages, memory."),
+        CommandRow("service", "mlxr.cli.service", "Run the server as a service of yours, also after a restart."),
+        CommandRow("connect", "mlxr.cli.connect", "Show how coding agents and editors use this server."),
+        CommandRow("cluster", "mlxr.cli.cluster", "Serve a model from several engines behind one address."),
+    ),
+    "Measure and check": (
+        CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
+        CommandRow("perplexity", "mlxr.cli.validate", "Measure how well a model predicts a text."),
+        CommandRow("profile", "mlxr.cli.bench", "Show where the time of a model's steps goes, kernel by kernel."),
+        CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
+        CommandRow("kernels", "mlxr.cli.bench", "Print the source of the GPU kernels."),
+    ),
+    "mlxr itself": (
+        CommandRow("doctor", "mlxr.cli.doctor", "Look at processor, memory, GPU, disk, port, hub and models."),
+        CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
+        CommandRow("help", "mlxr.cli.main", "Explain a command."),
+        CommandRow("version", "mlxr.cli.main", "Print the version of mlxr."),
+    ),
+}
+COMMANDS: tuple[CommandRow, ...] = tuple(row for rows in GROUPS.values() for row in rows)
+EXAMPLES: Sequence[tuple[str, str]] = (
+    ('mlxr run demo "import os"', "one answer, of the model that comes with mlxr"),
+    ("mlxr search qwen3", "models by short names, and which fit"),
+    ("mlxr pull llama3.2:1b", "fetch one; `mlxr chat llama3.2:1b` talks with it"),
+    ("mlxr serve --open", "a page, and an API for other programs"),
+    ("mlxr connect claude-code", "how a coding agent uses the server"),
 )
+EXAMPLE_OF: Mapping[str, str] = {  # below the help of a command
+    "run": 'cat notes.txt | mlxr run llama3.2:1b "Summarise this"',
+    "chat": 'mlxr chat llama3.2:1b --system "You are brief."',
+    "serve": "mlxr serve llama3.2:1b --port 8080 --open",
+    "search": "mlxr search qwen3",
+    "pull": "mlxr pull llama3.2:1b",
+    "import": "mlxr import model.gguf coder",
+    "create": "mlxr create helper -f Modelfile",
+    "convert": "mlxr convert f16.gguf small.gguf --type q4_k_m",
+    "connect": "mlxr connect claude-code",
+    "embed": 'mlxr embed model.gguf "a text"',
+    "rerank": 'mlxr rerank model.gguf "a question" *.txt',
+    "bench": "mlxr bench demo --prompt-tokens 64 --generate-tokens 16",
+    "ps": "mlxr ps --port 8080",
+    "top": "mlxr top --port 8080",
+    "service": "mlxr service install -- llama3.2:1b",
+    "stop": "mlxr stop llama3.2:1b",
+}
+ALL_FLAGS = "--help-all"  # stands for --help with the flags that few people need
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,9 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         with _show_warnings(), _collect_seldom():
-            with end_on_interrupt():
-                app = build_app(given)
-            result = app(args=given or ["--help"], prog_name="mlxr", standalone_mode=False)
+            if COMPLETION_VARIABLE not in os.environ and given in ([], ["--help"], ["-h"], [ALL_FLAGS]):
+                result = _print_help()
+            else:
+                with end_on_interrupt():
+                    app = build_app(given)
+                words = ["--help" if word == ALL_FLAGS else word for word in given]
+                result = app(args=words, prog_name="mlxr", standalone_mode=False)
         sys.stdout.flush()
     except MlxrError as error:
         return _complain(str(error))
@@ -129,10 +172,7 @@ def read_completed_words(environment: Mapping[str, str]) -> list[str]:
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The typer application for these arguments: the command they name in full, of the others only the help line.
-
-    The list of all commands is plain text: the import of rich takes longer than all else that it needs.
-    """
+    """The typer application for these arguments: the command they name in full, of the others only the help line."""
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
         name="mlxr",
@@ -144,17 +184,33 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for row in COMMANDS:
-        app.command(row.name, help=row.help if row.name != named else None)(_load(row, named))
+        if row.name != named:
+            app.command(row.name, help=row.help)(lambda: None)
+            continue
+        from mlxr.cli.flags import count_hidden, expand_flags
+
+        shows_all = ALL_FLAGS in arguments or COMPLETION_VARIABLE in os.environ
+        function = expand_flags(getattr(import_module(row.module), row.function), shows_all=shows_all)
+        count = count_hidden(function)
+        notes = [f"Example: `{EXAMPLE_OF[named]}`"] if named in EXAMPLE_OF else []
+        notes += [f"{ALL_FLAGS} shows {count} more flags."] if count else []
+        app.command(row.name, epilog="\n\n".join(notes) or None)(function)
     return app
 
 
-def _load(row: CommandRow, named: str | None) -> Callable[..., None]:
-    if row.name != named:
-        return lambda: None
-    from mlxr.cli.flags import expand_flags
-
-    function: Callable[..., None] = getattr(import_module(row.module), row.function)
-    return expand_flags(function)
+def _print_help() -> int:
+    """Print the list of all commands. It is plain text of our own: to import rich takes longer than all else."""
+    print("Usage: mlxr COMMAND [ARGUMENTS]\n\nRun language models on the machine you have.")
+    for title, rows in GROUPS.items():
+        print(f"\n{title}:")
+        for row in rows:
+            print(f"  {row.name:10}  {row.help}")
+    print("\nExamples:")
+    for line, text in EXAMPLES:
+        print(f"  {line:26}  {text}")
+    print("\n`mlxr COMMAND --help` explains a command. mlxr alone takes --help, --version,")
+    print("--install-completion and --show-completion.")
+    return 0
 
 
 def _show_version(wanted: bool) -> None:
@@ -181,7 +237,10 @@ Command = Annotated[str | None, typer.Argument(metavar="COMMAND", help="The comm
 
 def help_(command: Command = None) -> None:
     """Explain a command. `mlxr help run` prints what `mlxr run --help` does."""
-    arguments = ["--help"] if command is None else [command, "--help"]
+    if command is None:
+        _print_help()
+        return
+    arguments = [command, "--help"]
     build_app(arguments)(args=arguments, prog_name="mlxr", standalone_mode=False)
 
 

@@ -25,7 +25,7 @@ from mlxr.cli.terminal import (
 from mlxr.core.errors import HubError, NotFound
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import Stop
-from mlxr.model_files.files import find_model, find_near
+from mlxr.loading import find_model, find_near
 from mlxr.registry import ModelRecord, library
 from mlxr.registry.hub import Found, HubClient, choose_files, list_files, parse_reference, search_hub
 from mlxr.registry.pull import PullProgress

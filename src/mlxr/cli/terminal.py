@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 Progress = Callable[[int, int], None]
+NARROWEST = 12  # characters of a column that is wrapped
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -22,17 +26,46 @@ def print_fields(rows: Iterable[tuple[str, str]], title: str | None = None) -> N
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print rows in columns, with headings where there are any; a heading that begins with a space aligns right."""
-    lines = [[heading.strip() for heading in columns], *rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    """Print rows in columns, with headings where there are any; a heading that begins with a space aligns right.
+
+    On a terminal that is too narrow, the widest cells are wrapped between words.
+    """
     if title is not None:
         print(f"{title}:")
+    for line in format_table(columns, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+        print(line)
+
+
+def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]], room: int | None = None) -> list[str]:
+    """The lines of a table, at most `room` characters wide where its words allow."""
+    lines = [[heading.strip() for heading in columns], *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    if room is not None:
+        widths = _narrow(widths, columns, room)
+    made = []
     for line in lines if any(columns) else lines[1:]:
-        cells = [
-            cell.rjust(width) if heading.startswith(" ") else cell.ljust(width)
-            for cell, width, heading in zip(line, widths, columns, strict=True)
+        wrapped = [
+            textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) if len(cell) > width else [cell]
+            for cell, width in zip(line, widths, strict=True)
         ]
-        print("  ".join(cells).rstrip())
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            cells = [
+                cell.rjust(width) if heading.startswith(" ") else cell.ljust(width)
+                for cell, width, heading in zip(parts, widths, columns, strict=True)
+            ]
+            made.append("  ".join(cells).rstrip())
+    return made
+
+
+def _narrow(widths: list[int], columns: Sequence[str], room: int) -> list[int]:
+    """Widths that fit into `room` characters, the widest columns of text cut first, to no less than NARROWEST."""
+    texts = [index for index, heading in enumerate(columns) if not heading.startswith(" ")]
+    while sum(widths) + 2 * (len(widths) - 1) > room:
+        widest = max(texts, key=lambda index: widths[index])
+        if widths[widest] <= NARROWEST:
+            break
+        widths[widest] -= 1
+    return widths
 
 
 def print_note(text: str) -> None:

@@ -1,0 +1,227 @@
+"""`mlxr top`: what a server does now, from its own figures: a view that renews itself, a snapshot, or JSON.
+
+Speeds are differences of counters between two looks. Nothing is measured for it, and the server does no more than for
+its page.
+"""
+
+from __future__ import annotations
+
+import select
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from mlxr.cli.flags import Json
+from mlxr.cli.remote import Port, ServerUrl, address_of, ask_server, choose_url
+from mlxr.cli.terminal import format_bytes, format_count, format_table, make_printable, print_json, write_piece
+from mlxr.core.errors import MlxrError
+from mlxr.core.settings import Settings, resolve
+
+Row = Mapping[str, Any]
+OWN_PATHS = "/v1/admin/"  # requests of those who only look
+BAR_CELLS = 30
+FRESH_SCREEN, OLD_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+Interval = Annotated[
+    float, typer.Option("--interval", "-d", metavar="SECONDS", help="Between two looks.", min=0.1, max=3600)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a server said at one time: its `info`, the rows of its loaded models, of their caches, and of requests."""
+
+    time_s: float
+    info: Row
+    models: Sequence[Row]
+    caches: Mapping[str, Row]  # by model; names that share what is loaded are there once
+    requests: Sequence[Row]
+
+
+def top(url: ServerUrl = None, port: Port = None, interval: Interval = 1.0, json: Json = False) -> None:
+    """Show live what a server does: models, requests, tokens, pages, memory.
+
+    `q` or Ctrl-C ends. Through a pipe, and with --json, it looks twice, an --interval
+    apart, and tells once.
+    """
+    settings = resolve()
+    url = choose_url(settings, url, port)
+    address = url or settings.unix_socket or address_of(settings)
+    before = look(settings, url)
+    if json or not sys.stdout.isatty():
+        time.sleep(interval)
+        now = look(settings, url)
+        if json:
+            print_json(describe(now, before))
+        else:
+            print("\n".join(render(now, before, address)))
+        return
+    with _screen():
+        _follow(before, address, interval, lambda: look(settings, url))
+
+
+def look(settings: Settings, url: str | None) -> Look:
+    """Ask a server for its figures; raises MlxrError."""
+
+    def ask(name: str) -> dict[str, Any]:
+        return ask_server(settings, url, f"{OWN_PATHS}{name}")
+
+    caches = {row["model"]: row for row in ask("cache")["caches"]}
+    requests = [row for row in ask("requests")["requests"] if not row["path"].startswith(OWN_PATHS)]
+    return Look(time.monotonic(), ask("info"), ask("models")["models"], caches, requests)
+
+
+def describe(now: Look, before: Look) -> dict[str, object]:
+    """All figures as JSON fields; speeds are tokens per second since the look `before`."""
+    models = []
+    for row in now.models:
+        engine = _engine(now, row)
+        models.append(
+            {
+                "name": row["name"],
+                "device": now.caches.get(row["name"], {}).get("device"),
+                "weights_bytes": row["weights_bytes"],
+                "cache_in_use_bytes": row["cache_in_use_bytes"],
+                "cache_max_bytes": row["cache_max_bytes"],
+                "shared_with": row["shared_with"],
+                "expires_at": row["expires_at"],
+                "pages": engine.get("pages"),
+                "used_pages": engine.get("used_pages"),
+                "cached_pages": engine.get("cached_pages"),
+                "running": engine.get("running_sequences"),
+                "waiting": engine.get("waiting_sequences"),
+                "tokens_per_s": _speed(now, before, row, "decode_tokens"),
+                "prompt_tokens_per_s": _speed(now, before, row, "prefill_tokens"),
+            }
+        )
+    memory = sum(row["size_bytes"] for row in _once(now.models))
+    return {
+        "version": now.info["version"],
+        "device": now.info["device"],
+        "memory_in_use_bytes": memory,
+        "models_memory_bytes": now.info["models_memory_bytes"],
+        "tokens_per_s": sum(_speed(now, before, row, "decode_tokens") or 0.0 for row in now.models),
+        "prompt_tokens_per_s": sum(_speed(now, before, row, "prefill_tokens") or 0.0 for row in now.models),
+        "models": models,
+        "requests": [dict(row) for row in now.requests],
+    }
+
+
+def render(now: Look, before: Look, address: str, width: int | None = None) -> list[str]:
+    """The lines of the view, at most `width` characters wide where words allow."""
+    told = describe(now, before)
+    memory, budget = sum(row["size_bytes"] for row in _once(now.models)), int(now.info["models_memory_bytes"])
+    filled = min(BAR_CELLS, round(BAR_CELLS * memory / max(budget, 1)))
+    lines = [
+        f"mlxr {now.info['version']} at {address}, {now.info['device']}",
+        f"memory  [{'|' * filled}{' ' * (BAR_CELLS - filled)}]  {format_bytes(memory)} of {format_bytes(budget)}",
+        f"tokens  {told['tokens_per_s']:.1f}/s of answers, {told['prompt_tokens_per_s']:.1f}/s of prompts",
+        "",
+    ]
+    columns = ("MODEL", " WEIGHTS", " CACHE", " OF", " PAGES", " RUN", " WAIT", " TOK/S", " PROMPT/S")
+    lines += format_table(columns, [_model_row(row, now, before) for row in now.models], width)
+    lines += [] if now.models else ["no model is loaded"]
+    headings = ("REQUEST", "MODEL", "CLIENT", " AGE", " PROMPT", " TOKENS", " TOK/S")
+    lines += ["", *format_table(headings, [_request_row(row) for row in now.requests], width)]
+    return lines if now.requests else [*lines[:-1], "no request is in flight"]
+
+
+def _model_row(row: Row, now: Look, before: Look) -> tuple[str, ...]:
+    engine = _engine(now, row)
+    speeds = [_speed(now, before, row, name) for name in ("decode_tokens", "prefill_tokens")]
+    pages = f"{format_count(engine['used_pages'])}/{format_count(engine['pages'])}" if engine else "shared"
+    return (
+        make_printable(row["name"].removesuffix(":latest")),
+        format_bytes(row["weights_bytes"]),
+        format_bytes(row["cache_in_use_bytes"]),
+        format_bytes(row["cache_max_bytes"]),
+        pages,
+        str(engine.get("running_sequences", "")),
+        str(engine.get("waiting_sequences", "")),
+        *("" if speed is None else f"{speed:.1f}" for speed in speeds),
+    )
+
+
+def _request_row(row: Row) -> tuple[str, ...]:
+    speed = row["generated_tokens"] / row["seconds"] if row["seconds"] else 0.0
+    return (
+        make_printable(row["path"][:40]),
+        make_printable(str(row["model"] or "")[:40].removesuffix(":latest")),
+        make_printable(str(row["client"])[:40]),
+        f"{row['seconds']:.0f} s",
+        format_count(row["prompt_tokens"]),
+        format_count(row["generated_tokens"]),
+        f"{speed:.1f}",
+    )
+
+
+def _engine(now: Look, row: Row) -> Row:
+    """The counters of a model's engine; empty for a name that shares another one's."""
+    engine: Row = now.caches.get(row["name"], {}).get("engine", {})
+    return engine
+
+
+def _once(models: Sequence[Row]) -> list[Row]:
+    """Models whose memory counts: of names that share what is loaded, the first."""
+    return [row for row in models if all(row["name"] < other for other in row["shared_with"])]
+
+
+def _speed(now: Look, before: Look, row: Row, name: str) -> float | None:
+    """Tokens per second of a counter; None where a model was not there before, or was loaded anew."""
+    counts = [_engine(look, row).get(name) for look in (now, before)]
+    count, earlier = (-1 if one is None else int(one) for one in counts)
+    if min(count, earlier) < 0 or count < earlier:
+        return None
+    return round((count - earlier) / max(now.time_s - before.time_s, 1e-3), 1)
+
+
+def _follow(before: Look, address: str, interval_s: float, take: Callable[[], Look]) -> None:
+    """Renew the view until `q` or Ctrl-C. A server that does not answer is told, and asked again."""
+    lines = [f"mlxr at {address}"]
+    while not _is_ended(interval_s):
+        size = shutil.get_terminal_size()
+        try:
+            now = take()
+            lines, before = render(now, before, address, size.columns), now
+            shown = [*lines, "", "q ends"]
+        except MlxrError as error:
+            shown = [*lines, "", make_printable(str(error))]
+        fitting = [line[: size.columns] for line in shown[: size.lines - 1]]
+        write_piece("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in fitting) + "\x1b[J")
+
+
+def _is_ended(seconds: float) -> bool:
+    """Wait; whether `q` was typed meanwhile."""
+    try:
+        if sys.stdin.isatty() and select.select([sys.stdin], [], [], seconds)[0]:
+            return sys.stdin.read(1) in ("q", "Q", "")
+    except (KeyboardInterrupt, OSError, ValueError):
+        return True
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+    return False
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """A screen of its own, and keys as they are typed; both are as before at the end."""
+    before = None
+    if sys.stdin.isatty():
+        import termios
+        import tty
+
+        before = termios.tcgetattr(sys.stdin)
+        tty.setcbreak(sys.stdin)
+    write_piece(FRESH_SCREEN)
+    try:
+        yield
+    finally:
+        write_piece(OLD_SCREEN)
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
