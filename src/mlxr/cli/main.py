@@ -84,7 +84,7 @@ GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
         CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
         CommandRow("ps", "mlxr.cli.remote", "Show the models that a server has loaded."),
         CommandRow("stop", "mlxr.cli.remote", "Unload a model from a server."),
-        CommandRow("top", "mlxr.cli.top", "Show live what a server does: models, requests, tokens, pages, memory."),
+        CommandRow("top", "mlxr.cli.top", "Show live what a server does."),
         CommandRow("service", "mlxr.cli.service", "Run the server as a service of yours, also after a restart."),
         CommandRow("connect", "mlxr.cli.connect", "Show how coding agents and editors use this server."),
         CommandRow("cluster", "mlxr.cli.cluster", "Serve a model from several engines behind one address."),

@@ -45,7 +45,7 @@ class Look:
 
 
 def top(url: ServerUrl = None, port: Port = None, interval: Interval = 1.0, json: Json = False) -> None:
-    """Show live what a server does: models, requests, tokens, pages, memory.
+    """Show live what a server does: its models, requests, tokens, pages and memory.
 
     `q` or Ctrl-C ends. Through a pipe, and with --json, it looks twice, an --interval
     apart, and tells once.
