@@ -26,8 +26,8 @@ Config = Mapping[str, Any]
 # What folders call modules that others call otherwise, by `model_type`.
 _MODULES = {
     **{kind: {"ffn_up": "mlp.gate_up_proj"} for kind in ("glm", "glm4", "phi3")},
+    **{kind: {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"} for kind in ("gpt2", "gpt_bigcode", "starcoder2")},
     "phi": {"output_norm": "model.final_layernorm"},
-    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
 }
 _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  # whose names `list_mixture` knows
 
@@ -38,7 +38,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     Most are those of the model that the configuration states, by the names of folders; transformers refuses what it has
     otherwise when it computes the golden logits.
     """
-    kind, table = config["model_type"], (config["vocab_size"], config["hidden_size"])
+    kind, table = config["model_type"], (config["vocab_size"], config.get("hidden_size") or config["n_embd"])
     for start, list_others in _OTHERS.items():
         if kind.startswith(start):
             embeddings = {} if kind == "nemotron_h" else {"model.embed_tokens.weight": table}
@@ -48,18 +48,26 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     for folder_name, name in (*stated.layout.names.items(), *LAYER_NAMES.items()):
         modules.setdefault(name, folder_name)
     outside = {name: folder_name for folder_name, name in reversed(MODEL_NAMES.items())}
+    outside |= {
+        name: folder_name for folder_name, name in stated.layout.names.items() if name.endswith((".weight", ".bias"))
+    }
+    layers = "transformer.h" if kind.startswith("gpt") and "wte.weight" in stated.layout.names else "model.layers"
     wholes = {name: folder_name for folder_name, name in reversed(WHOLE_NAMES.items())}
     shapes: dict[str, tuple[int, ...]] = {}
     for full_name, shape in expected_tensors(read_model(stated)).items():
+        if stated.layout.exchanges and full_name.startswith("blk.") and len(shape) == 2:
+            shape = shape[::-1]
         if full_name in outside:
             name, _, end = full_name.rpartition(".")
             shapes[f"{modules[name]}.{end}" if name in modules else outside[full_name]] = shape
             continue
         _, index, part = full_name.split(".", 2)
-        layer, (name, _, end) = f"model.layers.{index}.", part.rpartition(".")
-        if kind == "bailing_moe" and name in ("attn_q", "attn_k", "attn_v"):
-            heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
-            shapes[f"{layer}attention.query_key_value.weight"] = (heads * config["head_dim"], config["hidden_size"])
+        layer, (name, _, end) = f"{layers}.{index}.", part.rpartition(".")
+        if name in ("attn_q", "attn_k", "attn_v") and "attn_qkv" in stated.layout.names.values():
+            axis = 1 if stated.layout.exchanges and end == "weight" else 0
+            joined = list(shapes.get(f"{layer}{modules['attn_qkv']}.{end}", shape))
+            joined[axis] += shape[axis] if name != "attn_q" else 0
+            shapes[f"{layer}{modules['attn_qkv']}.{end}"] = tuple(joined)
             continue
         if _IN_MIXTURES.match(part):
             shapes |= {layer + own: own_shape for own, own_shape in list_mixture(config).items()}
@@ -472,13 +480,25 @@ def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:
 def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     values = random.standard_normal(shape)
-    if name.endswith(("norm.weight", "norm_f.weight", "layer_scalar")) or ".norms." in name:
+    if (
+        name.endswith(("norm.weight", "norm_f.weight", "layer_scalar", "ln_1.weight", "ln_2.weight", "ln_f.weight"))
+        or ".norms." in name
+    ):
         values = 1.0 + 0.2 * values
     elif name.endswith(("A_log", "dt_bias", "alpha_n", "alpha_p")):
         values = 0.7 * values
     elif name.endswith(("act_fn.beta", "act_fn.eps")):
         values = 0.5 + 0.1 * values if name.endswith("beta") else -0.01 * np.abs(values)
-    elif name.endswith(("bias", "embed_tokens.weight", "embed_tokens_per_layer.weight", "embeddings.weight")):
+    elif name.endswith(
+        (
+            "bias",
+            "embed_tokens.weight",
+            "embed_tokens_per_layer.weight",
+            "embeddings.weight",
+            "wte.weight",
+            "wpe.weight",
+        )
+    ):
         values = 0.3 * values
     elif len(shape) == 1:  # sinks
         values = values + 0.5

@@ -11,7 +11,7 @@ Config = dict[str, Any]
 _CLASSES = {folder.model_type: folder.hf_class for folder in FOLDERS}
 
 
-def make_config(model_type: str, heads: int, kv_heads: int, head_dim: int | None, **changes: Any) -> Config:
+def make_config(model_type: str, heads: int, kv_heads: int | None, head_dim: int | None, **changes: Any) -> Config:
     """A `config.json` of a tiny model."""
     config: Config = {
         "architectures": [_CLASSES[model_type]],

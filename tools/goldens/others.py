@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from goldens.config import Config, make_config
+
+_GPT: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "hidden_act")),
+    "n_embd": 96,
+    "n_layer": 2,
+    "n_head": 4,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+}
 
 CASES: dict[str, Config] = {
     "olmo2": make_config("olmo2", 6, 2, None, hidden_size=192, rope_theta=50000.0),
@@ -25,6 +38,8 @@ CASES: dict[str, Config] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
         },
     ),
+    "gpt2": make_config("gpt2", 4, None, None, **_GPT),
+    "starcoder": make_config("gpt_bigcode", 4, None, None, **_GPT, multi_query=True),
     "glm": make_config("glm", 4, 2, 48, attention_bias=True, pad_token_id=0),
     "glm4": make_config("glm4", 4, 2, 32, hidden_size=128, attention_bias=True, pad_token_id=0),
     "phi2": make_config(

@@ -28,6 +28,7 @@ class TensorLayout:
 
     names: Mapping[str, str] = field(default_factory=dict, hash=False)  # that mean something else than elsewhere
     norms_from_one: bool = False  # norms are stored less one
+    exchanges: bool = False  # rows and columns of products in layers are exchanged
     alternates: bool = False  # rows of gate and up do, and stacks of experts have columns first, unless quantised
     turns_neighbours: bool = False  # neighbouring numbers of a head are rotated, as in GGUF files
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import add_one, pick_columns, pick_rows, scale_rows, take_rates
+from mlxr.kernels.sources import Columns, add_one, pick_columns, pick_rows, scale_rows, take_rates
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import GatedDelta, Layer
 from mlxr.models.components.encoder import POSITIONS
@@ -130,7 +130,7 @@ _NOT_TEXT = re.compile(
     rf"(model\.)?({_OTHER_PARTS})\..+"
     r"|(bert\.|roberta\.)?embeddings\.position_ids|cls\.(predictions|seq_relationship)\..+"  # of masked words
 )
-_ENCODER_LAYER = re.compile(r"^encoder\.layers?\.")
+_ENCODER_LAYER = re.compile(r"^(encoder\.layers?|(transformer\.)?h)\.")
 _BARE = re.compile(r"^(layers\.[0-9]|embed_tokens\.|norm\.).+")  # of models without a head
 _ENCODER_PREFIXES = ("bert.", "roberta.")
 # A layer that drafts tokens, where it stands apart from the others, and what stands around it (Qwen3.5).
@@ -141,8 +141,10 @@ _DRAFTING_NAMES = {
     "pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
     "norm.weight": "nextn.shared_head_norm.weight",
 }
-# What GGUF has no tensor for: old files store what theta says, and numbers of activations are metadata.
-_NO_TENSOR = re.compile(r"model\.layers\.[0-9]+\.(self_attn\.rotary_emb\.inv_freq|mlp\.act_fn\.(alpha_[np]|beta|eps))")
+# What GGUF has no tensor for: old files store what theta says, or masks, and numbers of activations are metadata.
+_NO_TENSOR = re.compile(
+    r"model\.layers\.[0-9]+\.(self_attn\.rotary_emb\.inv_freq|attn\.(masked_)?bias|mlp\.act_fn\.(alpha_[np]|beta|eps))"
+)
 
 
 def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | None:
@@ -282,6 +284,8 @@ def _change(name: str, tensor: TensorSource, stated: Statement, model: Model) ->
         tensor = take_rates(tensor)
     if name.endswith("exp_probs_b.bias") and tensor.shape[:-1] == (1,):  # a row of its own in ERNIE's folders
         tensor = tensor.take_matrix(0)
+    if stated.layout.exchanges and name.startswith("blk.") and len(tensor.shape) == 2:
+        tensor = Columns(tensor, range(tensor.shape[1]))
     if stated.layout.norms_from_one and _counts_from_one(name):
         tensor = add_one(tensor)
     if name == POSITIONS and len(tensor.shape) == 2 and tensor.shape[0] > stated.skipped_positions:
