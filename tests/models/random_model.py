@@ -41,7 +41,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     kind, table = config["model_type"], (config["vocab_size"], config.get("hidden_size") or config["n_embd"])
     for start, list_others in _OTHERS.items():
         if kind.startswith(start):
-            embeddings = {} if kind == "nemotron_h" else {"model.embed_tokens.weight": table}
+            embeddings = {} if kind in ("nemotron_h", "mamba2") else {"model.embed_tokens.weight": table}
             return embeddings | list_others(config)
     stated = read_folder(config)
     modules: dict[str, str] = dict(_MODULES.get(kind, {}))
@@ -310,6 +310,15 @@ def _list_nemotron(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _list_mamba2(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of a Mamba-2: those of a Nemotron-H that has nothing else."""
+    keys = {"mamba_num_heads": "num_heads", "mamba_head_dim": "head_dim", "ssm_state_size": "state_size"}
+    none = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), 0)
+    letters = "M" * config["num_hidden_layers"]
+    own = {name: config[key] for name, key in keys.items()}
+    return _list_nemotron({**config, **none, **own, "hybrid_override_pattern": letters})
+
+
 def _list_nemotron_experts(config: Config, hidden: int) -> dict[str, tuple[int, ...]]:
     experts, ffn = count_experts(config), config["moe_intermediate_size"]
     shared = config["moe_shared_expert_intermediate_size"]
@@ -413,6 +422,7 @@ _OTHERS: dict[str, Callable[[Config], dict[str, tuple[int, ...]]]] = {  # with l
     "qwen3_5": _list_qwen35,
     "qwen3_next": _list_qwen35,
     "lfm2": _list_lfm2,
+    "mamba2": _list_mamba2,
     "nemotron_h": _list_nemotron,
     "falcon_h1": _list_falcon,
     "granitemoehybrid": _list_granite_hybrid,

@@ -118,7 +118,8 @@ def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build
     kv_type = chance.choice(["bf16", "f32", "f16", *(["q8"] if has_q8 else [])])
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
     shapes = form_groups(model.config.cache_layers).paged
-    least_pages = max(shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes)  # for one sequence
+    peaks = [shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes]
+    least_pages = max(peaks, default=1)  # for one sequence
     vocabulary = model.config.vocab_size
     engine = make_engine(
         model,

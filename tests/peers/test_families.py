@@ -173,6 +173,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # With groups of experts, rounding to eight bits chooses another group for a token in fifty, which moves it by nats.
     "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4, "attention_bias": False}),
+    "mamba2": ("mamba2", {"num_heads": 8}),
+    "gpt2": ("gpt2", {"num_key_value_heads": 4}),
+    "starcoder": ("starcoder", {"num_key_value_heads": 1}),
+    "bailingmoe2": ("bailingmoe2", {"moe_intermediate_size": 256, "n_group": 1, "topk_group": 1}),
+    "deepseek": ("deepseek", {"moe_intermediate_size": 256, "num_key_value_heads": 4}),
+    "exaone-moe": ("exaone-moe", {"moe_intermediate_size": 256, "n_group": 1, "topk_group": 1}),
     "minimax-m2": ("minimax-m2", {"intermediate_size": 256}),
     "afmoe": ("afmoe", {"moe_intermediate_size": 256}),
     "hunyuan-moe": ("hunyuan-moe", {"intermediate_size": 256}),

@@ -16,7 +16,7 @@ from mlxr.models.model import Model
 
 BlockKind = Literal["recurrent", "attention", "dense", "experts"]
 
-_NAMES = {
+NAMES = {
     "norm": "attn_norm",
     "mixer.q_proj": "attn_q",
     "mixer.k_proj": "attn_k",
@@ -134,7 +134,7 @@ FOLDERS = (
         "NemotronHForCausalLM",
         "nemotron_h",
         state,
-        TensorLayout(_NAMES),
+        TensorLayout(NAMES),
         experts_architecture=_WITH_EXPERTS,
     ),
 )
