@@ -170,7 +170,7 @@ def state_experts(
         out.put(name, shared_size, fields, shared_key)
     flags = tuple(layers) if layers is not None else _read_expert_layers(c, first_key)
     out.put_own("expert_layers", list(flags))
-    if scoring is not None and layers is None and any(flags):
+    if scoring is not None and any(flags) and (layers is None or all(flags[flags.index(True) :])):
         out.put("leading_dense_block_count", flags.index(True))
     return flags
 
