@@ -60,6 +60,8 @@ LATENT = {
     "qk_rope_head_dim": 32,
     "v_head_dim": 64,
 }
+# Of more experts in more layers rounding to eight bits sends some tokens to other ones.
+LING = {"moe_intermediate_size": 256, "num_experts": 4, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2}
 # llama.cpp rounds the range of yarn to whole pairs, whatever the model: here there is nothing to round.
 WHOLE_YARN = {
     "rope_type": "yarn",
@@ -176,11 +178,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2", {"num_heads": 8}),
     "gpt2": ("gpt2", {"num_key_value_heads": 4}),
     "starcoder": ("starcoder", {"num_key_value_heads": 1}),
-    "bailingmoe2": ("bailingmoe2", {"moe_intermediate_size": 256, "num_experts": 4, "n_group": 1, "topk_group": 1}),
+    "bailingmoe2": ("bailingmoe2", LING),
     "deepseek": ("deepseek", {"moe_intermediate_size": 256, "num_key_value_heads": 4}),
     "exaone-moe": (
         "exaone-moe",
-        {"moe_intermediate_size": 256, "num_experts": 4, "n_group": 1, "topk_group": 1},
+        LING | {"layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     ),
     "minimax-m2": ("minimax-m2", {"intermediate_size": 256}),
     "afmoe": ("afmoe", {"moe_intermediate_size": 256}),
@@ -194,6 +196,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 # What llama.cpp has other names for, and what it knows only one value of there.
 NAMED: dict[str, dict[str, Any]] = {
+    "bailingmoe": {"first_k_dense_replace": 0, "moe_intermediate_size": 256, "num_key_value_heads": 4},
     "baichuan": {"num_hidden_layers": 32},  # those of other depths rotate nothing there
     "minicpm": {"attention_multiplier": 0.125},
     "orion": {"partial_rotary_factor": 1.0},
