@@ -52,7 +52,7 @@ def state(c: FolderConfig) -> None:
     every = c.fields.integer(_EVERY, 1, limits.MAX_LAYERS, default=4)
     if c.fields.get("layer_types") is None and every != 4:
         c.fields.refuse(_EVERY, "4, or a list of layer_types")
-    state_windows(c, default=1024, full_every=4)
+    state_windows(c, default=1024, full_every=4, states_layers=True)
 
 
 def build(m: Metadata) -> Model:

@@ -52,7 +52,7 @@ def state_mixture(c: FolderConfig) -> None:
         c.note(("sliding_window_pattern",))
         if c.fields.get("layer_types") is None:
             c.fields.refuse("sliding_window_pattern", "a number, or a list of layer_types")
-    state_windows(c, full_every=4)
+    state_windows(c, full_every=4, states_layers=True)
 
 
 def build_mixture(m: Metadata) -> Model:
