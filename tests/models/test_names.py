@@ -59,6 +59,13 @@ def test_renaming_leaves_derived_tensors_out() -> None:
     assert rename_hf_tensors(tensors) == {"output_norm.weight": 1}
 
 
+def test_tensors_of_gpt2_have_a_prefix_or_none_and_masks_are_left_out() -> None:
+    names = {"wte.weight": "token_embd.weight", "attn.c_attn": "attn_qkv"}
+    own = {"wte.weight": 1, "h.3.attn.c_attn.bias": 2, "transformer.h.4.mlp.c_fc.weight": 3, "h.3.attn.bias": 4}
+    found = rename_hf_tensors(own, names)
+    assert found == {"token_embd.weight": 1, "blk.3.attn_qkv.bias": 2, "blk.4.ffn_up.weight": 3}
+
+
 @pytest.mark.parametrize(("name", "heads"), [("blk.0.attn_q.weight", 32), ("blk.7.attn_k.bias", 4)])
 def test_row_order_is_that_of_llama_files(name: str, heads: int) -> None:
     """The published conversion: split each head in (2, half), swap these two axes."""
