@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlxr.core.errors import MlxrError
     from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
-    from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+    from mlxr.core.types import FinishReason, Grammar, SamplingParams, TokenLogprob, Usage
     from mlxr.llm import LLM, Completion
 
 _HOMES = {
@@ -24,6 +24,7 @@ _HOMES = {
     "Event": "mlxr.core.events",
     "Finish": "mlxr.core.events",
     "FinishReason": "mlxr.core.types",
+    "Grammar": "mlxr.core.types",
     "LLM": "mlxr.llm",
     "MlxrError": "mlxr.core.errors",
     "SamplingParams": "mlxr.core.types",
@@ -38,6 +39,7 @@ __all__ = [  # noqa: RUF022 - sorted for people, whatever the case
     "Event",
     "Finish",
     "FinishReason",
+    "Grammar",
     "LLM",
     "MlxrError",
     "SamplingParams",

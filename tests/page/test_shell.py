@@ -219,3 +219,18 @@ def test_another_version_of_the_page_is_loaded_once_and_what_was_typed_stays(ser
     page.get_by_role("link", name="Chat", exact=True).click()
     expect(page.get_by_label("Message")).to_have_value("half a question")
     visit.faults.clear()
+
+
+def test_the_page_of_routes_shows_fields_and_sends_a_request(page: Page, server: PageServer) -> None:
+    page.goto(f"{server.url}/docs")
+    page.get_by_label("Search").fill("post /v1/chat/completions answer a conversation")
+    routes = page.locator("main details[data-text]:visible")
+    expect(routes).to_have_count(1)
+    routes.locator("summary").first.click()
+    fields = routes.locator("details")
+    expect(fields).to_contain_text("messages (needed)")
+    body = routes.get_by_label("Body")
+    body.fill(body.input_value().replace("{", '{"temperature": 0, "stream": true,', 1))
+    routes.get_by_role("button", name="Send").click()
+    expect(routes.locator("pre")).to_contain_text("data: [DONE]")
+    expect(routes.locator("pre")).to_contain_text("200 OK")

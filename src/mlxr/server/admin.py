@@ -89,12 +89,12 @@ async def metrics(request: Request) -> Response:
 
 
 async def page_file(request: Request) -> Response:
-    """A file that browsers look for beside the page: its icons, what an installed page is, what it needs offline."""
-    return await _require_file(request, request.url.path.removeprefix("/"))
+    """A file beside the page: icons, what an installed page is and needs offline, and at `/docs` all routes to try."""
+    return await _require_file(request, ROOT_FILES[request.url.path])
 
 
-for name in ROOT_FILES:
-    own.get(f"/{name}", response_class=Response)(page_file)
+for path in ROOT_FILES:
+    own.get(path, response_class=Response)(page_file)
 
 
 @own.get(ASSET_PATH, response_class=Response)

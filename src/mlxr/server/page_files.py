@@ -26,8 +26,9 @@ from mlxr.server.parts import parts_of
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 ASSETS = "assets"
-ROOT_FILES = ("icon.svg", "icon.png", "manifest.webmanifest", "sw.js")  # names that browsers look for
-ROOT_PATHS = frozenset(f"/{name}" for name in ROOT_FILES)
+ROOT_NAMES = ("icon.svg", "icon.png", "manifest.webmanifest", "sw.js", "docs.css", "docs.js")
+ROOT_FILES = {f"/{name}": name for name in ROOT_NAMES} | {"/docs": "docs.html"}  # paths that browsers look for
+ROOT_PATHS = frozenset(ROOT_FILES)
 ASSET_PATH = f"/{ASSETS}/{{name}}"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", re.ASCII)  # no folder, and never . or ..
 MEDIA_TYPES = {

@@ -132,7 +132,7 @@ function Server() {
       </dl>
       <p className={styles.note}>
         These are set where the server is started: <code>mlxr settings</code> shows them with their origin. Its routes
-        are described in <a href="./openapi.json">openapi.json</a>.
+        are described in <a href="./openapi.json">openapi.json</a>; <a href="./docs">docs</a> tries them.
       </p>
     </>
   );
