@@ -23,7 +23,7 @@ from mlxr.cli.chat import complete, show_answer, stop_on_interrupt
 from mlxr.cli.chat_model import Conversation
 from mlxr.cli.main import main
 from mlxr.cli.run import names_model, split_words
-from mlxr.cli.terminal import show_progress
+from mlxr.cli.terminal import Markdown, show_progress
 from mlxr.core.errors import ContextFull
 from mlxr.core.events import Finish
 from mlxr.core.settings import resolve
@@ -386,7 +386,14 @@ def test_what_a_chat_cannot_do_is_said_and_it_goes_on(
     wrong = {
         "/set parameter top_k": "takes a name and a value",
         "/set parameter nothing 1": "names are max_tokens",
-        "/set parameter top_k many": "top_k: must be a number",
+        "/set top_k many": "top_k: must be a whole number",
+        "/undo": "/undo: there is no question to take back",
+        "/retry": "/retry: there is no question",
+        "/edit": "/edit: there is no question",
+        "/copy": "/copy: there is no answer",
+        "/read": "/read: needs a file",
+        '/read "no file" why': "/read: no file cannot be read: No such file",
+        "/system": "there is no system message",
         "/set parameter top_p 2": "top_p: must be at least 0",
         "/set everything": "/set: sets parameter",
         "/set format xml": "knows json alone",
@@ -405,7 +412,7 @@ def test_what_a_chat_cannot_do_is_said_and_it_goes_on(
         "/? shortcuts": "Ctrl-D",
         '"""never': "has no end",
     }
-    assert complete("/s") == ["/save", "/set", "/show"]
+    assert complete("/s") == ["/save", "/set", "/show", "/system"]
     assert complete("/set parameter top_k") == ["/set parameter top_k"]
     assert complete("/show te") == ["/show template"]
     assert "/load demo" in complete("/load d")
@@ -413,9 +420,88 @@ def test_what_a_chat_cannot_do_is_said_and_it_goes_on(
     feed(monkeypatch, "\n".join(wrong).encode())
     assert main(["chat", str(folder), *GREEDY, "--max-tokens", "3"]) == 0
     out, err = capsys.readouterr()
-    assert out == ""
+    assert out == "there is no system message\n"
     for line, text in wrong.items():
-        assert text in err, line
+        assert text in out + err, line
+
+
+def test_a_chat_takes_back_asks_again_reads_and_copies(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a file.txt").write_text("one two\n")
+    (tmp_path / "system.txt").write_text("be brief\n")
+    (tmp_path / "wl-copy").write_text(f"#!/bin/sh\n/bin/cat > {tmp_path}/copied\n")
+    (tmp_path / "wl-copy").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = f"the cat\n\n{tmp_path}/a file.txt:\none two"
+    with LLM(folder) as llm:
+        params = SamplingParams(max_tokens=4, temperature=0)
+        system = {"role": "system", "content": "be brief"}
+        fox, dog = ({"role": "user", "content": f"the {animal}"} for animal in ("fox", "dog"))
+        texts = [llm.chat([system, turn], params).text for turn in (fox, dog)]
+        turns = [system, dog, {"role": "assistant", "content": texts[1]}, {"role": "user", "content": asked}]
+        texts.append(llm.chat(turns, params).text)
+    lines = ["the fox", "/undo", "/undo", "the fox", "/retry", "/edit the dog", f"/read '{tmp_path}/a file.txt'"]
+    lines += ["the cat", "/copy", "/edit"]
+    feed(monkeypatch, "\n".join(lines).encode())
+    greedy = [*GREEDY, "--max-tokens", "4", "--system-file", str(tmp_path / "system.txt")]
+    assert main(["chat", str(folder), *greedy]) == 0
+    out, err = capsys.readouterr()
+    assert out == "".join(f"{texts[index]}\n" for index in (0, 0, 0, 1, 2))
+    assert (tmp_path / "copied").read_text() == texts[2]
+    for text in ("taken back: the fox", "there is no question to take back", "gives the same answer again"):
+        assert text in err
+    assert "goes with the next question" in err
+    assert "/edit: takes the new text, as the question has several lines" in err
+    feed(monkeypatch, b"")
+    (tmp_path / "q.txt").write_text("the fox\n")
+    assert main(["run", str(folder), "-f", str(tmp_path / "q.txt"), *greedy]) == 0
+    assert capsys.readouterr().out == f"{texts[0]}\n"
+    assert main(["run", str(folder), "the cat", "--system", "x", *greedy]) == 2
+    assert main(["run", str(folder), "-f", str(tmp_path / "none.txt")]) == 2
+    assert "--file: " in capsys.readouterr().err
+
+
+MARKDOWN = """# A *title* here
+Some **bold text**, *italics*, `code with ** stars`, 2 * 3 * 4, snake_case_name, __init__ and 2**3**4.
+
+- first item that is quite long so that it must be wrapped
+> quoted
+---
+```python
+return x ** 2
+```
+| a long table | that is | not wrapped at all |
+\x1b[2J \\*escaped\\* 日本語のテキスト
+"""
+
+
+def test_markdown_is_shown_alike_in_whatever_pieces_it_comes() -> None:
+    shown = set()
+    for step in (1, 2, 3, 7, len(MARKDOWN)):
+        renderer = Markdown(40)
+        pieces = [renderer.push(MARKDOWN[at : at + step]) for at in range(0, len(MARKDOWN), step)]
+        text = "".join([*pieces, renderer.push("", is_last=True)])
+        shown.add(re.sub(r"\x1b\[\d*m", "", text))
+    assert re.search(r"\x1b\[1mA \x1b\[3mtitle\x1b\[0m\x1b\[1m here\x1b\[0m", text)
+    assert "Some \x1b[1mbold text\x1b[0m, \x1b[3mitalics" in text
+    (plain,) = shown
+    lines = plain.splitlines()
+    assert lines[:4] == [
+        "A title here",
+        "Some bold text, italics, code with **",
+        "stars, 2 * 3 * 4, snake_case_name,",
+        "__init__ and 2**3**4.",
+    ]
+    assert lines[5:10] == [
+        "• first item that is quite long so that",
+        "  it must be wrapped",
+        "│ quoted",
+        "─" * 40,
+        "return x ** 2",
+    ]
+    assert lines[10] == "| a long table | that is | not wrapped at all |"
+    assert lines[11:] == ["\\x1b[2J *escaped* 日本語のテキスト"]
 
 
 def test_a_line_that_is_not_utf8_is_left_out(
@@ -606,4 +692,4 @@ def test_rerank_ranks_files_and_lines(tmp_path: Path, mlxr: Run, refused: Run, m
     feed(monkeypatch, "\n".join(texts.values()).encode())
     best = json.loads(mlxr("rerank", ranker, "where is paris?", "--top", 1, "--json"))["results"]
     assert [row["name"] for row in best] == [texts[Path(lines[0][1]).name]]
-    assert "cannot be read as UTF-8" in refused("rerank", ranker, "a", tmp_path / "none.txt")
+    assert "cannot be read" in refused("rerank", ranker, "a", tmp_path / "none.txt")

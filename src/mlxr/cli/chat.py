@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import sys
@@ -11,15 +12,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Protocol
 
 import typer
 
-from mlxr.cli.chat_model import ChatModel, Conversation
-from mlxr.cli.flags import Sampling, System, complete_models, make_sampling, read_number
+from mlxr.cli.chat_model import ChatModel, Conversation, Turn
+from mlxr.cli.flags import (
+    Sampling,
+    System,
+    SystemFile,
+    complete_models,
+    make_sampling,
+    read_number,
+    read_system,
+    read_text,
+)
 from mlxr.cli.remote import AnswerStream, Url
-from mlxr.cli.terminal import print_fields, print_note, write_piece, write_thought
+from mlxr.cli.terminal import copy_text, make_renderer, print_fields, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import BY_SPELLING, Parameter
@@ -28,17 +39,19 @@ from mlxr.core.types import PARAMETERS, FinishReason, Grammar
 from mlxr.service.reasoning import EFFORTS
 
 PROMPT, MORE_PROMPT = "> ", "... "
+_FILE = re.compile(r"""(?:["'](.+?)["']|(\S+))(.*)""", re.DOTALL)
 QUOTES = '"""'
 Complete = Callable[[str], list[str]]
 
 
-def read_lines(*, is_interactive: bool, complete: Complete) -> Iterator[str]:
+def read_lines(*, is_interactive: bool, complete: Complete, draft: Callable[[], str]) -> Iterator[str]:
     """Lines of stdin until its end. A line that is not UTF-8 is left out, and a note says so.
 
     Where three quotes stand at the beginning of a line, or of the text of `/set system`, all up to the next three
-    quotes is one line. `complete` gives what Tab may make of the beginning of a line.
+    quotes is one line. `complete` gives what Tab may make of the beginning of a line, `draft` the text that a new line
+    begins with, to be edited.
     """
-    source = _Terminal(complete) if is_interactive else _Pipe()
+    source = _Terminal(complete, draft) if is_interactive else _Pipe()
     while (line := source.read(PROMPT)) is not None:
         head, quotes, text = line.partition(QUOTES)
         if not quotes or head.strip() not in ("", "/set system"):
@@ -78,10 +91,12 @@ class _Pipe:
 class _Terminal:
     """Lines that a person types, with editing, history and completion."""
 
-    def __init__(self, complete: Complete) -> None:
+    def __init__(self, complete: Complete, draft: Callable[[], str]) -> None:
         import readline
 
         self._found: list[str] = []
+        self._draft = draft
+        self._readline = readline
 
         def choose(_: str, state: int) -> str | None:
             if state == 0:
@@ -96,6 +111,8 @@ class _Terminal:
     def read(self, prompt: str, *, is_more: bool = False) -> str | None:
         """The next line; None at the end. Ctrl-C empties the line, and gives up a text of several lines (`is_more`)."""
         while True:
+            text = "" if is_more else self._draft()
+            self._readline.set_startup_hook(partial(self._readline.insert_text, text) if text else None)
             try:
                 line = input(prompt)
                 line.encode()  # bytes that are not UTF-8 may arrive as lone surrogates
@@ -128,6 +145,12 @@ class Session(Protocol):
     given: dict[str, object]
     is_verbose: bool
     is_over: bool
+    renders: bool  # Markdown, where stdout is a terminal
+    draft: str  # what the next line begins with
+    files: list[str]  # that go with the next question
+
+    def answer(self, question: str) -> None:
+        """Ask the model and show what it says; raises MlxrError."""
 
     def begin(self) -> None:
         """Start the conversation anew with the model and the parameters as they are now."""
@@ -195,6 +218,73 @@ def _help(_: Session, words: str) -> None:
         print_note(f"{left.ljust(width)}  {right}")
 
 
+def _take_turn(session: Session, command: str) -> Turn:
+    if not session.conversation.turns:
+        raise InvalidRequest(command, "there is no question to take back")
+    return session.conversation.turns.pop()
+
+
+def _undo(session: Session, _: str) -> None:
+    print_note(f"taken back: {' '.join(_take_turn(session, '/undo').question.split())[:60]}")
+
+
+def _answer_anew(session: Session, turn: Turn, question: str) -> None:
+    """Ask instead of a turn that was taken; it comes back where the question fails."""
+    turns = list(session.conversation.turns)
+    try:
+        session.answer(question)
+    except MlxrError:
+        session.conversation.turns = [*turns, turn]
+        raise
+
+
+def _retry(session: Session, _: str) -> None:
+    sampling = session.conversation.sampling
+    if sampling.temperature == 0 or sampling.seed is not None:
+        print_note("(temperature 0 or a seed gives the same answer again)")
+    turn = _take_turn(session, "/retry")
+    _answer_anew(session, turn, turn.question)
+
+
+def _edit(session: Session, text: str) -> None:
+    turn = _take_turn(session, "/edit")
+    if text:
+        _answer_anew(session, turn, text)
+    elif "\n" in turn.question:
+        session.conversation.turns.append(turn)
+        raise InvalidRequest("/edit", "takes the new text, as the question has several lines")
+    else:
+        session.draft = turn.question
+
+
+def _copy(session: Session, _: str) -> None:
+    turns = session.conversation.turns
+    if not turns:
+        raise InvalidRequest("/copy", "there is no answer to copy")
+    if not copy_text(turns[-1].answer):
+        raise MlxrError("/copy: this system has no program for its clipboard, such as wl-copy or xclip")
+    print_note("the answer is on the clipboard")
+
+
+def _read(session: Session, words: str) -> None:
+    match = _FILE.match(words)
+    if match is None:
+        raise InvalidRequest("/read", "needs a file, in quotes where its name has spaces, and perhaps a question")
+    path, question = match[1] or match[2], match[3].strip()
+    session.files.append(f"{path}:\n{read_text(Path(path), '/read')}")
+    if question:
+        session.answer(question)
+    else:
+        print_note(f"{path} goes with the next question")
+
+
+def _system(session: Session, text: str) -> None:
+    if text:
+        _set_system(session, text)
+    else:
+        _show(session, "system")
+
+
 def _load(session: Session, name: str) -> None:
     if not name:
         raise InvalidRequest("/load", "needs the name of a model")
@@ -242,6 +332,9 @@ def _describe_value(value: object) -> str:
 
 def _set(session: Session, words: str) -> None:
     what, _, rest = words.partition(" ")
+    if what in BY_SPELLING:  # the word `parameter` may be left out
+        _set_parameter(session, words)
+        return
     function = _SETTERS.get(what)
     if function is None:
         raise InvalidRequest("/set", f"sets {', '.join(_SETTERS)}; got {what[:40]!r}")
@@ -313,6 +406,14 @@ def _set_verbose(is_verbose: bool) -> Callable[[Session, str], None]:
     return set_it
 
 
+def _set_markdown(renders: bool) -> Callable[[Session, str], None]:
+    def set_it(session: Session, _: str) -> None:
+        session.renders = renders
+        print_note("answers are shown as Markdown" if renders else "answers are shown as the model writes them")
+
+    return set_it
+
+
 def _set_think(session: Session, words: str) -> None:
     """Let the model think: as much as it likes, with an effort, or at most so many tokens."""
     if words.isascii() and words.isdigit():
@@ -338,6 +439,8 @@ _SETTERS: Mapping[str, Callable[[Session, str], None]] = {
     "nohistory": _set_history(False),
     "verbose": _set_verbose(True),
     "quiet": _set_verbose(False),
+    "markdown": _set_markdown(True),
+    "nomarkdown": _set_markdown(False),
     "think": _set_think,
     "nothink": _unset_think,
 }
@@ -347,12 +450,19 @@ SETTINGS_HELP: Sequence[tuple[str, str]] = (
     ("format json, noformat", "answers that are JSON objects, or any text"),
     ("history, nohistory", "remember the turns, or answer each question by itself"),
     ("verbose, quiet", "print counts and times after each answer, or not"),
+    ("markdown, nomarkdown", "show Markdown as it is meant, on a terminal, or as it is written"),
     ("think, nothink", "let the model reason first, or not; think low: with an effort, think 500: so many tokens"),
 )
 SHOWN = ("info", "license", "modelfile", "parameters", "system", "template")
 COMMANDS: tuple[ChatCommand, ...] = (
     ChatCommand("/set", "WHAT VALUE", "Set something for the next answers; /? set lists what.", _set, tuple(_SETTERS)),
     ChatCommand("/show", "WHAT", f"Show of the model: {', '.join(SHOWN)}.", _show, SHOWN),
+    ChatCommand("/system", "[TEXT]", "Set the system message, or show it.", _system),
+    ChatCommand("/undo", "", "Take the last question and its answer back.", _undo),
+    ChatCommand("/retry", "", "Answer the last question again.", _retry),
+    ChatCommand("/edit", "[TEXT]", "Change the last question: by TEXT, or on the next line.", _edit),
+    ChatCommand("/copy", "", "Copy the last answer to the clipboard.", _copy),
+    ChatCommand("/read", "FILE [QUESTION]", "Add the text of a file to the question, or to the next one.", _read),
     ChatCommand("/load", "MODEL", "Talk with another model.", _load),
     ChatCommand(
         "/save",
@@ -381,8 +491,16 @@ Model = Annotated[
 HELP = "/? lists the commands, /bye ends; Ctrl-C stops an answer"
 
 
-def chat(settings: Settings, sampling: Sampling, model: Model = None, system: System = None, url: Url = None) -> None:
+def chat(
+    settings: Settings,
+    sampling: Sampling,
+    model: Model = None,
+    system: System = None,
+    system_file: SystemFile = None,
+    url: Url = None,
+) -> None:
     """Talk with a model. Lines come from the terminal or a pipe; /? lists the commands."""
+    system = read_system(system, system_file)
     with ChatModel(model, settings, url) as opened:
         is_interactive = sys.stdin.isatty()
         if is_interactive:
@@ -399,6 +517,8 @@ class Chat:
         self.model = model
         self.given = dict(given)
         self.is_verbose = self.is_over = False
+        self.renders, self.draft = True, ""
+        self.files: list[str] = []
         self._is_interactive = is_interactive
         self.conversation = self._make_conversation(system)
 
@@ -412,11 +532,11 @@ class Chat:
 
     def run(self) -> None:
         """Read lines until the end of the input or /bye."""
-        for line in read_lines(is_interactive=self._is_interactive, complete=complete):
+        for line in read_lines(is_interactive=self._is_interactive, complete=complete, draft=self._take_draft):
             if line.startswith("/"):
                 self._guard(partial(run_command, self, line.strip()), ends_pipe=False)
             elif line.strip():
-                self._guard(partial(self._answer, line.strip()), ends_pipe=True)
+                self._guard(partial(self.answer, line.strip()), ends_pipe=True)
             if self.is_over:
                 return
 
@@ -429,9 +549,16 @@ class Chat:
                 raise
             print_note(f"mlxr: {error}")
 
-    def _answer(self, question: str) -> None:
+    def _take_draft(self) -> str:
+        draft, self.draft = self.draft, ""
+        return draft
+
+    def answer(self, question: str) -> None:
+        """Ask the model, with the files that were read for it, and show what it says; raises MlxrError."""
         start_s = time.perf_counter()
-        finish = self.conversation.ask(question, show_answer)
+        whole = "\n\n".join([question, *self.files])
+        finish = self.conversation.ask(whole, partial(show_answer, renders=self.renders))
+        self.files.clear()
         if self.is_verbose:
             seconds = time.perf_counter() - start_s
             tokens, thought_tokens = finish.usage.completion_tokens, finish.usage.reasoning_tokens
@@ -446,22 +573,23 @@ class Chat:
         return Conversation(self.model.answerer, sampling, system, self.model.messages)
 
 
-def show_answer(stream: AnswerStream) -> tuple[str, Finish]:
+def show_answer(stream: AnswerStream, *, renders: bool = True) -> tuple[str, Finish]:
     """Print an answer as it grows; Ctrl-C ends it, and what was said so far counts.
 
     Returns the text without reasoning, and how the answer ended. Raises MlxrError when it failed.
     """
     pieces = []
     finish: Finish | None = None
+    renderer = make_renderer() if renders else None
     with stop_on_interrupt(stream):
         for event in stream:
             if isinstance(event, TextDelta):
                 pieces.append(event.text)
-                write_piece(event.text)
+                write_piece(event.text if renderer is None else renderer.push(event.text))
             elif isinstance(event, ReasoningDelta):
                 write_thought(event.text)
             elif isinstance(event, Finish):
-                write_piece("\n")
+                write_piece("\n" if renderer is None else renderer.push("", is_last=True) + "\n")
                 finish = event
     if finish is None or finish.reason is FinishReason.ERROR:
         raise MlxrError((finish and finish.error) or "the answer failed")

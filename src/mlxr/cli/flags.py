@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -94,6 +95,8 @@ OptionalModel = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the one that has the name.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
+SystemFile = Annotated[Path | None, typer.Option("--system-file", metavar="FILE", help="The same from a file.")]
+MAX_TEXT_BYTES = 64 << 20  # of a file that becomes a part of a prompt
 
 
 FLAG_TYPES: Mapping[ParameterKind, Any] = {"flag": bool, "texts": list[str]}  # numbers are text, read below
@@ -275,6 +278,26 @@ def read_number(row: Parameter, text: str, name: str) -> float:
     except ValueError:
         wanted = "a number" if row.kind == "float" else "a whole number"
         raise InvalidRequest(name, f"must be {wanted}, got {text[:40]!r}") from None
+
+
+def read_text(path: Path, field: str) -> str:
+    """The text of a file for a prompt, without the line break at its end; raises InvalidRequest with `field`."""
+    place = path.expanduser()
+    try:
+        if place.is_file() and place.stat().st_size > MAX_TEXT_BYTES:
+            raise InvalidRequest(field, f"{path} is larger than {format_bytes(MAX_TEXT_BYTES)}")
+        return place.read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(field, f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidRequest(field, f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_system(system: str | None, file: Path | None) -> str | None:
+    """The system message that --system or --system-file give; raises InvalidRequest for both."""
+    if system is not None and file is not None:
+        raise InvalidRequest("--system-file", "and --system are two system messages; give one of them")
+    return system if file is None else read_text(file, "--system-file")
 
 
 def make_sampling(*layers: Mapping[str, object]) -> SamplingParams:

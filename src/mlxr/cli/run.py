@@ -17,7 +17,16 @@ from typing import Annotated, Literal
 import typer
 
 from mlxr.cli.chat import chat
-from mlxr.cli.flags import Json, Sampling, System, complete_models, make_sampling
+from mlxr.cli.flags import (
+    Json,
+    Sampling,
+    System,
+    SystemFile,
+    complete_models,
+    make_sampling,
+    read_system,
+    read_text,
+)
 from mlxr.cli.remote import (
     Answerer,
     AnswerStream,
@@ -31,7 +40,7 @@ from mlxr.cli.remote import (
     open_model,
     refuse_model_settings,
 )
-from mlxr.cli.terminal import print_json, print_note, show_progress, write_piece, write_thought
+from mlxr.cli.terminal import make_renderer, print_json, print_note, show_progress, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
@@ -57,6 +66,12 @@ Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain t
 AdapterPath = Annotated[
     Path | None, typer.Option("--adapter", help="A low-rank adapter (LoRA) for it: a PEFT folder or a GGUF file.")
 ]
+PromptFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--file", "-f", metavar="FILE", help="A file that is the prompt, or is added to it; may be given several times."
+    ),
+]
 ShowStats = Annotated[bool, typer.Option("--stats", help="Print timings on stderr.")]
 
 
@@ -64,8 +79,10 @@ def run(
     settings: Settings,
     sampling: Sampling,
     words: Words = None,
+    file: PromptFiles = None,
     raw: Raw = False,
     system: System = None,
+    system_file: SystemFile = None,
     stats: ShowStats = False,
     json: Json = False,
     url: Url = None,
@@ -79,11 +96,16 @@ def run(
     model, prompt = split_words(words or [], lambda word: names_model(word, settings, url))
     if adapter is not None and url is not None:
         raise InvalidRequest("--adapter", "is for a model that is loaded here; a server has its own adapters")
+    system = read_system(system, system_file)
+    texts = [read_text(path, "--file") for path in file or []]
+    if prompt is None and texts:
+        prompt = "\n\n".join(texts)
+        texts = []
     if prompt is None and sys.stdin.isatty():
         refuse_flags({"--adapter": adapter is not None, "--raw": raw, "--stats": stats, "--json": json})
-        chat(settings, sampling, model, system, url)
+        chat(settings, sampling, model, system, url=url)
         return
-    prompt = read_prompt(prompt, is_raw=raw)
+    prompt = "\n\n".join([read_prompt(prompt, is_raw=raw), *texts])
     record, named = None, None
     if url is None:
         model = model or name_default(settings)
@@ -98,7 +120,7 @@ def run(
         open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter or named) as answerer,
         start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening) as stream,
     ):
-        completion, timing = follow(stream, quiet=json)
+        completion, timing = follow(stream, quiet=json, is_plain=raw or not answerer.can_chat)
         if completion.finish_reason is FinishReason.ERROR:
             raise MlxrError(completion.error or "the answer failed")
         if json:
@@ -243,8 +265,9 @@ def start_answer(
     return llm.stream_chat([*turns, *opening, {"role": "user", "content": prompt}], sampling)
 
 
-def follow(stream: AnswerStream, *, quiet: bool) -> tuple[Completion, dict[str, float]]:
-    """Print the answer as it grows (unless `quiet`) and time it."""
+def follow(stream: AnswerStream, *, quiet: bool, is_plain: bool = False) -> tuple[Completion, dict[str, float]]:
+    """Print the answer as it grows (unless `quiet`) and time it. On a terminal it is Markdown, unless it `is_plain`."""
+    renderer = None if is_plain else make_renderer()
     start_s = time.perf_counter()
     first_s: float | None = None
     events = []
@@ -252,11 +275,11 @@ def follow(stream: AnswerStream, *, quiet: bool) -> tuple[Completion, dict[str, 
         if first_s is None:
             first_s = time.perf_counter()
         if isinstance(event, TextDelta) and not quiet:
-            write_piece(event.text)
+            write_piece(event.text if renderer is None else renderer.push(event.text))
         if isinstance(event, ReasoningDelta) and not quiet:
             write_thought(event.text)
         if isinstance(event, Finish) and not quiet:
-            write_piece("\n")
+            write_piece("\n" if renderer is None else renderer.push("", is_last=True) + "\n")
         events.append(event)
     end_s = time.perf_counter()
     first_s = first_s or end_s
@@ -388,7 +411,7 @@ def rerank(
     url: Url = None,
 ) -> None:
     """Rank documents by how well they answer a query: a number from 0 to 1 and a name, or the text, on each line."""
-    documents = [_read_document(file) for file in files] if files else _read_lines()
+    documents = [read_text(file, "FILE") for file in files] if files else _read_lines()
     names = [str(file) for file in files] if files else documents
     if url is not None:
         refuse_model_settings(settings)
@@ -404,13 +427,6 @@ def rerank(
         return
     for index, score in ranked:
         print(f"{score:.6f}\t{names[index]}")
-
-
-def _read_document(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("FILE", f"{file} cannot be read as UTF-8: {error}") from error
 
 
 def _rank(settings: Settings, model: str, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:

@@ -1,14 +1,18 @@
-"""What commands print: JSON, tables, sizes, progress. Results go to stdout, everything about them to stderr."""
+"""What commands print: JSON, tables, sizes, progress, Markdown. Results go to stdout, what is about them to stderr."""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
+from unicodedata import combining, east_asian_width
 
 Progress = Callable[[int, int], None]
 NARROWEST = 12  # characters of a column that is wrapped
@@ -82,7 +86,7 @@ def write_piece(text: str) -> None:
 def write_thought(text: str) -> None:
     """Write a piece of a model's reasoning, dimmed, where a person reads along; nothing goes into files and pipes."""
     if sys.stdout.isatty():
-        write_piece(f"\x1b[2m{text}\x1b[22m")
+        write_piece(DIM + "\n".join(map(make_printable, text.split("\n"))) + PLAIN)
 
 
 @contextmanager
@@ -130,3 +134,161 @@ def format_count(count: int) -> str:
 def make_printable(text: str) -> str:
     """`text` on one line, with control characters spelt out so that they cannot steer the terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+BOLD, ITALIC, CODE, DIM, PLAIN = "\x1b[1m", "\x1b[3m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
+MAX_WORD = 200  # characters that are shown at once
+_MARKS = re.compile(r"`+|\*+|_|\\[\\`*_#]|[^`*_\\]+|.")
+_HEADING, _BULLET, _QUOTE = re.compile(r"#{1,6} +"), re.compile(r"( *)[-*+] +(?=\S)"), re.compile(r"> ?")
+_UNDECIDED = re.compile(r" *(#{0,6}|[-*_]+|[-*+] +|`{0,2}|~{0,2}|>)")
+_RULE = re.compile(r" *(-{3,}|\*{3,}|_{3,}) *\n")
+
+
+class Markdown:
+    """Markdown that comes in pieces, made fit for a terminal: styles in place of marks, lines wrapped between words.
+
+    A subset: headings, bullets, quotes, rules, code, bold and italics; all else stays as it is written. What is not
+    certain yet is held back, at most a word or the beginning of a line. Control characters are spelt out.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = max(width, 20)
+        self._held = ""
+        self._column = self._hang = 0
+        self._gap = ""
+        self._line_style = ""  # of the whole line
+        self._styles: list[str] = []  # that are open
+        self._begins, self._is_code, self._wraps = True, False, True
+
+    def push(self, text: str, *, is_last: bool = False) -> str:
+        """What can be shown after this piece."""
+        self._held += text.replace("\t", "    ").replace("\r", "")
+        shown: list[str] = []
+        while self._held and (self._begin(shown, is_last) if self._begins else self._go_on(shown, is_last)):
+            pass
+        if is_last and (self._styles or self._line_style):
+            shown.append(PLAIN)
+        return "".join(shown)
+
+    def _take(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+    def _begin(self, shown: list[str], is_last: bool) -> bool:
+        """The beginning of a line: what kind of line it is. False while that is open."""
+        line, newline, _ = self._held.partition("\n")
+        is_whole = bool(newline) or is_last
+        if not is_whole and _UNDECIDED.fullmatch(line):
+            return False
+        if line.lstrip().startswith(("```", "~~~")):
+            if is_whole:
+                self._take(len(line) + 1)
+                self._is_code = not self._is_code
+            return is_whole
+        self._begins = False
+        self._wraps, self._hang = not self._is_code and not line.startswith("|"), 0
+        if self._is_code:
+            return True
+        if _RULE.fullmatch(line + newline):
+            self._take(len(line))
+            shown.append("─" * min(self._width, 40))
+        elif (match := _HEADING.match(line)) is not None:
+            self._take(match.end())
+            self._line_style = BOLD
+            shown.append(BOLD)
+        elif (match := _BULLET.match(line)) is not None:
+            self._take(match.end())
+            self._hang = self._column = len(match[1]) + 2
+            shown.append(f"{match[1]}• ")
+        elif (match := _QUOTE.match(line)) is not None:
+            self._take(match.end())
+            self._hang = self._column = 2
+            self._line_style = DIM
+            shown.append(f"{DIM}│ ")
+        return True
+
+    def _go_on(self, shown: list[str], is_last: bool) -> bool:
+        """Show one word, or what is left of a line of code. False while the end of the word has not come."""
+        if self._is_code or self._held[0] == "\n":
+            line, newline, _ = self._held.partition("\n")
+            self._take(len(line) + 1)
+            shown.append(f"{CODE}{make_printable(line)}{PLAIN}" if line else "")
+            if newline:
+                shown.append(f"{PLAIN}\n" if self._styles or self._line_style else "\n")
+                self._styles.clear()
+                self._line_style = self._gap = ""
+                self._column, self._begins = 0, True
+            return True
+        if self._held[0] == " ":
+            self._gap += self._take(1)
+            return True
+        end = _find_end(self._held)
+        if end is None and not is_last:
+            return False
+        word, cells = self._style(self._take(end or len(self._held)))
+        if self._wraps and self._column > self._hang and self._column + len(self._gap) + cells > self._width:
+            shown.append("\n" + ("│ " if self._line_style == DIM else " " * self._hang))
+            self._column, self._gap = self._hang, ""
+        shown.append(self._gap + word)
+        self._column, self._gap = self._column + len(self._gap) + cells, ""
+        return True
+
+    def _style(self, word: str) -> tuple[str, int]:
+        """A word with styles for its marks, and how many cells it takes."""
+        parts, cells, before = [], 0, " "
+        for match in _MARKS.finditer(word):
+            mark, after = match[0], word[match.end() : match.end() + 1]
+            style = {"`": CODE, "*": BOLD if len(mark) == 2 else ITALIC, "_": ITALIC}.get(mark[0], "")
+            is_open = style in self._styles
+            may_open = after not in ("", "_") and not before.isalnum() and (before, mark) != ("_", "_")
+            may_close = mark[0] != "_" or not after.isalnum()
+            is_mark = style == CODE or (len(mark) <= 2 and CODE not in self._styles)
+            if style and is_mark and (may_close if is_open else may_open):
+                self._styles.remove(style) if is_open else self._styles.append(style)
+                parts.append(PLAIN + self._line_style + "".join(self._styles) if is_open else style)
+            else:
+                text = mark[1:] if mark[0] == "\\" and len(mark) == 2 and CODE not in self._styles else mark
+                text = make_printable(text)
+                parts.append(text)
+                cells += sum(2 if _is_wide(char) else not combining(char) for char in text)
+            before = mark[-1]
+        return "".join(parts), cells
+
+
+def _find_end(text: str) -> int | None:
+    """Where the word ends that `text` begins with; None where more may come. A wide letter is a word of its own."""
+    for at, char in enumerate(text):
+        if char in " \n" or at == MAX_WORD:
+            return at
+        if _is_wide(char):
+            return max(at, 1)
+    return None
+
+
+def _is_wide(char: str) -> bool:
+    return not char.isascii() and east_asian_width(char) in "WF"
+
+
+def make_renderer() -> Markdown | None:
+    """What renders answers for who sits at a terminal; None where stdout is none, since programs want them as is."""
+    return Markdown(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("clip.exe",))
+
+
+def copy_text(text: str) -> bool:
+    """Put a text on the clipboard, by a program of the system or else by the terminal itself (OSC 52 of xterm).
+
+    False where there is neither.
+    """
+    for command in CLIPBOARDS:
+        if shutil.which(command[0]) is not None:
+            done = subprocess.run(
+                command, input=text.encode(), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            if done.returncode == 0:
+                return True
+    if sys.stdout.isatty():
+        write_piece(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
+    return sys.stdout.isatty()

@@ -166,7 +166,7 @@ class Modelfile:
     """
 
     source: str = ""
-    source_line: int = 0
+    source_line: int = field(default=0, compare=False)
     adapter: str | None = None
     template: str | None = None
     system: str | None = None
