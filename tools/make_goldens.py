@@ -50,6 +50,10 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         return config | {"model_type": "sarvam_moe", "norm_topk_prob": True}
     if config["model_type"] == "deepseek":
         return config | DEEPSEEK
+    if config["model_type"].startswith("qwen3_vl"):  # whose text is that of Qwen3, as all axes of a text agree
+        rope = {key: value for key, value in config["rope_parameters"].items() if "mrope" not in key}
+        kind = config["model_type"].replace("_vl", "").removesuffix("_text")
+        return config | {"model_type": kind, "rope_parameters": rope}
     if "kv_lora_rank" in config:  # null in folders, where a missing one would be another
         return {"q_lora_rank": None, "num_nextn_predict_layers": 0} | config
     if config["model_type"] == "phimoe" and scaling is not None:

@@ -23,6 +23,7 @@ from mlxr.service.embedding import Pooling, choose_pooling, scale_vector
 from mlxr.service.opening import find_adapter_path, find_own_adapter, find_record, open_model, split_adapter
 from mlxr.service.requests import ChatRequest, Message, Prompt, TextRequest
 from mlxr.service.session import Session
+from mlxr.service.sight import open_pictures
 from mlxr.service.stats import SessionStats
 from mlxr.service.streams import Completion, Stream, fold_events
 
@@ -185,6 +186,9 @@ class LLM:
     ) -> Completion:
         """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
 
+        Content is text, or a list of parts: `{"type": "text", "text": ...}` and, for a model that sees,
+        `{"type": "image", "image": ...}` with the path of a picture or its bytes.
+
         `think` switches reasoning on or off, or names a level, where the model has that; `grammar` is what the answer
         must look like, `adapter` the name of one that is loaded. Raises TemplateError when the model has no chat
         template.
@@ -208,6 +212,7 @@ class LLM:
         adapter: AdapterChoice | None = None,
     ) -> Stream:
         """`chat` as a stream of events."""
+        messages = open_pictures(messages)
         request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter)
         return self._session.ask(request)
 

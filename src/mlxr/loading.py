@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,8 @@ from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.choice import list_kernel_sources, list_native_operators
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS as KERNEL_TARGETS
+from mlxr.kernels.patches import Pixels
+from mlxr.kernels.tensor import FloatArray
 from mlxr.model_files.files import (
     ASSETS,
     NAMED_MODELS,
@@ -44,12 +46,14 @@ from mlxr.model_files.files import (
     read_template,
     read_unknown_keys,
 )
+from mlxr.model_files.tower import TowerFile, find_tower
 from mlxr.models import Decoder, Model
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
 from mlxr.models.decoder import Routing
 from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
+from mlxr.models.tower import Tower, TowerSpec
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
 
 __all__ = [
@@ -67,12 +71,14 @@ __all__ = [
     "Progress",
     "Routing",
     "SourceModel",
+    "TowerSpec",
     "add_adapters",
     "check_vocabulary",
     "choose_device",
     "find_draft",
     "find_model",
     "find_near",
+    "find_tower",
     "list_files",
     "list_kernel_sources",
     "list_native_operators",
@@ -129,6 +135,20 @@ class LoadedModel:
     draft: LoadedModel | None = None
     head: DraftHead | EagleHead | None = None
     group: Group | None = None
+    tower: TowerFile | None = None  # with which it sees
+    blind: str = ""  # why it does not see, where it has no tower
+
+    def open_tower(self) -> Callable[[Pixels], Generator[None, None, FloatArray]]:
+        """What encodes a picture (see `Tower.encode`); its weights are prepared when the first one comes."""
+        opened: list[Tower] = []
+
+        def encode(pixels: Pixels) -> Generator[None, None, FloatArray]:
+            if not opened:
+                assert self.tower is not None
+                opened.append(self.tower.load(self.ctx))
+            return (yield from opened[0].encode(pixels))
+
+        return encode
 
     @property
     def kv_type(self) -> str:
@@ -174,6 +194,8 @@ class LoadedModel:
     def close(self) -> None:
         """Let go of the files."""
         self.file.close()
+        if self.tower is not None:
+            self.tower.close()
         if self.draft is not None:
             self.draft.close()
         if self.group is not None:
@@ -204,10 +226,13 @@ def load(
     needs_chat_template: bool = False,
     progress: Progress | None = None,
     ctx: Context | None = None,
+    mmproj: str | Path | None = None,
 ) -> LoadedModel:
     """Open a model and make it ready on `device` ("auto": see `choose_device`) for contexts of up to `context_tokens`.
 
     With a `ctx`, the model shares the threads of whoever has it.
+
+    It sees by the tower in the file `mmproj`, or by that of its folder or of a file mmproj*.gguf beside it.
 
     Of its experts `expert_bytes` are in memory at most; see `Decoder`.
 
@@ -228,6 +253,7 @@ def load(
         with name_in_errors(path):
             model = Decoder(ctx, parts.config, parts.tensors, progress, expert_bytes)
         fingerprint = _fingerprint(ctx, parts)
+        tower, blind = find_tower(path, parts.file, parts.config, ctx.device, mmproj)
         _tell_residency(str(path_or_name), model)
     except BaseException:
         parts.file.close()
@@ -246,6 +272,8 @@ def load(
         file=parts.file,
         fingerprint=fingerprint,
         pooling=parts.pooling,
+        tower=tower,
+        blind=blind,
     )
 
 

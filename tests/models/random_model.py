@@ -99,6 +99,7 @@ RELATIVES = {
     "minicpm": "granite",
     "orion": "stablelm",
     "pangu-embedded": "llama-bias-gelu",
+    "qwen3vlmoe": "qwen3moe",
     "xverse": "llama-128",
 }
 

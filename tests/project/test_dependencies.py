@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"opentelemetry", "ray"}  # imported only where the extras `tracing` and `ray` are installed
+EXTRAS = {"opentelemetry", "PIL", "ray"}  # imported only where the extras `tracing`, `images` and `ray` are installed
 
 
 def canonical(requirement: str) -> str:

@@ -232,7 +232,10 @@ def test_models_are_listed(ai: anthropic.Anthropic) -> None:
         ({"max_tokens": -3}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0].source",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"temperature": 2}, "temperature"),
         ({"temperature": -1}, "temperature"),

@@ -45,7 +45,7 @@ def refuse(client: httpx.Client, path: str, body: object, status: int = 400) -> 
         ({"messages": [{"role": "user"}, 1]}, "messages[1]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role: must be one of"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images: is not supported"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images[0]: is a picture"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
@@ -84,7 +84,7 @@ def test_chat_refuses(client: httpx.Client, change: dict[str, object], start: st
     ("change", "start"),
     [
         ({"prompt": 1}, "prompt"),
-        ({"images": ["aGk="]}, "images: is not supported"),
+        ({"images": ["aGk="]}, "images[0]: is a picture, and this model reads text only"),
         ({"template": "{{ .Prompt }"}, "template: "),
         ({"template": "{% if %}"}, "template: chat template that was given, line 1"),
         ({"template": "{{ .Prompt }}", "raw": True}, "template: cannot be used with raw"),

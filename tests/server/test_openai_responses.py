@@ -195,7 +195,7 @@ def test_the_parse_method_of_the_client_works(ai: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function", "name": "nobody"}, "tools": [TOOL]}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"input": [{"type": "computer_call", "id": "cc_1"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": []}, "input"),
         ({"max_output_tokens": -3}, "max_output_tokens"),
         ({"metadata": {"a": 1}}, "metadata.a"),

@@ -35,14 +35,14 @@ HF_CONFIG: dict[str, Any] = {
 }
 
 
-def train_tokenizer(folder: Path) -> int:
-    """Write a byte-level BPE tokenizer with chat tokens; the size of its vocabulary."""
+def train_tokenizer(folder: Path, *more_special: str) -> int:
+    """Write a byte-level BPE tokenizer with chat tokens, and `more_special` ones; the size of its vocabulary."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>"],
+        special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>", *more_special],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

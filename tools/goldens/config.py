@@ -11,6 +11,17 @@ Config = dict[str, Any]
 _CLASSES = {folder.model_type: folder.hf_class for folder in FOLDERS}
 
 
+SHOWN = {  # a rotation that turns pictures by three axes
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000000.0,
+        "mrope_section": [12, 10, 10],
+        "mrope_interleaved": True,
+    },
+}
+
+
 def make_config(model_type: str, heads: int, kv_heads: int | None, head_dim: int | None, **changes: Any) -> Config:
     """A `config.json` of a tiny model."""
     config: Config = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from goldens.config import Config, make_config
+from goldens.config import SHOWN, Config, make_config
 
 
 def make_longrope(pairs: int) -> Config:
@@ -122,5 +122,6 @@ CASES: dict[str, Config] = {
         "qwen2", 4, 4, 64, use_sliding_window=True, sliding_window=9, max_window_layers=0, rms_norm_eps=1e-6
     ),
     "qwen3": make_config("qwen3", 4, 2, 64, rope_theta=1000000.0, rms_norm_eps=1e-6),
+    "qwen3vl": make_config("qwen3_vl_text", 4, 2, 64, rms_norm_eps=1e-6, **SHOWN),
     "qwen3-128-tied": make_config("qwen3", 4, 1, 128, tie_word_embeddings=True, attention_bias=True),
 }

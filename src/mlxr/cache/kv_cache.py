@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
@@ -92,12 +92,13 @@ class KVCache:
         """Pages of each group that `prepare` can have: free ones, and cached ones, all of which can be given up."""
         return tuple(group.available_pages for group in self.groups)
 
-    def start_keys(self, namespace: bytes = b"") -> PageKeys:
+    def start_keys(self, namespace: bytes = b"", extra: Callable[[int, int], bytes] | None = None) -> PageKeys:
         """Keys for the pages of a new sequence, which stays their owner: they are computed once, not per look-up.
 
-        `namespace` keeps apart what is computed differently from the same tokens, such as by an adapter.
+        `namespace` keeps apart what is computed differently from the same tokens, such as by an adapter; `extra` tells
+        what single pages have besides their tokens, see `PageKeys`.
         """
-        return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self.page_size)
+        return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self.page_size, extra)
 
     def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> SequenceTable:
         """A table that holds what is cached of tokens[:limit_tokens], from memory, from disk and from peers.

@@ -33,11 +33,13 @@ class PageKeys:
     """The keys of the full pages of one sequence. Each is computed once, and they stay when the pages go.
 
     `chain` has the key before the first page, then that of each page: key_i = BLAKE2b-256(key_(i-1) ‖ the page's tokens
-    as little-endian int32). Tokens are only ever added to a sequence, so a key never changes.
+    as little-endian int32). Tokens are only ever added to a sequence, so a key never changes. Of a page from its first
+    token to before another one `extra` may tell what these tokens do not; that follows them, and keys so made are of
+    another kind.
     """
 
-    def __init__(self, root: bytes, page_size: int) -> None:
-        self._page_size = page_size
+    def __init__(self, root: bytes, page_size: int, extra: Callable[[int, int], bytes] | None = None) -> None:
+        self._page_size, self._extra = page_size, extra
         self.chain = [root]
 
     def cover(self, tokens: Sequence[int], pages: int) -> list[bytes]:
@@ -45,12 +47,16 @@ class PageKeys:
         for page in range(len(self.chain) - 1, pages):
             ids = tokens[page * self._page_size : (page + 1) * self._page_size]
             packed = struct.pack(f"<{self._page_size}i", *ids)
-            self.chain.append(hashlib.blake2b(self.chain[-1] + packed, digest_size=KEY_BYTES).digest())
+            start = page * self._page_size
+            more = b"" if self._extra is None else self._extra(start, start + self._page_size)
+            person = b"mlxr-shown" if more else b""
+            key = hashlib.blake2b(self.chain[-1] + packed + more, digest_size=KEY_BYTES, person=person)
+            self.chain.append(key.digest())
         return self.chain[1 : pages + 1]
 
     def fork(self, pages: int) -> PageKeys:
         """Keys of a sequence that has the first `pages` pages in common and may go on otherwise."""
-        twin = PageKeys(self.chain[0], self._page_size)
+        twin = PageKeys(self.chain[0], self._page_size, self._extra)
         twin.chain = self.chain[: pages + 1]
         return twin
 

@@ -34,6 +34,7 @@ from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import EVERYDAY
 from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import PARAMETERS, FinishReason, Grammar, SamplingParams, Timings, Usage
+from mlxr.service.sight import spell_pictures
 
 if TYPE_CHECKING:
     import httpx
@@ -315,7 +316,7 @@ class RemoteModel:
         grammar: Grammar | None = None,
     ) -> RemoteStream:
         """Answer a conversation. Of grammars only that of any JSON object is known here."""
-        question: dict[str, object] = {"messages": list(messages)}
+        question: dict[str, object] = {"messages": spell_pictures(messages)}
         if isinstance(think, str):
             question["reasoning_effort"] = think
         elif think is not None:

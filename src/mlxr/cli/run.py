@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as json_text
 import os
+import re
 import select
 import stat
 import sys
@@ -50,16 +51,18 @@ from mlxr.registry import ModelRecord, library
 from mlxr.registry.record import ModelName
 from mlxr.service.catalogue import open_registry, recommend
 from mlxr.service.opening import find_record, note_use
+from mlxr.service.sight import make_part, read_picture
 from mlxr.service.streams import Completion, fold_events
 
+PICTURE_NAME = re.compile(r"[^\n]{1,1000}\.(jpe?g|png|webp|gif|bmp|avif)", re.ASCII | re.IGNORECASE)
 SILENT_S = 2.0  # after which it is told that stdin is waited for
 
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL] [PROMPT]",
+        metavar="[MODEL] [PROMPT] [PICTURE]...",
         help="The model (default: your own that was used last, else demo) and the prompt; '-' reads the prompt from "
-        "stdin. What comes through a pipe beside a prompt is added to it.",
+        "stdin. What comes through a pipe beside a prompt is added to it. Files of pictures are shown with it.",
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")]
@@ -93,7 +96,10 @@ def run(
     A prompt is a turn of a chat if the model has a chat template. Otherwise, and
     with --raw, it is plain text.
     """
-    model, prompt = split_words(words or [], lambda word: names_model(word, settings, url))
+    words, pictures = split_pictures(words or [])
+    model, prompt = split_words(words, lambda word: names_model(word, settings, url))
+    if pictures and prompt is None and sys.stdin.isatty():
+        raise InvalidRequest("PICTURE", "needs a prompt, and a chat has none")
     if adapter is not None and url is not None:
         raise InvalidRequest("--adapter", "is for a model that is loaded here; a server has its own adapters")
     system = read_system(system, system_file)
@@ -118,7 +124,7 @@ def run(
     needs_template = system is not None and not raw
     with (
         open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter or named) as answerer,
-        start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening) as stream,
+        start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening, pictures=pictures) as stream,
     ):
         completion, timing = follow(stream, quiet=json, is_plain=raw or not answerer.can_chat)
         if completion.finish_reason is FinishReason.ERROR:
@@ -139,6 +145,12 @@ def find_parameters(
     if record is not None:
         return {**recommend(record.path), **record.parameters}
     return {**recommend(find_model(path)), **read_sampling(path)}
+
+
+def split_pictures(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words that are none, and those behind the first one that name files of pictures by their ending."""
+    named = [word for word in words[1:] if PICTURE_NAME.fullmatch(word)]
+    return [word for word in words if word not in named], named
 
 
 def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str | None, str | None]:
@@ -254,15 +266,22 @@ def start_answer(
     raw: bool,
     system: str | None,
     opening: Sequence[Mapping[str, str]],
+    pictures: Sequence[str] = (),
 ) -> AnswerStream:
-    """The stream of the answer, through the chat template where there is one; `opening` are messages before it."""
+    """The stream of the answer, through the chat template where there is one; `opening` are messages before it, and
+    `pictures` the files that it is shown."""
     if raw or not llm.can_chat:
+        if pictures:
+            reason = "--raw was given" if raw else "this model has no chat template"
+            raise InvalidRequest("PICTURE", f"needs a chat, and {reason}")
         if system is not None:
             reason = "--raw was given" if raw else "this model has no chat template"
             raise InvalidRequest("--system", f"needs a chat, and {reason}")
         return llm.stream(prompt, sampling)
-    turns = [] if system is None else [{"role": "system", "content": system}]
-    return llm.stream_chat([*turns, *opening, {"role": "user", "content": prompt}], sampling)
+    turns: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+    parts = [make_part(read_picture(path, "PICTURE")) for path in pictures]
+    content: object = [*parts, {"type": "text", "text": prompt}] if parts else prompt
+    return llm.stream_chat([*turns, *opening, {"role": "user", "content": content}], sampling)
 
 
 def follow(stream: AnswerStream, *, quiet: bool, is_plain: bool = False) -> tuple[Completion, dict[str, float]]:

@@ -23,6 +23,12 @@ class ModelKeywords(TypedDict, total=False):
     expert_bytes: int | str | None
     """Memory for a model's experts; others are read from the file as they are used. Default: all, if there is room."""
 
+    mmproj: str | Path | None
+    """GGUF file of the tower that a model sees by; default: a file mmproj*.gguf beside the model."""
+
+    image_tokens: int | None
+    """Most tokens of the context that one picture takes; small text needs more."""
+
     arena_bytes: int | str | None
     """Memory for the KV cache; default: what the context needs, within arena_percent of free memory."""
 

@@ -180,6 +180,16 @@ class ModelSettings:
         None,
         "Memory for a model's experts; others are read from the file as they are used. Default: all, if there is room.",
     )
+    mmproj: str | None = setting(
+        "path", None, "GGUF file of the tower that a model sees by; default: a file mmproj*.gguf beside the model."
+    )
+    image_tokens: int = setting(
+        "int",
+        1024,
+        "Most tokens of the context that one picture takes; small text needs more.",
+        minimum=16,
+        maximum=16384,
+    )
     arena_bytes: int | None = setting(
         "bytes", None, "Memory for the KV cache; default: what the context needs, within arena_percent of free memory."
     )

@@ -16,10 +16,11 @@ from dataclasses import asdict
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
-from mlxr.core.errors import OutOfPages, SettingError
+from mlxr.core.errors import InvalidRequest, OutOfPages, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.memory_plan import choose_context, count_pages_alone, open_store, plan_arenas, plan_memory
+from mlxr.engine.pictures import Encoder, Pictures
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.requests import Admission, Limits, RequestTable
 from mlxr.engine.runner import BatchPart, Doubles, Model, Runner, choose_chunk_tokens, score_tokens
@@ -123,7 +124,8 @@ class Engine:
     them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
     settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
     pages the store may give back, and other processes may bring.
-    `draft` is a model or a head that guesses tokens, where the settings want that. `clock` gives growing seconds.
+    `draft` is a model or a head that guesses tokens, where the settings want that; `encoder` makes rows of pictures, of
+    which a model without one takes none. `clock` gives growing seconds.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Engine:
         prefix_sharing: bool = True,
         fingerprint: bytes = b"",
         draft: DraftSource | HeadSource | None = None,
+        encoder: Encoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         sizes = size_steps(settings, ctx.device)
@@ -168,7 +171,8 @@ class Engine:
             sharing=self.plan.shares_prefixes,
         )
         taps = draft.head.taps if isinstance(draft, HeadSource) else None
-        self._runner = Runner(model, self._arena, self.cache, taps)
+        self._encoder = encoder
+        self._runner = Runner(model, self._arena, self.cache, taps, encoder)
         fair_queue = FairQueue()
         self._planner: Planner | None = None
         open_drafter: DrafterMaker | None = None
@@ -193,6 +197,7 @@ class Engine:
             shares_prefixes=self.plan.shares_prefixes,
             drafts=self._planner,
             takes_whole=not self._config.is_causal,
+            encoder=encoder,
         )
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._least_pages = [
@@ -231,6 +236,7 @@ class Engine:
             eos_ids=frozenset(eos_ids),
             open_drafter=open_drafter,
             has_head=isinstance(draft, HeadSource),
+            drafts_pictures=draft is None,
             spacing_tokens=spacing_pages * self.plan.page_size,
             score_tokens=self._score_tokens,
             clock=clock,
@@ -260,6 +266,8 @@ class Engine:
         constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and QueueFull
         when too many wait.
         """
+        if request.pictures is not None and self._encoder is None:
+            raise InvalidRequest("messages", "have pictures, which this model takes none of")
         return self._admission.submit(request)
 
     def step(self) -> list[TokenEvent]:
@@ -272,7 +280,7 @@ class Engine:
         accepted_tokens = self._work.accepted_tokens
         chunks = self._scheduler.schedule()
         if not chunks:
-            return events
+            return events + self._encode(is_alone=True)
         record = self.live.record
         step = None if record is None else record.begin_step(chunks)
         try:
@@ -302,7 +310,25 @@ class Engine:
         if record is not None and step is not None:
             record.end_step(step, seconds)
             self.live.stop_if_forgotten(start)
-        return events
+        return events + self._encode(is_alone=False)
+
+    def _encode(self, *, is_alone: bool) -> list[TokenEvent]:
+        """Go on with the picture that a prompt waits for, if one does; where that fails, its answers end."""
+        encoder = self._encoder
+        if encoder is None or not encoder.is_wanted:
+            return []
+        waiting = [row for row in self._scheduler.running if row.request.pictures and not row.is_decoding]
+        waiting = [row for row in waiting if row.request.pictures and encoder.waits_for(row.request.pictures)]
+        if not waiting:
+            return []  # who wanted it has ended
+        try:
+            encoder.advance(is_alone=is_alone)
+        except Exception as error:  # as in `step`
+            logger.exception("a picture could not be encoded")
+            text = f"the picture could not be encoded: {type(error).__name__}: {error}"
+            answers = [answer for row in waiting for answer in (row, *row.siblings)]
+            return self._requests.end(answers, FinishReason.ERROR, text)
+        return []
 
     def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:
         """End a request, or one of its answers, at any stage and return the pages.
@@ -378,9 +404,9 @@ class Engine:
             names=names,
         )
 
-    def start_keys(self, namespace: bytes = b"") -> PageKeys:
+    def start_keys(self, namespace: bytes = b"", pictures: Pictures | None = None) -> PageKeys:
         """Names of pages of no tokens yet, from which those of any prompt follow; see `KVCache.start_keys`."""
-        return self.cache.start_keys(namespace)
+        return self.cache.start_keys(namespace, None if pictures is None else pictures.name_page)
 
     def check(self) -> None:
         """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""

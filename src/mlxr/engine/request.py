@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams
+from mlxr.engine.pictures import Pictures
 from mlxr.models.adapter import Adapter
 
 Mask = npt.NDArray[np.uint32]
@@ -167,6 +168,7 @@ class EngineRequest:
     label_ids: tuple[int, ...] = ()  # of `rank`: tokens whose logits rank the text, where the model has no classifier
     second_start: int | None = None  # of two texts to rank: where the tokens of the second one begin
     dry_breaker_ids: Collection[tuple[int, ...]] = ()  # DRY counts no repetition across these sequences of tokens
+    pictures: Pictures | None = None  # whose tokens are among those of the prompt
     prediction_ids: Sequence[int] = ()  # what the answer is likely to repeat: drafts are taken from it
 
     @property

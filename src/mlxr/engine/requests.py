@@ -266,7 +266,8 @@ class Admission:
 
     `eos_ids` end answers that do not ignore them, and `open_drafter` makes what guesses their tokens. With `has_head`
     they keep the last states for a head that drafts. Recurrent layers keep theirs once in `spacing_tokens`, which is
-    0 where there are none. The log-probabilities of prompts are computed `score_tokens` at a time.
+    0 where there are none. The log-probabilities of prompts are computed `score_tokens` at a time. With
+    `drafts_pictures` who drafts needs nothing of pictures; else prompts with some have no drafts.
     """
 
     def __init__(
@@ -279,13 +280,14 @@ class Admission:
         eos_ids: frozenset[int],
         open_drafter: DrafterMaker | None,
         has_head: bool,
+        drafts_pictures: bool,
         spacing_tokens: int,
         score_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._requests, self._cache, self._runner, self._limits = requests, cache, runner, limits
         self._eos_ids, self._has_head, self._clock = eos_ids, has_head, clock
-        self._score_tokens = score_tokens
+        self._score_tokens, self._drafts_pictures = score_tokens, drafts_pictures
         self.open_drafter, self.spacing_tokens = open_drafter, spacing_tokens
         self._ids = itertools.count(1)
 
@@ -341,6 +343,9 @@ class Admission:
         params, constraint, adapter = request.params, request.constraint, request.adapter
         keeps_pages = request.uses_cache and not request.scores_prompt
         may_draft = params.draft_tokens != 0 and params.max_tokens != 0
+        pictures, namespace = request.pictures, adapter.digest if adapter else b""
+        name_page = None if pictures is None else pictures.name_page
+        is_seen = pictures is None or self._drafts_pictures
         return Sequence(
             request_id,
             request,
@@ -349,14 +354,14 @@ class Admission:
             end_tokens=end_tokens,
             index=index,
             asked_s=now,
-            keys=self._cache.start_keys(adapter.digest if adapter else b"") if keeps_pages else None,
+            keys=self._cache.start_keys(namespace, name_page) if keeps_pages else None,
             boundaries=self._plan_boundaries(request) if keeps_pages else None,
             scores=scores,
             masks=None
             if constraint is None
             else MaskSource(constraint.fork(), self._limits.vocab_size, end_tokens - len(request.token_ids)),
-            open_drafter=self.open_drafter,
-            tail=StateTail() if self._has_head and may_draft else None,
+            open_drafter=self.open_drafter if is_seen else None,
+            tail=StateTail() if self._has_head and may_draft and is_seen else None,
         )
 
     def _plan_boundaries(self, request: EngineRequest) -> Boundaries | None:

@@ -25,6 +25,7 @@ from mlxr.cache.page_table import RELEASED, SequenceTable
 from mlxr.cache.shapes import LayerCache
 from mlxr.core.events import TokenInfo
 from mlxr.core.types import TokenLogprob
+from mlxr.engine.pictures import Encoder, Pictures
 from mlxr.engine.request import Pooling
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.adapter import Adapter
@@ -50,6 +51,12 @@ class BatchPart:
     adapter: Adapter | None = None
     kept_tokens: int = 0
     second_start: int | None = None  # from which token of the sequence on types are 1
+    pictures: Pictures | None = None  # of the prompt of the sequence
+
+    @property
+    def start_token(self) -> int:
+        """Which token of the sequence is the first one."""
+        return self.table.length_tokens
 
     @property
     def wanted_tokens(self) -> int:
@@ -284,11 +291,19 @@ def reserve_pages(cache: KVCache, arena: ModelArena, table: SequenceTable, token
 class Runner:
     """One model with its arena and the books of the arena's pages.
 
-    The states that are kept for a head are the model's stream before the layers `taps`, or None: the hidden ones.
+    The states that are kept for a head are the model's stream before the layers `taps`, or None: the hidden ones. An
+    `encoder` has the rows of pictures.
     """
 
-    def __init__(self, model: Model, arena: ModelArena, cache: KVCache, taps: tuple[int, ...] | None = None) -> None:
-        self._taps = taps
+    def __init__(
+        self,
+        model: Model,
+        arena: ModelArena,
+        cache: KVCache,
+        taps: tuple[int, ...] | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
+        self._taps, self._encoder = taps, encoder
         self._model = model
         self._arena = arena
         self._cache = cache
@@ -304,6 +319,8 @@ class Runner:
     def forward(self, parts: Sequence[BatchPart]) -> Outputs:
         """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""
         batch = build_batch(parts)
+        if self._encoder is not None and any(part.pictures for part in parts):
+            batch = batch.with_pictures(*self._encoder.place(parts))
         hidden: list[Floats] = []
         kept: list[Floats | None] = [None] * len(parts)
         wanted_rows = sum(part.output_tokens for part in parts)

@@ -30,6 +30,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.shapes import GroupShape
 from mlxr.core.errors import OutOfPages
+from mlxr.engine.pictures import Encoder
 from mlxr.engine.runner import BatchPart
 from mlxr.engine.sequence import Rank, Sequence
 from mlxr.engine.speculative.drafters import KEPT_ROWS
@@ -242,6 +243,7 @@ class Chunk:
             self.sequence.request.adapter,
             self.kept_tokens,
             self.sequence.request.second_start,
+            self.sequence.request.pictures,
         )
 
 
@@ -258,7 +260,7 @@ class Scheduler:
     long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
     that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
     tokens are drafted for answers in steps that compute no prompt. With `takes_whole` a prompt is computed in one step,
-    alone in it if it is longer than all that.
+    alone in it if it is longer than all that. A prompt waits at a picture until an `encoder` has its rows.
     """
 
     def __init__(
@@ -273,9 +275,10 @@ class Scheduler:
         shares_prefixes: bool,
         drafts: Planner | None = None,
         takes_whole: bool = False,
+        encoder: Encoder | None = None,
     ) -> None:
         self._cache = cache
-        self._reserve = reserve
+        self._reserve, self._encoder = reserve, encoder
         self._fair_queue = fair_queue
         self._drafts = drafts
         self._max_batch_tokens = max_batch_tokens
@@ -322,6 +325,8 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
         self._admit()
+        if self._encoder is not None:
+            self._encoder.begin_step()
         chunks: dict[Sequence, Chunk] = {}
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
@@ -341,6 +346,11 @@ class Scheduler:
                     if tokens < sequence.pending_tokens and chunks:
                         continue  # in a later step, of which it is the first
                     tokens = sequence.pending_tokens
+                if self._encoder is not None and sequence.request.pictures is not None:
+                    start = sequence.table.length_tokens
+                    tokens = self._encoder.limit(sequence.request.pictures, start, tokens)
+                    if not tokens:
+                        continue  # its picture is encoded between steps
                 if sequence.boundaries is not None:
                     tokens = sequence.boundaries.cut(sequence.table.length_tokens, tokens, sequence.pending_tokens)
                 self._take(sequence, tokens, chunks)

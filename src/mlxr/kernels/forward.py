@@ -25,6 +25,7 @@ from mlxr.kernels.layers.cpu import list_arrays
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.lora import AdapterRows, add_lora, add_lora_rows
+from mlxr.kernels.ragged import RowsOver
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 
@@ -59,6 +60,7 @@ class ModelWeights:
     added: TensorSource | None = None
     added_rows: int = 1
     input_norm: NormWeight | None = None
+    first_layers: tuple[Layers, ...] = ()  # one by one, then the others together: pictures add rows behind them
 
 
 def make_model(model: ModelWeights) -> ModelWeights:
@@ -131,8 +133,27 @@ def compute_tapped(
 
 def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     """States (R, hidden) of the output rows, after the final norm."""
+    rows = step.batch.rows_over
+    if rows is not None and model.first_layers:
+        return _end(ctx, model, *_run_with_rows(ctx, model, step, rows), step)
     stream, delta = run_layers(ctx, _embed(ctx, model, step), model.layers, step)
     return _end(ctx, model, stream, delta, step)
+
+
+def _run_with_rows(
+    ctx: Context, model: ModelWeights, step: StepInput, rows: RowsOver
+) -> tuple[FloatArray, FloatArray | None]:
+    """All layers, behind each of the first ones what pictures add there ("deepstack")."""
+    stream, hidden = _embed(ctx, model, step), model.table.shape[1]
+    delta: FloatArray | None = None
+    for number, layer in enumerate(model.first_layers):
+        last = number + 1 == len(model.first_layers)
+        stop = len(model.layers.layers) if last else number + 1
+        stream, delta = run_layers(ctx, stream, layer, step.cut(number, stop))
+        if not last:
+            stream = stream if delta is None else add(ctx, stream, delta)
+            stream[rows.places] += rows.values[:, hidden * (number + 1) : hidden * (number + 2)]
+    return stream, delta
 
 
 def _end(
@@ -154,6 +175,8 @@ def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     if step.adapters:
         stream = add_lora_rows(ctx, step.batch.token_ids, stream, step.adapters)
     stream = scale(ctx, stream, model.ends.embedding_scale)
+    if step.batch.rows_over is not None:
+        stream[step.batch.rows_over.places] = step.batch.rows_over.values[:, : stream.shape[1]]
     if model.added is not None:
         stream = add(ctx, stream, embed(ctx, step.batch.place_types(model.added_rows), model.added))
     return stream if model.input_norm is None else norm(ctx, stream, model.input_norm)[0]
@@ -163,6 +186,7 @@ def _forward_native(ctx: Context, model: ModelWeights, step: StepInput) -> Float
     """Run the whole model in one call."""
     batch, norm = step.batch, model.norm
     is_plain = norm is not None and model.output is not None and model.added is None and model.input_norm is None
+    is_plain = is_plain and batch.rows_over is None
     if len(batch.output_rows) != batch.tokens or not model.layers.layers or not is_plain:
         return _run_operators(ctx, model, step)
     assert norm is not None

@@ -12,12 +12,25 @@ from itertools import accumulate
 import numpy as np
 
 from mlxr.kernels.checks import check_ints, check_size, refuse
-from mlxr.kernels.tensor import IntArray
+from mlxr.kernels.tensor import FloatArray, IntArray
 
 _NAME = "RaggedBatch"
 NO_STATE = -1
 NO_STATES: IntArray = np.empty(0, dtype=np.int32)
+NO_AXES: IntArray = np.empty((3, 0), dtype=np.int32)
 MAX_RUN = 16  # neighbouring tokens of one text that are computed as sequences of their own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsOver:
+    """Rows that stand where embeddings of tokens would be looked up: those of encoded pictures.
+
+    Each has `values` (rows, hidden * (1 + extra)): what enters the first layer, then what is added to what leaves each
+    of the first `extra` layers.
+    """
+
+    places: IntArray  # (rows,): tokens of the batch, ascending
+    values: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +65,11 @@ class RaggedBatch:
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
     adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None; empty if none has one
     types: IntArray = field(init=False, default_factory=lambda: NO_STATES)  # of tokens; empty where all are 0
+    rows_over: RowsOver | None = field(init=False, default=None)
+    # (3, T): where tokens stand on the axes by which queries and keys turn, of a batch with pictures; empty where that
+    # are their positions. `turns` (T,) are then rows of rotation tables that were made for this batch
+    axes: IntArray = field(init=False, default_factory=lambda: NO_AXES)
+    turns: IntArray = field(init=False, default_factory=lambda: NO_STATES)
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -87,7 +105,9 @@ class RaggedBatch:
         """The arrays, unchecked, from token ids to output rows."""
         batch = cls.__new__(cls)
         states, longest = (NO_STATES, NO_STATES, NO_STATES), max(values[4].tolist())
-        for name, value in zip(_FIELDS, (*values, *states, longest, 1, (), (), NO_STATES), strict=True):
+        for name, value in zip(
+            _FIELDS, (*values, *states, longest, 1, (), (), NO_STATES, None, NO_AXES, NO_STATES), strict=True
+        ):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -125,6 +145,22 @@ class RaggedBatch:
         check_ints(_NAME, "types", types)
         check_size(_NAME, "length of types", types.shape[0], self.tokens)
         return self._replace(types=types)
+
+    def with_pictures(self, rows: RowsOver | None, axes: IntArray) -> RaggedBatch:
+        """The batch with rows over embeddings, and where its tokens stand on three axes, (3, T) or (3, 0)."""
+        check_ints(_NAME, "axes", axes, 2)
+        if axes.shape not in ((3, 0), (3, self.tokens)):
+            refuse(_NAME, "axes", f"of shape {axes.shape}", f"(3, {self.tokens}), or (3, 0)")
+        if rows is not None and (len(rows.places) != len(rows.values) or rows.places.max() >= self.tokens):
+            refuse(_NAME, "rows_over", f"{len(rows.places)} places of {len(rows.values)} rows", "one of each token")
+        turns = np.arange(axes.shape[1], dtype=np.int32)
+        others = tuple(other._replace(axes=axes, turns=turns) for other in self.others)
+        return self._replace(rows_over=rows, axes=axes, turns=turns, others=others)
+
+    @property
+    def rope_rows(self) -> IntArray:
+        """The row of each token in the rotation tables, (T,)."""
+        return self.turns if len(self.turns) else self.positions
 
     def place_types(self, rows: int) -> IntArray:
         """The row of each token in a table with `rows` for each type, one for each position, or one for all."""

@@ -237,6 +237,25 @@ def build_table(
     return RopeTable(cos.astype(np.float32), sin.astype(np.float32), interleaved, rot_dim, factors)
 
 
+def gather_table(table: RopeTable, axes: IntArray, pair_axes: Sequence[int]) -> RopeTable:
+    """A row for each of T tokens that stand on several axes at `axes` (axes, T); a pair turns by its own of them.
+
+    The numbers are those of the table's rows, to the bit.
+    """
+    pairs = np.arange(table.cos.shape[1])
+    places = axes[np.array(pair_axes, np.intp)].T
+    factors = None if table.query_factors is None else table.query_factors[axes[0]]
+    cos, sin = (np.ascontiguousarray(part[places, pairs]) for part in (table.cos, table.sin))
+    return RopeTable(cos, sin, table.interleaved, table.rot_dim, factors)
+
+
+def build_plane_table(rows: IntArray, columns: IntArray, head_dim: int, theta: float) -> RopeTable:
+    """A row for each of T tokens on a plane: the first half of all pairs turns by its row, the second by its column."""
+    frequencies = _plain(head_dim // 2, theta)
+    angles = np.concatenate([places[:, None] * frequencies for places in (rows, columns)], axis=1)
+    return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), False, head_dim)
+
+
 def _temper(positions: int, temperature: QueryTemperature) -> FloatArray:
     turns = (np.arange(positions, dtype=np.int64) + temperature.offset) // temperature.period
     return (1.0 + temperature.beta * np.log1p(turns.astype(np.float64))).astype(np.float32)

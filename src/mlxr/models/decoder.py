@@ -29,6 +29,7 @@ from mlxr.kernels.layers.operators import (
     count_weight_bytes,
     list_weights,
 )
+from mlxr.kernels.layers.operators import Layer as LoadedLayer
 from mlxr.kernels.linear import LinearWeight, compare_products, move_weight, prepare
 from mlxr.kernels.moe import ExpertsUse, read_use
 from mlxr.kernels.ragged import RaggedBatch
@@ -175,10 +176,18 @@ class Decoder:
                 added,
                 max(1, 0 if config.embeddings is None else config.embeddings.positions),
                 input_norm,
+                self._part_first(loaded),
             )
         )
         if progress is not None:
             progress(len(layers) + 1, len(layers) + 1)
+
+    def _part_first(self, loaded: Sequence[LoadedLayer]) -> tuple[Layers, ...]:
+        """The first layers by themselves, where pictures add something behind each, and the rest."""
+        count = self.config.picture_layers
+        if not count:
+            return ()
+        return tuple(prepare_layers(self.ctx, part) for part in (*([one] for one in loaded[:count]), loaded[count:]))
 
     @property
     def weights(self) -> ModelWeights:
@@ -270,7 +279,7 @@ class Decoder:
 
         Raises as `forward_hidden` does.
         """
-        tables = self._rotations.cover(batch.longest_context)
+        tables = self._turn(batch)
         logits: FloatArray = self.ctx.run_step(
             lambda step: forward(self.ctx, self._weights, _join(step, tables, arena)),
             batch,
@@ -280,13 +289,18 @@ class Decoder:
         )
         return logits
 
+    def _turn(self, batch: RaggedBatch) -> Sequence[RopeTable]:
+        """The rotation tables for a batch: those of all positions, or of its tokens where they stand on three axes."""
+        tables = self._rotations.cover(batch.longest_context)
+        return self._rotations.gather(batch.axes) if len(batch.turns) else tables
+
     def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """`forward` without the output weights: states (R, hidden) of the output rows, after the final norm.
 
         They are on the host. Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools,
         ModelError for a context beyond `context_length`.
         """
-        tables = self._rotations.cover(batch.longest_context)
+        tables = self._turn(batch)
         states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
         return fetch_rows(self.ctx, states)
 
@@ -301,7 +315,7 @@ class Decoder:
             layers = self._weights.layers.layers
             pieces = pairwise(ends)
             parts = self._parts[tuple(ends)] = [prepare_layers(self.ctx, layers[a:b]) for a, b in pieces]
-        step = _join(batch, self._rotations.cover(batch.longest_context), arena)
+        step = _join(batch, self._turn(batch), arena)
         return compute_tapped(self.ctx, self._weights, parts, step)
 
     def finish(self, vector: FloatArray, *, ranks: bool = False) -> FloatArray:

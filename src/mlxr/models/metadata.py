@@ -36,6 +36,7 @@ from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
 
 Flags = tuple[bool, ...]  # of each layer
 
+SECTIONS = "rope.dimension_sections"
 WINDOW_PATTERN, WINDOW_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
 SCORING_NUMBERS: dict[Scoring, int] = {"softmax": 1, "sigmoid": 2, "softmax_chosen": 3}
 _SCORINGS: dict[int, Scoring] = {number: scoring for scoring, number in SCORING_NUMBERS.items()}
@@ -50,7 +51,7 @@ _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     ((_PARALLEL,), (False,), "parallel residual is not supported"),
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
     (("rope.scaling.yarn_ext_factor",), (1,), "only full yarn extrapolation (1) is supported"),
-    (("rope.dimension_sections", WINDOW_THETA), (), "not supported"),
+    ((SECTIONS, WINDOW_THETA), (), "not supported"),
     ((WINDOW_PATTERN,), (), "windows that differ by layer are not supported"),
     (("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there"),
     (("moe_latent_size",), (0,), "experts that read fewer columns than the stream has are not supported"),
@@ -227,13 +228,36 @@ class Metadata:
 
     # Rotations.
 
-    def rope(self, *, interleaved: bool = False, truncates_yarn: bool = True) -> Rope:
-        """Return the rotation of all layers, or of those without a window."""
+    def rope(
+        self, *, interleaved: bool = False, truncates_yarn: bool = True, shuffles_sections: bool | None = None
+    ) -> Rope:
+        """Return the rotation of all layers, or of those without a window.
+
+        `shuffles_sections`: files say how many pairs turn by each of three axes, which take turns or do not.
+        """
         dim = self.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=self.head_dim)
         if dim % 2 or dim > self.head_dim:
             self.fields.refuse("rope.dimension_count", f"an even number up to the head size {self.head_dim}")
         self._interleaved_dim = dim if interleaved else 0
-        return Rope(self.theta, dim, interleaved, self._read_scaling(truncates_yarn), self._read_temperature())
+        sections = None if shuffles_sections is None else self._read_sections(dim // 2)
+        return Rope(
+            self.theta,
+            dim,
+            interleaved,
+            self._read_scaling(truncates_yarn),
+            self._read_temperature(),
+            sections=sections,
+            shuffles=bool(shuffles_sections),
+        )
+
+    def _read_sections(self, pairs: int) -> tuple[int, int, int] | None:
+        """Return the pairs of each axis, None where the file says nothing; a fourth number counts pairs of none."""
+        if self.fields.get(SECTIONS) is None:
+            return None
+        time, rows, columns, others = self.fields.integers(SECTIONS, 4, 0, pairs)
+        if time + rows + columns + others != pairs or others:
+            self.fields.refuse(SECTIONS, f"three numbers that add up to {pairs}, and a 0")
+        return time, rows, columns
 
     @cached_property
     def theta(self) -> float:
@@ -628,6 +652,7 @@ class Metadata:
         logit_scale: float = 1.0,
         final_softcap: float | None = None,
         joins: tuple[str, ...] = (),
+        picture_layers: int = 0,
     ) -> Model:
         """Return the model of these layers, with the ends that the file states."""
         return Model(
@@ -649,6 +674,7 @@ class Metadata:
             logit_scale=logit_scale,
             final_softcap=final_softcap,
             joins=joins,
+            picture_layers=picture_layers,
             interleaved_dim=self._interleaved_dim,
         )
 

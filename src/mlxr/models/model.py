@@ -6,7 +6,7 @@ file must have, what the cache keeps, and what a GPU of several has of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mlxr.cache.shapes import LayerCache, SharedWith
@@ -45,6 +45,7 @@ class Model:
     logit_scale: float = 1.0
     final_softcap: float | None = None  # of logits
     joins: tuple[str, ...] = ()  # what files keep as one tensor: attn_qkv, and gate and up as ffn_up
+    picture_layers: int = field(default=0, repr=False)  # the first layers, behind each of which pictures add rows
     interleaved_dim: int = 0  # so many numbers of each head of queries and keys are neighbouring pairs that rotate
 
     def __post_init__(self) -> None:

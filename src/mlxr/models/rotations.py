@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.rope import RopeTable, build_table
-from mlxr.kernels.tensor import TensorSource, read_vector
+from mlxr.kernels.rope import RopeTable, build_table, gather_table
+from mlxr.kernels.tensor import IntArray, TensorSource, read_vector
 from mlxr.models.components import Layer
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -62,6 +62,11 @@ class Rotations:
                 positions *= 2
             self._tables = self._build(min(positions, self._context_length))
         return self._tables
+
+    def gather(self, axes: IntArray) -> tuple[RopeTable, ...]:
+        """Return tables of a row for each token that stands on three axes at `axes` (3, T), which `cover` covers."""
+        pairs = zip(self._tables, self._ropes, strict=True)
+        return tuple(gather_table(table, axes, rope.pair_axes) for table, rope in pairs)
 
     def _build(self, positions: int) -> tuple[RopeTable, ...]:
         return tuple(

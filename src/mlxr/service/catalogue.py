@@ -17,7 +17,16 @@ from mlxr.core.errors import Busy, Unavailable
 from mlxr.core.sampling import EVERYDAY, read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import WorkThreads
-from mlxr.loading import ASSETS, NAMED_MODELS, find_model, list_files, name_quantization, open_source
+from mlxr.loading import (
+    ASSETS,
+    NAMED_MODELS,
+    SourceModel,
+    find_model,
+    find_tower,
+    list_files,
+    name_quantization,
+    open_source,
+)
 from mlxr.registry import ModelFacts, Registry
 from mlxr.registry.catalogue import BUSY_TIMEOUT_S
 from mlxr.registry.record import AdapterFacts
@@ -96,7 +105,7 @@ def inspect_model(path: Path) -> ModelFacts:
             context_tokens=source.config.context_length,
             embedding_length=source.config.hidden,
             template=template_text,
-            capabilities=find_capabilities(template_text),
+            capabilities=find_capabilities(template_text, sees=sees(path, source)),
             files=list_files(source),
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
             sampling=read_file_defaults(source.metadata),
@@ -107,6 +116,15 @@ def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
     """Read the facts of an adapter for the model at `base`. Raises as the loader does if it is none of that model's."""
     summary = adapters.inspect_adapter(path, base)
     return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
+
+
+def sees(path: Path, source: SourceModel) -> bool:
+    """Whether pictures can be shown to a model on the CPU: it has a tower that fits, of its own or beside it."""
+    tower, _ = find_tower(path, source.file, source.config, "cpu")
+    if tower is None:
+        return False
+    tower.close()
+    return True
 
 
 SHORT_LIST = 16  # entries of a list that is told unasked
@@ -138,14 +156,14 @@ def _to_json(value: object, with_arrays: bool) -> object:
     return value
 
 
-def find_capabilities(template_source: str) -> frozenset[str]:
-    """Of "completion", "embedding", "tools" and "thinking".
+def find_capabilities(template_source: str, *, sees: bool = False) -> frozenset[str]:
+    """Of "completion", "embedding", "tools", "thinking" and "vision".
 
     Every model that can chat can be told of tools; one thinks if its template speaks of where that begins and ends.
     """
     found = {"completion", "embedding"}
     if template_source:
-        found.add("tools")
+        found |= {"tools", "vision"} if sees else {"tools"}
         if find_tags(template_source) is not None:
             found.add("thinking")
     return frozenset(found)

@@ -27,12 +27,14 @@ from typing import Any, NamedTuple
 
 from mlxr.core.errors import ContextFull, ConversationRefused, InvalidRequest, NoTemplateWorker
 from mlxr.core.types import Grammar
+from mlxr.engine.pictures import Picture, Pictures
 from mlxr.service.answer import WRAPPERS, AnswerFormat, OutputParser
 from mlxr.service.chat_templates import REASONING_KEYS, Messages, TurnOrder, list_shapes, merge_systems
 from mlxr.service.messages import check_messages, list_repeated_calls, write_json
 from mlxr.service.reasoning import BUDGET, EFFORT, EFFORTS, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool, continues_reasoning, cut_at_mark, mark_end
 from mlxr.service.schema import Enforceable, SchemaError, enforce
+from mlxr.service.sight import Sight
 from mlxr.service.tools import TOOLS_VARIABLE, ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool
 from mlxr.tokenizers import ChatTemplate, Tokenizer
@@ -209,6 +211,7 @@ class Turn:
     token_ids: list[int]
     is_thinking: bool
     has_thought: bool
+    pictures: Pictures | None = None
 
 
 class _Parts(NamedTuple):
@@ -224,7 +227,7 @@ class Chat:
     """Conversations with one model. Safe to use from several threads.
 
     A text that the template makes and `size_bound` does not allow is refused before it is tokenised. `budget_tokens` is
-    the most that the model thinks for requests that do not say; None: any number.
+    the most that the model thinks for requests that do not say; None: any number. `sight` takes in its pictures.
     """
 
     def __init__(
@@ -235,7 +238,9 @@ class Chat:
         system: str | None = None,
         size_bound: SizeBound | None = None,
         budget_tokens: int | None = None,
+        sight: Sight | None = None,
     ) -> None:
+        self._sight = sight or Sight(tokenizer, None, bytes, "it has no vision tower", 0)
         self._tokenizer, self._template, self._system, self._size_bound = tokenizer, template, system, size_bound
         self._budget_tokens = budget_tokens
         self._guard = SpecialGuard(tokenizer)
@@ -250,25 +255,27 @@ class Chat:
 
     def render(self, request: ChatRequest) -> str:
         """The text of the prompt, special tokens spelt out; see `encode`."""
-        return self._write(request, self._collect(request))
+        request, shown = self._sight.take(request)
+        return shown.spell(self._write(request, self._collect(request)))[0]
 
     def encode(self, request: ChatRequest) -> Turn:
         """The prompt; raises TemplateError, or InvalidRequest for what cannot be a conversation with this model."""
+        request, shown = self._sight.take(request)
         parts = self._collect(request)
         try:
             marks = self._guard.choose_marks(*parts)
             for mark in marks:
                 guarded = _Parts(*(self._guard.put_marks(part, mark) for part in parts))
-                text = self._write(request, guarded)
+                text, pictures = shown.spell(self._write(request, guarded))
                 token_ids = self._guard.take_marks(self._tokenize(text, request), mark, text.count(mark))
                 if token_ids is not None:
-                    return self._make_turn(request, text, token_ids)
+                    return self._make_turn(request, text, token_ids, pictures)
         except RecursionError:
             raise InvalidRequest("messages", "or the tools are nested too deeply") from None
         if marks:
             raise refuse_unprotected()
-        text = self._write(request, parts)
-        return self._make_turn(request, text, self._tokenize(text, request))
+        text, pictures = shown.spell(self._write(request, parts))
+        return self._make_turn(request, text, self._tokenize(text, request), pictures)
 
     def write_rules(self, request: ChatRequest) -> Rules | None:
         """The grammar that the answer must follow, after any reasoning.
@@ -486,14 +493,15 @@ class Chat:
             raise InvalidRequest("messages", "the chat template made an empty prompt of them")
         return token_ids
 
-    def _make_turn(self, request: ChatRequest, text: str, token_ids: list[int]) -> Turn:
+    def _make_turn(self, request: ChatRequest, text: str, token_ids: list[int], shown: Sequence[Picture]) -> Turn:
+        token_ids, pictures = self._sight.place(token_ids, shown)
         if self.tags is None:
-            return Turn(token_ids, is_thinking=False, has_thought=False)
+            return Turn(token_ids, is_thinking=False, has_thought=False, pictures=pictures)
         if request.ending == "continued":
             is_thinking = continues_reasoning(request.messages)
-            return Turn(token_ids, is_thinking, not is_thinking)
+            return Turn(token_ids, is_thinking, not is_thinking, pictures)
         text = text.rstrip()
-        return Turn(token_ids, text.endswith(self.tags.open), text.endswith(self.tags.close))
+        return Turn(token_ids, text.endswith(self.tags.open), text.endswith(self.tags.close), pictures)
 
     def _find_special(self, spelling: str) -> int | None:
         """The control token of this spelling, if it is one."""

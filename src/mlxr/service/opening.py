@@ -16,6 +16,7 @@ from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, NotFound, Se
 from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
+from mlxr.engine.pictures import Encoder
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.speculative.planner import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.loading import (
@@ -260,6 +261,7 @@ def _load_on(
         needs_chat_template=needs_chat_template,
         progress=progress,
         ctx=None if group is None else group.ctx,
+        mmproj=settings.mmproj,
     )
 
 
@@ -293,6 +295,9 @@ def build_engine(
         draft = DraftSource(loaded.draft.model, loaded.draft.fingerprint, loaded.draft.ctx)
     elif loaded.head is not None:
         draft = HeadSource(loaded.head, loaded.fingerprint + b"head")
+    # who looks between the first layers does not see what pictures add there
+    taps = draft.head.taps if isinstance(draft, HeadSource) else None
+    has_taps = bool(loaded.config.picture_layers) and taps is not None
     names_draft = settings.draft not in DRAFT_WORDS
     settings = replace(settings, draft="auto") if names_draft and draft is None else settings
     model, fingerprint = model or loaded.model, loaded.fingerprint
@@ -305,6 +310,7 @@ def build_engine(
         loaded.ctx,
         replace(settings, store_folder=str(find_store_folder(settings))),
         draft=draft,
+        encoder=None if loaded.tower is None or has_taps else Encoder(loaded.open_tower()),
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,

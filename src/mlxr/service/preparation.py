@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.core.memory import return_free_memory
 from mlxr.core.types import SamplingParams
 from mlxr.core.work_threads import WorkThreads
+from mlxr.engine.pictures import Pictures
 from mlxr.engine.request import EngineRequest, TokenConstraint
 from mlxr.loading import Adapter
 from mlxr.service.adapters import AdapterChoice, Adapters
@@ -27,6 +28,7 @@ from mlxr.service.embedding import Pooling
 from mlxr.service.messages import check_messages
 from mlxr.service.reasoning import GateTokens, ReasoningGate, Tags, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, Prompt, TextRequest, encode_prompt, find_message_ends, fit_window
+from mlxr.service.sight import Sight
 from mlxr.service.thought_budget import Thinking, ThoughtBudget, ThoughtEnd, ThoughtTokens, collect_thought_tokens
 from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, chat_template_from_source, refuse_chat
 
@@ -90,7 +92,7 @@ class Preparation:
     A prompt that cannot fit in `context_tokens` is refused before it is tokenised. `system` is the system message of
     conversations that have none; `host` the context of the model, see
     `GrammarCompiler`; `adapters` are those that requests may name, `adapter` the name of that which all others have.
-    `thinking` are the settings for thoughts of requests that do not say.
+    `thinking` are the settings for thoughts of requests that do not say. `sight` shows the model pictures.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Preparation:
         adapters: Adapters | None = None,
         adapter: str | None = None,
         thinking: Thinking = Thinking(),  # noqa: B008 - a constant
+        sight: Sight | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._size_bound = bound = SizeBound(tokenizer, context_tokens)
@@ -113,8 +116,9 @@ class Preparation:
         self._model_name = model_name
         self._thinking = thinking
         self._open_chat = partial(
-            Chat, tokenizer, system=system, size_bound=bound, budget_tokens=thinking.budget_tokens
+            Chat, tokenizer, system=system, size_bound=bound, budget_tokens=thinking.budget_tokens, sight=sight
         )
+        self._sees = sight is not None and sight.is_there
         self._template = template
         self._chat = None if template is None else self._open_chat(template)
         self._chats: OrderedDict[str, Chat] = OrderedDict()  # with the templates that requests brought
@@ -136,13 +140,14 @@ class Preparation:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, of "completion", "tools", "thinking" and "embedding".
+        """What the model can do, of "completion", "tools", "thinking", "vision" and "embedding".
 
         Tools can be called by every model that can chat, in words of ours where its template has none.
         """
         found = {"completion", "embedding"}
         if self._chat is not None:
             found |= {"tools"} if self._chat.tags is None else {"tools", "thinking"}
+            found |= {"vision"} if self._sees else set()
         return frozenset(found)
 
     @property
@@ -171,14 +176,15 @@ class Preparation:
         chat, request = self._find_chat(request)
         return chat.render(request)
 
-    def encode_request(self, request: TextRequest | ChatRequest) -> list[int]:
-        """The token ids that `prepare` would give to the engine, without anything else; raises as it does."""
+    def encode_request(self, request: TextRequest | ChatRequest) -> tuple[list[int], Pictures | None]:
+        """The token ids and pictures that `prepare` would give to the engine, without anything else; raises as it
+        does."""
         self._check_size(request)
-        if isinstance(request, ChatRequest):
-            token_ids = self.encode_chat(request)
-        else:
-            token_ids = self.encode_prompt(request.prompt)
-        return list(_fit(token_ids, request)[0])
+        if not isinstance(request, ChatRequest):
+            return list(_fit(self.encode_prompt(request.prompt), request)[0]), None
+        chat, request = self._find_chat(request)
+        turn = chat.encode(request)
+        return list(_fit_turn(turn, request)[0]), turn.pictures
 
     def _check_size(self, request: TextRequest | ChatRequest) -> None:
         if request.window is None:  # with one, what is too long is cut
@@ -275,7 +281,8 @@ class Preparation:
         inner = None if rules is None else self._compile_if(rules, request)
         gated = None if inner is None else self._gate(chat, inner, request, turn)
         answer_format = chat.make_format(request, turn, is_enforced=gated is not None)
-        prepared = self.prepare_tokens(*_fit(turn.token_ids, request), answer_format)
+        prepared = self.prepare_tokens(*_fit_turn(turn, request), answer_format)
+        prepared = replace(prepared, request=replace(prepared.request, pictures=turn.pictures))
         relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
         constraint, end = self._bound_chat(chat, gated, request, turn)
         return _constrain(prepared, constraint, relaxed, end)
@@ -410,6 +417,14 @@ def _fit(token_ids: list[int], request: TextRequest | ChatRequest) -> tuple[Sequ
     return (
         (token_ids, request.params) if request.window is None else fit_window(token_ids, request.params, request.window)
     )
+
+
+def _fit_turn(turn: Turn, request: ChatRequest) -> tuple[Sequence[int], SamplingParams]:
+    """`_fit`, which cuts no prompt with pictures. Raises ContextFull."""
+    fitted, params = _fit(turn.token_ids, request)
+    if turn.pictures is not None and len(fitted) < len(turn.token_ids):
+        raise ContextFull.of("prompt", len(turn.token_ids), len(fitted))
+    return fitted, params
 
 
 T = TypeVar("T")

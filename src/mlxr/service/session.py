@@ -22,6 +22,7 @@ from mlxr.core.stats import Dispatch, LiveReading, MachineLimits, PageRecord, Wa
 from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
+from mlxr.engine.pictures import Pictures
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Floats
 from mlxr.engine.speculative.planner import HOST_DEVICES
@@ -36,6 +37,7 @@ from mlxr.service.opening import build_engine, report_warm_up, warm_up
 from mlxr.service.preparation import Preparation, PreparingThreads
 from mlxr.service.ranking import Ranker
 from mlxr.service.requests import ChatRequest, Prompt, TextRequest
+from mlxr.service.sight import Sight
 from mlxr.service.stats import SessionStats, collect_stats
 from mlxr.service.streams import AsyncStream, Stream, embed_all, forward_to, open_streams
 from mlxr.service.thought_budget import Thinking
@@ -95,6 +97,14 @@ class Session:
             self._engine = EngineThread(engine)
             undo.callback(self._engine.close)
             self._engine.call(lambda engine: warm_up(engine, loaded.ctx.device, settings, warm_up_sequences, progress))
+            tower = loaded.tower
+            self._sight = Sight(
+                loaded.tokenizer,
+                None if tower is None else tower.spec,
+                lambda: b"" if tower is None else tower.fingerprint,
+                loaded.blind,
+                settings.image_tokens,
+            )
             self._threads = PreparingThreads()
             undo.callback(self._threads.stop)
             self._preparation = self._prepare_for(loaded.name, template or loaded.chat_template, system)
@@ -128,6 +138,7 @@ class Session:
             adapters=self.adapters,
             adapter=self._own_adapter,
             thinking=self._thinking,
+            sight=self._sight,
         )
         if self._learns_template:
             preparation.warm_up()
@@ -185,7 +196,7 @@ class Session:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
+        """What the model can do, of "completion", "tools", "thinking", "vision" and "embedding"."""
         return self._preparation.capabilities
 
     @property
@@ -252,7 +263,7 @@ class Session:
         stream.attach(ticket)
         if source is not None and asked.uses_cache and not asked.scores_prompt:
             known_ids = asked.token_ids[:-1]  # the last one is always computed
-            names = await self.run(self._name_pages, known_ids, asked.adapter)
+            names = await self.run(self._name_pages, known_ids, asked.adapter, asked.pictures)
             stream.keep(await source.bring(names))
         try:
             await self._engine.start(ticket)
@@ -354,12 +365,12 @@ class Session:
 
         Raises as `start` does for what cannot be a prompt.
         """
-        token_ids = await self.run(self._preparation.encode_request, request, reads=request)
-        names = self._name_pages(token_ids, self._preparation.find_adapter(request.adapter))
+        token_ids, pictures = await self.run(self._preparation.encode_request, request, reads=request)
+        names = self._name_pages(token_ids, self._preparation.find_adapter(request.adapter), pictures)
         return PageNames(names, len(token_ids), self.page_size)
 
-    def _name_pages(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[bytes]:
-        keys = self._start_keys(b"" if adapter is None else adapter.digest)
+    def _name_pages(self, token_ids: Sequence[int], adapter: Adapter | None, pictures: Pictures | None) -> list[bytes]:
+        keys = self._start_keys(b"" if adapter is None else adapter.digest, pictures)
         return keys.cover(token_ids, len(token_ids) // self.page_size)
 
     async def stats(self) -> SessionStats:

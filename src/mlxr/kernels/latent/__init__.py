@@ -108,8 +108,8 @@ def _run_operators(
     normed, _ = rms_norm(ctx, np.ascontiguousarray(latent[:, :rank]), norm, eps)
     keys = np.concatenate([latent[:, rank:], normed], axis=1)[:, None]
     queries = q.reshape(len(q), -1, latent.shape[1])
-    rope(ctx, queries, batch.positions, table, queries=True)
-    rope(ctx, keys, batch.positions, table)
+    rope(ctx, queries, batch.rope_rows, table, queries=True)
+    rope(ctx, keys, batch.rope_rows, table)
     write_pages(ctx, keys, None, pool, pool, batch.slots)
     return queries
 

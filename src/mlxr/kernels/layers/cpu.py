@@ -21,7 +21,7 @@ StepArrays = tuple[
     IntArray,  # token ids
     Pools,  # keys
     Pools,  # values
-    IntArray,  # positions
+    IntArray,  # rows of the rotation tables
     Sequence[Rotation],
     Sequence[IntArray],  # slots of each group
     IntArray,  # where the queries of each sequence start
@@ -137,7 +137,7 @@ def list_arrays(step: StepInput) -> StepArrays:
         batch.token_ids,
         step.k_pools,
         step.v_pools,
-        batch.positions,
+        batch.rope_rows,
         [(table.cos, table.sin, table.interleaved, table.query_factors) for table in step.ropes],
         [part.slots for part in batch.groups],
         batch.query_starts,

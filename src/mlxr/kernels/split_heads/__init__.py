@@ -105,7 +105,7 @@ def _run_operators(
     before = norms if norms is not None and norms.kind != "turned" else None
     if before is not None:
         q = _norm(ctx, q, before.q, before)
-    rope(ctx, q, batch.positions, table, queries=True)
+    rope(ctx, q, batch.rope_rows, table, queries=True)
     after = norms if before is None else None
     if after is not None:
         q = _norm(ctx, q, after.q, after)
@@ -117,7 +117,7 @@ def _run_operators(
         k = _norm(ctx, k, before.k, before)
     if norms is not None and norms.values:
         v = _norm(ctx, v, None, norms)
-    rope(ctx, k, batch.positions, table)
+    rope(ctx, k, batch.rope_rows, table)
     if after is not None:
         k = _norm(ctx, k, after.k, after)
     write_pages(ctx, k, v, k_pool, v_pool, batch.slots)

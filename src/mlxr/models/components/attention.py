@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, MatMul, Operator, SplitHeads
@@ -31,17 +31,36 @@ class Rope:
     scaling: RopeScaling | None = None
     temperature: QueryTemperature | None = None  # by which queries grow with their position
     has_factors: bool = True  # the model's tensor of factors divides the frequencies
+    # How many pairs turn by each of three axes, time, row and column, where pictures have places on them; they take
+    # turns where `shuffles`, else stand one after the other. Of a text all axes agree
+    sections: tuple[int, int, int] | None = field(default=None, repr=False)
+    shuffles: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 < self.theta <= limits.MAX_THETA:
             raise ModelError(f"model has rope_theta {self.theta}, expected above 1 and at most 1e15")
         if self.dim % 2:
             raise ModelError(f"model has rope_dim {self.dim}, expected even")
+        if self.sections is not None and (min(self.sections) < 0 or sum(self.sections) != self.dim // 2):
+            raise ModelError(f"model has rope sections {self.sections}, expected three that add up to {self.dim // 2}")
         factors = () if self.scaling is None else self.scaling.long_factors
         if len(factors) not in (0, self.dim // 2):
             raise ModelError(
                 f"model has rope_dim {self.dim} with {len(factors)} longrope factors, expected {self.dim // 2}"
             )
+
+    @property
+    def pair_axes(self) -> list[int]:
+        """The axis of each pair: 0 is time, 1 the row, 2 the column."""
+        if self.sections is None:
+            return [0] * (self.dim // 2)
+        if not self.shuffles:
+            return [axis for axis, pairs in enumerate(self.sections) for _ in range(pairs)]
+        axes = [0] * (self.dim // 2)
+        for axis in (1, 2):
+            taken = axes[axis : 3 * self.sections[axis] : 3]
+            axes[axis : 3 * self.sections[axis] : 3] = [axis] * len(taken)
+        return axes
 
 
 NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation (NoPE)

@@ -1,18 +1,21 @@
 """Qwen2 and Qwen3, with experts and without.
 
 Qwen2 has biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE has a
-block that all tokens go through beside the experts, and a gate says for each token how much of it counts.
+block that all tokens go through beside the experts, and a gate says for each token how much of it counts. The text of
+Qwen3-VL is that of Qwen3; pictures turn by three axes, and add rows behind the first layers ("deepstack").
 """
 
 from __future__ import annotations
 
-from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models.components import Experts, Layer, Norms, Rope
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
-from mlxr.models.folders.rotations import state_rotation, state_windows
+from mlxr.models.folders.rotations import state_rotation, state_sections, state_windows
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
+
+_DEEP = "n_deepstack_layers"
 
 
 def state_qwen2(c: FolderConfig) -> None:
@@ -47,6 +50,15 @@ def state_qwen3_moe(c: FolderConfig) -> None:
     state_windows(c, switch=True)
 
 
+def state_qwen3_vl(c: FolderConfig) -> None:
+    """State the text of a Qwen3-VL."""
+    state_qwen3(c)
+    state_sections(c)
+    tower = c.whole.mapping("vision_config")
+    indexes = None if tower is None else tower.get("deepstack_visual_indexes")
+    c.out.put(_DEEP, len(indexes) if isinstance(indexes, list) else 0)
+
+
 def build_qwen2(m: Metadata) -> Model:
     """Return a dense model."""
     norms, rope = Norms(m.rms_eps), m.rope()
@@ -79,24 +91,48 @@ def build_qwen2_moe(m: Metadata) -> Model:
 
 def build_qwen3(m: Metadata) -> Model:
     """Return a dense model."""
-    norms, rope = Norms(m.rms_eps), m.rope()
-    return m.model(
+    return _build_qwen3(m, m.rope())
+
+
+def build_qwen3_vl(m: Metadata) -> Model:
+    """Return a dense model that pictures can be shown to."""
+    return _build_qwen3(m, m.rope(shuffles_sections=True), picture_layers=_read_deep(m))
+
+
+def _build_qwen3(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
+    norms = Norms(m.rms_eps)
+    layers = [
         Layer(m.attention(rope, window=window, head_norms="each"), m.feed_forward(), norms) for window in m.windows()
-    )
+    ]
+    return m.model(layers, picture_layers=picture_layers)
+
+
+def _read_deep(m: Metadata) -> int:
+    return m.integer(_DEEP, 0, m.layers, default=0)
 
 
 def build_qwen3_moe(m: Metadata) -> Model:
     """Return a model with experts."""
-    norms, rope = Norms(m.rms_eps), m.rope()
+    return _build_qwen3_moe(m, m.rope())
+
+
+def build_qwen3_vl_moe(m: Metadata) -> Model:
+    """Return a model with experts that pictures can be shown to."""
+    return _build_qwen3_moe(m, m.rope(shuffles_sections=True), picture_layers=_read_deep(m))
+
+
+def _build_qwen3_moe(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
+    norms = Norms(m.rms_eps)
     experts = Experts(m.experts, m.expert_features, m.activation(), m.routing(renormalises=True))
-    return m.model(
+    layers = [
         Layer(
             m.attention(rope, window=window, head_norms="each"),
             experts if has_experts else m.feed_forward(),
             norms,
         )
         for window, has_experts in zip(m.windows(), m.has_experts, strict=True)
-    )
+    ]
+    return m.model(layers, picture_layers=picture_layers)
 
 
 FOLDERS = (
@@ -104,10 +140,13 @@ FOLDERS = (
     FolderFamily("qwen3", "Qwen3ForCausalLM", "qwen3", state_qwen3),
     FolderFamily("qwen2_moe", "Qwen2MoeForCausalLM", "qwen2moe", state_qwen2_moe),
     FolderFamily("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe", state_qwen3_moe),
+    FolderFamily("qwen3_vl_text", "Qwen3VLForConditionalGeneration", "qwen3vl", state_qwen3_vl),
 )
 FAMILIES = (
     Family("qwen2", build_qwen2),
     Family("qwen2moe", build_qwen2_moe),
     Family("qwen3", build_qwen3),
     Family("qwen3moe", build_qwen3_moe),
+    Family("qwen3vl", build_qwen3_vl),
+    Family("qwen3vlmoe", build_qwen3_vl_moe),
 )

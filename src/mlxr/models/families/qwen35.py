@@ -12,7 +12,7 @@ from mlxr.models.components import Experts, GatedDelta, Layer, Norms
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import Biases, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_divisor, read_recurrent_layers, state_expert_width, state_experts
-from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.folders.rotations import state_rotation, state_sections
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -36,9 +36,7 @@ _USUAL_EVERY = 4
 def _state_common(c: FolderConfig, biases: Biases = None) -> None:
     c.state_model(biases=biases)
     state_rotation(c, part=0.25)
-    pairs = c.out.integer("rope.dimension_count") // 2
-    third = pairs // 3  # of a text all sections turn by the same position
-    c.out.put("rope.dimension_sections", [pairs - 2 * third, third, third, 0])
+    state_sections(c)
     _state_delta(c)
 
 
@@ -96,8 +94,7 @@ def build_next(m: Metadata) -> Model:
 
 
 def _build(m: Metadata, *, is_tiled: bool) -> Model:
-    norms, rope = Norms(m.rms_eps, feed_forward="post_attention_norm"), m.rope()
-    m.fields.note(("rope.dimension_sections",))  # of a text all sections turn by the same position
+    norms, rope = Norms(m.rms_eps, feed_forward="post_attention_norm"), m.rope(shuffles_sections=True)
     delta, experts, kv_heads = _read_delta(m, is_tiled), _read_experts(m), max(m.kv_counts)
     layers = []
     for index, is_recurrent in enumerate(_find_recurrent(m)):

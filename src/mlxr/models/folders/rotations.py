@@ -19,7 +19,7 @@ from mlxr.kernels.rope import (
 from mlxr.models import limits
 from mlxr.models.fields import Fields
 from mlxr.models.folders.config import Flags, FolderConfig, Statement
-from mlxr.models.metadata import WINDOW_PATTERN, WINDOW_THETA
+from mlxr.models.metadata import SECTIONS, WINDOW_PATTERN, WINDOW_THETA
 from mlxr.models.rotations import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, STANDS_STILL
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -74,6 +74,20 @@ def state_rotation(
     if has_mscales:
         _state_mscale(out, rope)
     _state_temperature(out, rope, context)
+
+
+def state_sections(c: FolderConfig) -> None:
+    """State how many of the pairs that rotate turn by each of three axes; where it is not said, a third by each."""
+    pairs, rope = c.out.integer("rope.dimension_count") // 2, find_rope(c.fields)
+    third = pairs // 3
+    sections = (pairs - 2 * third, third, third)
+    if rope.get("mrope_section") is not None:
+        rope.refuse_unless(("mrope_interleaved",), (True,), "only sections that take turns are supported")
+        first, second, last = rope.integers("mrope_section", 3, 0, pairs)
+        sections = first, second, last
+        if sum(sections) != pairs:
+            rope.refuse("mrope_section", f"three numbers that add up to {pairs}")
+    c.out.put(SECTIONS, [*sections, 0])
 
 
 def state_windows(

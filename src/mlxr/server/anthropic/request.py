@@ -17,6 +17,7 @@ from mlxr.core.types import MAX_INT, SamplingParams
 from mlxr.server.request_fields import AnthropicParameters, make_schema_grammar
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool, ToolChoice, is_unfinished
+from mlxr.service.sight import make_part, read_base64, read_url
 
 # A line of Claude Code's system text, another one in every request: behind it nothing would be found in the cache.
 BILLING = "x-anthropic-billing-header:"
@@ -70,6 +71,34 @@ class DocumentBlock(RequestModel):
     def plain(self) -> str:
         """The block's text as the model reads it."""
         return "\n".join(part for part in (self.title, self.context, self.source.data) if part)
+
+
+class ImageData(RequestModel):
+    """A picture in base64."""
+
+    type: Literal["base64"]
+    data: str
+    media_type: str | None = None
+
+
+class ImageAddress(RequestModel):
+    """A picture as a data: URL; addresses are refused."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(RequestModel):
+    """A picture that the model is shown."""
+
+    type: Literal["image"]
+    source: Annotated[ImageData | ImageAddress, Field(discriminator="type")]
+
+    def read(self, field: str) -> JsonObject:
+        """The picture as a part of a message; raises InvalidRequest."""
+        if isinstance(self.source, ImageAddress):
+            return make_part(read_url(self.source.url, f"{field}.source.url"), field=field)
+        return make_part(read_base64(self.source.data, f"{field}.source.data"), field=field)
 
 
 class SearchResultBlock(RequestModel):
@@ -126,7 +155,9 @@ class ToolUseBlock(RequestModel):
     input: Arguments = ""
 
 
-ResultBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]
+ResultBlock = Annotated[
+    TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock | ImageBlock, Field(discriminator="type")
+]
 
 
 class ToolResultBlock(RequestModel):
@@ -146,7 +177,7 @@ class ForeignBlock(RequestModel):
 
 PlainBlock = TextBlock | DocumentBlock | SearchResultBlock | CompactionBlock
 Block = Annotated[
-    PlainBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ForeignBlock, Field(discriminator="type")
+    PlainBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ForeignBlock, Field(discriminator="type")
 ]
 
 
@@ -221,7 +252,7 @@ def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, s
                 arguments = given if isinstance(given, str) else dump_json(given, place)
                 calls.append(describe_call(block.id, block.name, arguments))
             case _:
-                raise InvalidRequest(f"{field}[{index}]", "the assistant gives no tool_result")
+                raise InvalidRequest(f"{field}[{index}]", f"the assistant gives no {block.type}")
     message: dict[str, object] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning"] = "".join(thoughts)
@@ -232,33 +263,49 @@ def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, s
 
 def _read_user(role: str, blocks: Sequence[Block], field: str, tool_names: dict[str, str]) -> list[Message]:
     results: list[Message] = []
-    texts: list[str] = []
+    shown: list[str | JsonObject] = []
     for index, block in enumerate(blocks):
         if isinstance(block, PlainBlock):
-            texts.append(block.plain)
+            shown.append(block.plain)
+        elif isinstance(block, ImageBlock):
+            shown.append(block.read(f"{field}[{index}]"))
         elif isinstance(block, ForeignBlock):
             continue
         elif isinstance(block, ToolResultBlock) and role == "user":
-            results.append(_read_result(block, tool_names))
+            results.append(_read_result(block, f"{field}[{index}].content", tool_names))
         else:
             raise InvalidRequest(f"{field}[{index}]", f"a {role} message has no {block.type}")
-    return [*results, {"role": role, "content": "\n".join(texts)}] if texts or not results else results
+    return [*results, {"role": role, "content": _join(shown)}] if shown or not results else results
 
 
-def _read_result(block: ToolResultBlock, tool_names: dict[str, str]) -> Message:
-    text = _join(block.content or "")
+def _read_result(block: ToolResultBlock, field: str, tool_names: dict[str, str]) -> Message:
+    blocks = (
+        [TextBlock(type="text", text=block.content or "")] if not isinstance(block.content, list) else block.content
+    )
+    shown: list[str | JsonObject] = [
+        one.read(f"{field}[{index}]") if isinstance(one, ImageBlock) else one.plain for index, one in enumerate(blocks)
+    ]
+    if block.is_error and shown:
+        shown[:1] = [f"Error: {shown[0]}"] if isinstance(shown[0], str) else ["Error:", shown[0]]
     message: dict[str, object] = {
         "role": "tool",
         "tool_call_id": block.tool_use_id,
-        "content": f"Error: {text}" if block.is_error else text,
+        "content": _join(shown) if shown or not block.is_error else "Error: ",
     }
     if block.tool_use_id in tool_names:
         message["name"] = tool_names[block.tool_use_id]
     return message
 
 
-def _join(content: str | Sequence[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.plain for block in content)
+def _join(shown: Sequence[str | JsonObject]) -> str | list[JsonObject]:
+    """Texts in lines of their own; with pictures as parts of a message, where neighbouring texts are."""
+    if all(isinstance(one, str) for one in shown):
+        return "\n".join(map(str, shown))
+    parts: list[JsonObject] = []
+    for before, one in zip([None, *shown], shown, strict=False):
+        line = f"\n{one}" if isinstance(before, str) else one
+        parts.append({"type": "text", "text": line} if isinstance(one, str) else one)
+    return parts
 
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]

@@ -229,7 +229,7 @@ async def show_properties(request: Request) -> Response:
             "total_slots": await _count_slots(parts_of(request).settings),
             "model_alias": record.short_name,
             "model_path": str(record.path),
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": "vision" in lease.session.capabilities, "audio": False},
             **_describe_tokenizer(lease),
             "build_info": f"mlxr-{mlxr.__version__}",
             "is_sleeping": False,

@@ -35,6 +35,7 @@ from mlxr.server.streaming import NDJSON, EventStream, dump_json, ndjson, until_
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest, TextRequest, Tool, Window, is_unfinished
+from mlxr.service.sight import make_part, read_base64
 
 MAX_TOP_LOGPROBS = 20
 NUM_KEEP = 4  # Ollama's default
@@ -281,9 +282,8 @@ def list_messages(messages: Sequence[ChatMessage]) -> list[JsonObject]:
     listed: list[JsonObject] = []
     waiting: deque[tuple[str, str]] = deque()  # ids and names of calls that have no result yet
     for index, message in enumerate(messages):
-        if message.images:
-            raise InvalidRequest(f"messages[{index}].images", "is not supported: models read text only")
-        plain: JsonObject = {"role": message.role, "content": message.content or ""}
+        shown = show_pictures(message.images, message.content or "", f"messages[{index}].images")
+        plain: JsonObject = {"role": message.role, "content": shown}
         if message.thinking and message.role == "assistant":
             plain["reasoning"] = message.thinking
         if message.tool_calls:
@@ -301,6 +301,15 @@ def list_messages(messages: Sequence[ChatMessage]) -> list[JsonObject]:
             plain |= _find_call(message, waiting)
         listed.append(plain)
     return listed
+
+
+def show_pictures(images: Sequence[str] | None, text: str, field: str) -> str | list[JsonObject]:
+    """A text, with the pictures that come with it before it."""
+    if not images:
+        return text
+    named = [(image, f"{field}[{index}]") for index, image in enumerate(images)]
+    pictures = [make_part(read_base64(image, name), field=name) for image, name in named]
+    return [*pictures, {"type": "text", "text": text}]
 
 
 def _find_call(message: ChatMessage, waiting: deque[tuple[str, str]]) -> JsonObject:
@@ -348,8 +357,8 @@ class GenerateBody(AnswerRequest):
     def check(self) -> None:
         """Raise InvalidRequest for what is not supported, or cannot go together."""
         super().check()
-        if self.images:
-            raise InvalidRequest("images", "is not supported: models read text only")
+        if self.images and (self.raw or self.suffix or self.context):
+            raise InvalidRequest("images", "go with prompt, system and template alone")
         if self.raw and (self.system or self.context or self.template):
             field = "system" if self.system else "context" if self.context else "template"
             raise InvalidRequest(field, "cannot be used with raw, which sends the prompt as it is")
@@ -395,13 +404,14 @@ def make_request(
         return make_infill(session.tokenizer, TextRequest(prompt, params), body.suffix)
     if body.raw or not (session.can_chat or body.template):
         check_think(lease, body.think)
-        if body.context:
-            raise InvalidRequest("context", "is not supported: the model has no chat template")
+        for field in ("context", "images"):
+            if getattr(body, field):
+                raise InvalidRequest(field, "is not supported: the model has no chat template")
         text = prompt if body.raw or not body.system else f"{body.system}\n\n{prompt}"
         return TextRequest(text, params, grammar)
     system = [{"role": "system", "content": body.system}] if body.system else []
     shown = [] if body.context else lease.record.messages  # a context holds them already
-    messages = [*system, *shown, {"role": "user", "content": prompt}]
+    messages = [*system, *shown, {"role": "user", "content": show_pictures(body.images, prompt, "images")}]
     think = body.think if body.template else check_think(lease, body.think)
     chat = ChatRequest(messages, params, grammar=grammar, think=think, chat_template=body.template or None)
     if not body.context:

@@ -64,9 +64,18 @@ from mlxr.server.routes import (
     reply_json,
 )
 from mlxr.service.requests import ChatRequest, Ending, Message, is_unfinished
+from mlxr.service.sight import DETAILS, make_part, read_url
 from mlxr.service.streams import AnswerFold, Change, ReplyFold
 
-PART_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+PICTURE = "image_url"
+PART_KEYS = {
+    PICTURE: PICTURE,
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
 MAX_MESSAGE_CHARACTERS = 4096
 FIELDS = {
     "prompt": "messages",
@@ -78,10 +87,18 @@ FIELDS = {
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class ContentPart(RequestModel):
-    """A piece of text under the key that its type has; images, audio and files are not supported."""
+class ImageUrl(RequestModel):
+    """A picture as a data: URL; addresses are refused. With detail low it takes fewer tokens."""
 
-    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    url: str
+    detail: Literal[DETAILS] | None = None  # type: ignore[valid-type]
+
+
+class ContentPart(RequestModel):
+    """A piece of text under the key that its type has, or a picture; audio and files are not supported."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "image_url"]
+    image_url: ImageUrl | str | None = None
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
@@ -138,7 +155,8 @@ class ChatMessage(RequestModel):
     @property
     def hides_all(self) -> bool:
         """Tell whether there is nothing but thoughts that are hidden, which is no turn."""
-        says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls
+        has_more = isinstance(self.content, list) and any(part.type == PICTURE for part in self.content)
+        says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls or has_more
         return bool(self.thinking_blocks or self.reasoning_details) and not says_something
 
 
@@ -157,14 +175,28 @@ def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str
     """The parts of a content that are thoughts, or those that are not."""
     if content is None or isinstance(content, str):
         return ""
-    return "".join(
-        getattr(part, PART_KEYS[part.type]) or "" for part in content if (part.type == "thinking") is thoughts
-    )
+    pieces = (part for part in content if part.type != PICTURE and (part.type == "thinking") is thoughts)
+    return "".join(getattr(part, PART_KEYS[part.type]) or "" for part in pieces)
+
+
+def _show_pictures(content: Sequence[ContentPart], field: str) -> list[JsonObject]:
+    """Texts and pictures in their order."""
+    parts: list[JsonObject] = []
+    for index, part in enumerate(content):
+        if part.type == PICTURE:
+            place = f"{field}[{index}].image_url"
+            given = part.image_url if isinstance(part.image_url, ImageUrl) else ImageUrl(url=part.image_url or "")
+            parts.append(make_part(read_url(given.url, f"{place}.url"), given.detail))
+        elif part.type != "thinking":
+            parts.append({"type": "text", "text": getattr(part, PART_KEYS[part.type]) or ""})
+    return parts
 
 
 def _read_message(message: ChatMessage, field: str) -> Message:
     _check_role(message, field)
     read: dict[str, object] = {"role": message.role, "content": join_text(message.content) or message.refusal or ""}
+    if isinstance(message.content, list) and any(part.type == PICTURE for part in message.content):
+        read["content"] = _show_pictures(message.content, f"{field}.content")
     if message.name is not None:
         read["name"] = message.name
     if message.tool_call_id is not None:

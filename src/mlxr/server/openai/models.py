@@ -42,6 +42,7 @@ class ModelReply(ReplyModel):
     type: Literal["model"] = "model"
     display_name: str
     created_at: str
+    capabilities: list[str] | None = None
 
 
 class ModelList(ReplyModel):
@@ -85,7 +86,9 @@ def _describe_all(served: ServedModels) -> list[ModelReply]:
 
 def describe_model(record: ModelRecord, name: str | None = None) -> ModelReply:
     """A model of the registry, under `name` where that is an alias."""
-    return _describe(name or record.short_name, record.short_name, None, record.modified_at)
+    return _describe(
+        name or record.short_name, record.short_name, None, record.modified_at, sorted(record.capabilities)
+    )
 
 
 def describe_adapter(record: AdapterRecord, name: str | None = None) -> ModelReply:
@@ -93,7 +96,9 @@ def describe_adapter(record: AdapterRecord, name: str | None = None) -> ModelRep
     return _describe(name or record.name, record.name, record.base, record.modified_at)
 
 
-def _describe(name: str, root: str, parent: str | None, modified_at: datetime) -> ModelReply:
+def _describe(
+    name: str, root: str, parent: str | None, modified_at: datetime, capabilities: list[str] | None = None
+) -> ModelReply:
     changed = modified_at.astimezone(UTC)
     return ModelReply(
         id=name,
@@ -102,6 +107,7 @@ def _describe(name: str, root: str, parent: str | None, modified_at: datetime) -
         parent=parent,
         display_name=root,
         created_at=changed.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        capabilities=capabilities,
     )
 
 

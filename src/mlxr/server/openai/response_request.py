@@ -21,6 +21,7 @@ from mlxr.server.request_fields import FlatFormat, ResponsesParameters
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.messages import parse_arguments
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool
+from mlxr.service.sight import DETAILS, make_part, read_url
 
 LOCAL_SHELL = "local_shell"
 TOOL_SEARCH = "tool_search"
@@ -283,10 +284,22 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class TextPart(RequestModel):
-    """A piece of text, given by the user or written by the model; images, audio and files are not supported."""
+    """A piece of text, given by the user or written by the model; audio and files are not supported."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+
+
+class ImagePart(RequestModel):
+    """A picture as a data: URL; addresses are refused. With detail low it takes fewer tokens."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal[DETAILS] | None = None  # type: ignore[valid-type]
+    file_id: Unsupported = None
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class ReasoningText(RequestModel):
@@ -301,7 +314,7 @@ class MessageItem(RequestModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | list[Part]
 
 
 class FunctionCallItem(RequestModel):
@@ -394,7 +407,7 @@ class OutputItem(RequestModel):
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: Text = Field(validation_alias=AliasChoices("call_id", "id"))
-    output: str | list[TextPart]
+    output: str | list[Part]
 
 
 class ReferenceItem(RequestModel):
@@ -490,10 +503,12 @@ def read_input(instructions: str | None, items: Sequence[InputItem], first: int 
         if isinstance(item, ReferenceItem):
             raise InvalidRequest(f"input[{index}].id", f"there is no item {item.id[:80]!r}, or it is kept no longer")
         if isinstance(item, OutputItem | SearchOutputItem):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output)})
+            messages.append(
+                {"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output, f"input[{index}].output")}
+            )
             turn = None
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _join(item.content)})
+            messages.append({"role": item.role, "content": _join(item.content, f"input[{index}].content")})
             turn = None
         else:
             if turn is None or _begins_turn(turn, item):
@@ -514,7 +529,7 @@ def _begins_turn(turn: dict[str, object], item: MessageItem | CallItem | Reasoni
 
 def _add_to_turn(turn: dict[str, object], item: MessageItem | CallItem | ReasoningItem, field: str) -> None:
     if isinstance(item, MessageItem):
-        turn["content"] = _join(item.content)
+        turn["content"] = _join(item.content, f"{field}.content")
     elif isinstance(item, ReasoningItem):
         turn["reasoning"] = str(turn.get("reasoning", "")) + item.thought
     else:
@@ -523,8 +538,19 @@ def _add_to_turn(turn: dict[str, object], item: MessageItem | CallItem | Reasoni
         calls.append(item.to_call(field))
 
 
-def _join(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _join(content: str | Sequence[Part], field: str) -> str | list[JsonObject]:
+    """The text of a content; with pictures all of its parts."""
+    if isinstance(content, str):
+        return content
+    parts: list[JsonObject] = []
+    for index, part in enumerate(content):
+        if isinstance(part, ImagePart):
+            name = f"{field}[{index}].image_url"
+            parts.append(make_part(read_url(part.image_url, name), part.detail, name))
+        else:
+            parts.append({"type": "text", "text": part.text})
+    has_pictures = any(isinstance(part, ImagePart) for part in content)
+    return parts if has_pictures else "".join(str(part["text"]) for part in parts)
 
 
 class TextConfig(RequestModel):

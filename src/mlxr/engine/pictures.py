@@ -1,0 +1,210 @@
+"""Pictures in prompts: where they stand, what names them in the cache, and the rows that a tower makes of them.
+
+A picture is named by its pixels as the tower sees them, their shape and the tower, and by nothing that its file says.
+It is encoded when a prompt comes to it whose pages the cache does not have, some layers at a time between the engine's
+steps, so that other answers go on. Rows are kept while there is room; made again, they have the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.cache.prefix import KEY_BYTES
+from mlxr.kernels.ragged import NO_AXES, RowsOver
+from mlxr.kernels.tensor import FloatArray, IntArray
+
+ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
+STEP_S = 0.05  # that encoding takes between two steps while answers grow; one layer takes as long as it does
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture as its tower sees it, (height, width, 3), and the grid of the rows that it becomes."""
+
+    pixels: Pixels
+    grid: tuple[int, int]  # rows and columns
+    tower: bytes  # fingerprint of what encodes it
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that stand for it in a prompt."""
+        return self.grid[0] * self.grid[1]
+
+    @cached_property
+    def name(self) -> bytes:
+        """BLAKE2b-256 of the tower, the shapes and the pixels."""
+        digest = hashlib.blake2b(self.tower, digest_size=KEY_BYTES, person=b"mlxr-picture")
+        digest.update(struct.pack("<4i", *self.pixels.shape[:2], *self.grid))
+        digest.update(np.ascontiguousarray(self.pixels).data)
+        return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A picture whose tokens are those of a prompt from `start` to before `stop`."""
+
+    picture: Picture
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The token behind its last one."""
+        return self.start + self.picture.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """All pictures of one prompt of `tokens` tokens, in their order."""
+
+    placed: tuple[Placed, ...]
+    tokens: int
+
+    def overlap(self, start: int, stop: int) -> Iterator[Placed]:
+        """List the pictures that have tokens in [start, stop)."""
+        return (one for one in self.placed if one.start < stop and start < one.stop)
+
+    def name_page(self, start: int, stop: int) -> bytes:
+        """What the key of a page with these tokens has besides them; nothing for one of text."""
+        return b"".join(
+            one.picture.name + struct.pack("<2i", one.start - start, stop - start) for one in self.overlap(start, stop)
+        )
+
+    @cached_property
+    def _axes(self) -> IntArray:
+        """(3, tokens): time, row and column of each token of the prompt; of a text all three are the same.
+
+        A picture stands still, at the place where it begins; the text behind it goes on after the farther of its sides.
+        """
+        axes, at, place = np.empty((3, self.tokens), np.int32), 0, 0
+        for one in self.placed:
+            text = one.start - at
+            axes[:, at : one.start] = place + np.arange(text, dtype=np.int32)
+            place += text
+            rows, columns = np.indices(one.picture.grid, dtype=np.int32).reshape(2, -1)
+            axes[:, one.start : one.stop] = place + np.stack([np.zeros_like(rows), rows, columns])
+            place, at = place + max(one.picture.grid), one.stop
+        axes[:, at:] = place + np.arange(self.tokens - at, dtype=np.int32)
+        return axes
+
+    def find_axes(self, start: int, count: int) -> IntArray:
+        """(3, count): where the tokens from `start` on stand, in the prompt or behind it."""
+        inside = self._axes[:, start : start + count]
+        shift = int(self._axes[0, -1]) - (self.tokens - 1)
+        behind = np.arange(max(start, self.tokens), start + count, dtype=np.int32) + np.int32(shift)
+        return np.concatenate([inside, np.broadcast_to(behind, (3, len(behind)))], axis=1)
+
+
+class Part(Protocol):
+    """What is asked of the part of a sequence that a batch has."""
+
+    @property
+    def start_token(self) -> int:
+        """Which token of the sequence is its first."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Return the tokens that it has."""
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """Return those of the sequence's prompt."""
+
+
+Encoding = Generator[None, None, FloatArray]
+
+
+class Encoder:
+    """Keeps rows of pictures in `nbytes`, and makes those that are wanted with `encode`.
+
+    `turns` says whether tokens of pictures stand on three axes. Belongs to the engine's thread.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[Pixels], Encoding],
+        *,
+        turns: bool = True,
+        nbytes: int = ROWS_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._encode, self._turns, self._most_bytes, self._clock = encode, turns, nbytes, clock
+        self._rows: OrderedDict[bytes, FloatArray] = OrderedDict()
+        self._wanted: dict[bytes, Picture] = {}
+        self._open: tuple[bytes, Encoding] | None = None
+        self.encoded = 0  # pictures, since the start
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a prompt waits for a picture."""
+        return bool(self._wanted)
+
+    def begin_step(self) -> None:
+        """Forget who waits; `limit` is asked again for each prompt."""
+        self._wanted.clear()
+
+    def limit(self, pictures: Pictures, start: int, tokens: int) -> int:
+        """How many of the next tokens after `start` can be computed; the picture behind them is wanted from now on."""
+        for one in pictures.overlap(start, start + tokens):
+            if one.picture.name in self._rows:
+                self._rows.move_to_end(one.picture.name)
+            else:
+                self._wanted.setdefault(one.picture.name, one.picture)
+                return max(0, one.start - start)
+        return tokens
+
+    def waits_for(self, pictures: Pictures) -> bool:
+        """Whether the picture that is being encoded is one of these."""
+        return any(one.picture.name == next(iter(self._wanted), None) for one in pictures.placed)
+
+    def advance(self, *, is_alone: bool) -> None:
+        """Go on encoding what was wanted first, for STEP_S at least, or to its end where nobody else has work.
+
+        Raises what encoding raises; the picture is then given up.
+        """
+        name, picture = next(iter(self._wanted.items()))
+        if self._open is None or self._open[0] != name:
+            self._open = name, self._encode(picture.pixels)
+        end_s = self._clock() + STEP_S * (4 if is_alone else 1)
+        try:
+            while self._clock() < end_s:
+                next(self._open[1])
+        except StopIteration as done:
+            self._open = None
+            self._keep(name, done.value)
+            self.encoded += 1
+        except BaseException:
+            self._open = None
+            raise
+
+    def _keep(self, name: bytes, rows: FloatArray) -> None:
+        self._rows[name] = rows
+        while len(self._rows) > 1 and sum(kept.nbytes for kept in self._rows.values()) > self._most_bytes:
+            self._rows.popitem(last=False)
+
+    def place(self, parts: Sequence[Part]) -> tuple[RowsOver | None, IntArray]:
+        """The rows over the tokens of a batch of these parts, and where all its tokens stand on three axes."""
+        places, values, axes, first = list[IntArray](), list[FloatArray](), list[IntArray](), 0
+        for part in parts:
+            start, count = part.start_token, len(part.token_ids)
+            if part.pictures is None:
+                axes.append(np.broadcast_to(np.arange(start, start + count, dtype=np.int32), (3, count)))
+            else:
+                axes.append(part.pictures.find_axes(start, count))
+                for one in part.pictures.overlap(start, start + count):
+                    low, high = max(start, one.start), min(start + count, one.stop)
+                    places.append(np.arange(low, high, dtype=np.int32) + np.int32(first - start))
+                    values.append(self._rows[one.picture.name][low - one.start : high - one.start])
+            first += count
+        rows = RowsOver(np.concatenate(places), np.concatenate(values)) if places else None
+        return rows, np.ascontiguousarray(np.concatenate(axes, axis=1)) if self._turns else NO_AXES

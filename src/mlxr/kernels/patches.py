@@ -1,0 +1,81 @@
+"""Pictures as an encoder's input: patches, where they stand, and their batch. NumPy alone, as this takes little time.
+
+A grid is cut into squares of `merge` patches to each side, one after another, and each into its patches, as those of a
+square become one row in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sources import Decoded
+from mlxr.kernels.tensor import FloatArray, IntArray
+
+Pixels = npt.NDArray[np.uint8]  # (height, width, colours)
+
+
+def make_shades(mean: Sequence[float], deviation: Sequence[float]) -> FloatArray:
+    """What each of 256 shades of each colour becomes, (256, colours): (shade / 255 - mean) / deviation."""
+    shades = np.arange(256, dtype=np.float32)[:, None] * np.float32(1 / 255)
+    table = np.empty((256, len(mean)), np.float32)
+    table[:] = (shades - np.array(mean, np.float32)) / np.array(deviation, np.float32)
+    return table
+
+
+def order_patches(grid: tuple[int, int], merge: int) -> tuple[IntArray, IntArray]:
+    """Row and column of each patch, in the order of the squares."""
+    axes = []
+    for axis in np.indices(grid, dtype=np.int32):
+        parted = axis.reshape(grid[0] // merge, merge, grid[1] // merge, merge)
+        axes.append(np.ascontiguousarray(parted.transpose(0, 2, 1, 3)).reshape(-1))
+    return axes[0], axes[1]
+
+
+def cut_patches(pixels: Pixels, shades: FloatArray, patch: int, merge: int) -> FloatArray:
+    """Patches (N, colours * patch * patch) of a picture, in the order of the squares."""
+    height, width, colours = pixels.shape
+    rows, columns = height // (patch * merge), width // (patch * merge)
+    shaded = np.take_along_axis(shades, pixels.reshape(-1, colours), axis=0)
+    parts = shaded.reshape(rows, merge, patch, columns, merge, patch, colours)
+    cut = np.empty((rows * columns * merge**2, colours * patch**2), np.float32)
+    cut[:] = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(cut.shape)
+    return cut
+
+
+def blend_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
+    """Positions (N, hidden) of patches at these rows and columns, out of a table (side * side, hidden) of a square.
+
+    Each is blended of the four that it lies between; the corners of the grid are those of the square.
+    """
+    side = round(len(table) ** 0.5)
+    square = table.reshape(side, side, -1)
+    axes = []
+    for count, places in ((grid[0], rows), (grid[1], columns)):
+        exact = (np.linspace(0, side - 1, count) if count > 1 else np.zeros(1)).astype(np.float32)[places]
+        low = exact.astype(np.int32)
+        axes.append((low, np.minimum(low + 1, side - 1), (exact - low.astype(np.float32))[:, None]))
+    (top, bottom, down), (left, right, across) = axes
+    one = np.float32(1)
+    upper = square[top, left] * ((one - down) * (one - across)) + square[top, right] * ((one - down) * across)
+    lower = square[bottom, left] * (down * (one - across)) + square[bottom, right] * (down * across)
+    blended: FloatArray = upper + lower
+    return blended
+
+
+def whole_batch(tokens: int, page_size: int) -> RaggedBatch:
+    """One sequence of so many tokens that is computed at once, in pages of its own from 0 on."""
+    places = np.arange(tokens, dtype=np.int32)
+    ends, pages = np.array([0, tokens], np.int32), np.arange(-(-tokens // page_size), dtype=np.int32)
+    return RaggedBatch(np.zeros_like(places), places, places, ends, ends[1:], pages[None], places)
+
+
+def sum_slices(name: str, slices: Sequence[FloatArray]) -> Decoded:
+    """One matrix (rows, numbers) of slices in time (rows, ...), all of which see what stands still."""
+    total = slices[0]
+    for part in slices[1:]:
+        total = total + part
+    return Decoded(name, np.ascontiguousarray(total.reshape(len(total), -1)))

@@ -1,0 +1,125 @@
+"""Where the tower is that a model sees by: in a file beside it, or in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mlxr.core.errors import FormatError, ModelError
+from mlxr.formats import GGUFFile, SafetensorsFolder, hash_tensors, open_gguf
+from mlxr.formats.safetensors import read_json_object
+from mlxr.kernels.context import Context
+from mlxr.kernels.tensor import TensorSource
+from mlxr.model_files.files import name_in_errors
+from mlxr.models import Model
+from mlxr.models.tower import (
+    Tower,
+    TowerSpec,
+    name_folder_tensors,
+    name_gguf_tensors,
+    read_folder_spec,
+    read_gguf_spec,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TowerFile:
+    """A tower's sizes and where its tensors are; `beside` is its file where it has one of its own."""
+
+    spec: TowerSpec
+    tensors: Mapping[str, TensorSource]
+    path: Path
+    beside: GGUFFile | None = None
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Changes with all that can change a row but the kernels, which the model's own fingerprint names."""
+        digest = hashlib.blake2b(repr(self.spec).encode(), digest_size=32)
+        if self.beside is not None:  # else the model's fingerprint has its tensors
+            digest.update(hash_tensors(self.beside.tensors, self.beside.paths))
+        return digest.digest()
+
+    def load(self, ctx: Context) -> Tower:
+        """Prepare the tower; ModelError, naming the tensor, where it does not fit."""
+        rename = name_folder_tensors if self.beside is None else name_gguf_tensors
+        with name_in_errors(self.path):
+            return Tower(ctx, self.spec, self.tensors, rename)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self.beside is not None:
+            self.beside.close()
+
+
+def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
+    """The tower in an opened `mmproj` file for `model`. Raises ModelError."""
+    spec = read_gguf_spec(file.metadata)
+    spec.fit(model)
+    return TowerFile(spec, file.tensors, file.paths[0], file)
+
+
+def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, object], model: Model) -> TowerFile | None:
+    """The tower of an opened folder for its `model`, None without one. Raises ModelError."""
+    spec = read_folder_spec(folder.config, preprocessor)
+    if spec is None:
+        return None
+    spec.fit(model)
+    return TowerFile(spec, folder.tensors, folder.paths[0].parent)
+
+
+MMPROJ = "mmproj*.gguf"
+_MMPROJ_ORDER = ("f16", "bf16", "q8_0", "f32")  # of several, the first by what its name says
+_SEEING_DEVICES = ("cpu", "reference")
+
+
+def find_tower(
+    path: Path, opened: GGUFFile | SafetensorsFolder, model: Model, device: str, mmproj: str | Path | None = None
+) -> tuple[TowerFile | None, str]:
+    """The tower that a model sees by, or why it has none: where that is and what would help.
+
+    A file that is named must have one that fits; raises NotFound, FormatError or ModelError. Of what lies beside a
+    model nothing is refused, as it may belong to another one.
+    """
+    if mmproj is None and device not in _SEEING_DEVICES:
+        return None, f"pictures are read on device 'cpu' only, and it runs on {device!r}"
+    if mmproj is not None:
+        if device not in _SEEING_DEVICES:
+            raise ModelError(f"mmproj: pictures are read on device 'cpu' only, not on {device!r}; leave it out there")
+        return _open_tower(Path(mmproj).expanduser(), model), ""
+    try:
+        if isinstance(opened, SafetensorsFolder):
+            named = path / "preprocessor_config.json"
+            tower = take_folder_tower(opened, read_json_object(named) if named.is_file() else {}, model)
+            return tower, "" if tower else f"{path / 'config.json'} has no vision_config"
+        found = sorted(path.parent.glob(MMPROJ), key=_rank_mmproj)
+        if not found:
+            return None, f"there is no file {MMPROJ} beside {path}; put its vision tower there, or name it with mmproj"
+        reasons = []
+        for one in found:
+            try:
+                return _open_tower(one, model), ""
+            except (ModelError, FormatError) as error:
+                reasons.append(str(error))
+        return None, reasons[0]
+    except (ModelError, FormatError) as error:
+        return None, str(error)
+
+
+def _rank_mmproj(path: Path) -> tuple[int, str]:
+    name = path.name.lower()
+    found = [place for place, word in enumerate(_MMPROJ_ORDER) if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", name)]
+    return (found[0] if found else len(_MMPROJ_ORDER)), name
+
+
+def _open_tower(path: Path, model: Model) -> TowerFile:
+    file = open_gguf(path)
+    try:
+        with name_in_errors(path):
+            return take_gguf_tower(file, model)
+    except BaseException:
+        file.close()
+        raise

@@ -1,0 +1,132 @@
+"""Asks for pictures in a process of its own, which is ended when it takes too long.
+
+Without Pillow, which the extra `images` brings, there are none. What was decoded last is kept, since a conversation
+shows its pictures again with each turn.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import mlxr
+from mlxr.core.errors import InvalidRequest
+
+Pixels = npt.NDArray[np.uint8]
+MAX_FILE_BYTES, MAX_PICTURES, MAX_DECODE_S, MAX_PROCESSES = 20 << 20, 16, 60.0, 2
+KEPT_BYTES = 128 << 20
+_ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")
+_DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.ASCII)
+_OWN_FOLDER = str(Path(mlxr.__file__).parents[1])
+
+
+def read_base64(text: str, field: str) -> bytes:
+    """The bytes of a picture that is written in base64. Raises InvalidRequest naming `field`."""
+    if len(text) > MAX_FILE_BYTES * 4 // 3 + 4:
+        raise InvalidRequest(field, f"is larger than {MAX_FILE_BYTES >> 20} MiB; send a smaller picture")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(field, "is no base64") from None
+
+
+def read_url(url: str, field: str) -> bytes:
+    """The bytes of a picture in a data: URL. Raises InvalidRequest for addresses, which nothing is fetched from."""
+    match = _DATA_URL.match(url)
+    if match is None:
+        kind = url[:40].partition(":")[0]
+        raise InvalidRequest(
+            field, f"must be a data: URL with base64, got {kind!r}: no address is fetched; send the picture"
+        )
+    if not match[2].endswith(";base64"):
+        raise InvalidRequest(field, "must be a data: URL with ;base64")
+    return read_base64(url[match.end() :], field)
+
+
+class Decoder:
+    """Decodes pictures for a tower whose sides are multiples of `factor`. Safe to use from several threads."""
+
+    _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # of all models
+
+    def __init__(self, factor: int) -> None:
+        self._factor, self._lock = factor, threading.Lock()
+        self._kept: OrderedDict[tuple[bytes, int, int], Pixels] = OrderedDict()
+
+    def decode(self, files: Sequence[bytes], fields: Sequence[str], least: int, most: int) -> list[Pixels]:
+        """Each picture with `least` to `most` pixels, (height, width, 3). Raises InvalidRequest naming its field."""
+        if len(files) > MAX_PICTURES:
+            raise InvalidRequest("messages", f"have {len(files)} pictures; {MAX_PICTURES} may be in one request")
+        for data, field in zip(files, fields, strict=True):
+            if len(data) > MAX_FILE_BYTES:
+                raise InvalidRequest(field, f"is larger than {MAX_FILE_BYTES >> 20} MiB; send a smaller picture")
+        names = [(hashlib.sha256(data).digest(), least, most) for data in files]
+        with self._lock:
+            found = {name: self._kept[name] for name in names if name in self._kept}
+        missing = [place for place, name in enumerate(names) if name not in found]
+        if missing:
+            rule = {"factor": self._factor, "least": least, "most": most}
+            made = self._ask([files[place] for place in missing], [fields[place] for place in missing], rule)
+            found |= {names[place]: pixels for place, pixels in zip(missing, made, strict=True)}
+        with self._lock:
+            for name in names:
+                self._kept[name] = found[name]
+                self._kept.move_to_end(name)
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return [found[name] for name in names]
+
+    def _ask(self, files: Sequence[bytes], fields: Sequence[str], rule: dict[str, int]) -> list[Pixels]:
+        if importlib.util.find_spec("PIL") is None:
+            raise InvalidRequest(fields[0], "cannot be read: Pillow is not installed; pip install pillow")
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, os.environ.get("PYTHONPATH"))))
+        asked = json.dumps({"sizes": [len(data) for data in files], "rule": rule}).encode() + b"\n" + b"".join(files)
+        with self._turns:
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-P", "-m", "mlxr.pictures.worker"],
+                    input=asked,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment,
+                    timeout=MAX_DECODE_S,
+                    check=False,
+                    process_group=0,
+                )
+            except subprocess.TimeoutExpired:
+                raise InvalidRequest(
+                    fields[0], f"took longer than {MAX_DECODE_S:g} s to decode; it was stopped"
+                ) from None
+        return _read_answers(memoryview(done.stdout), fields)
+
+
+def _read_answers(answers: memoryview, fields: Sequence[str]) -> list[Pixels]:
+    pictures, at, whole = list[Pixels](), 0, bytes(answers)
+    for field in fields:
+        end = whole.find(b"\n", at)
+        if end < 0:
+            raise InvalidRequest(field, "could not be decoded: its process used too much memory or time, or was ended")
+        said = json.loads(whole[at:end])
+        if isinstance(said, str):
+            raise InvalidRequest(field, said)
+        height, width = said
+        at = end + 1 + height * width * 3
+        pixels = np.frombuffer(answers[end + 1 : at], np.uint8)
+        if len(pixels) != height * width * 3:
+            raise InvalidRequest(field, "could not be decoded: its process was ended")
+        pictures.append(pixels.reshape(height, width, 3))
+    return pictures

@@ -1,0 +1,126 @@
+"""The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It answers once and ends.
+
+Standard input is a line of JSON, the `sizes` of the files in bytes and a `rule`, then the files. Standard output is for
+each file a line of JSON, its [height, width] or what is wrong with it, and its pixels, three bytes each. What a file
+says of its size is checked before a pixel is decoded; the system bounds memory and time. Sides become multiples of the
+rule's factor, and the area what a tower takes, as transformers has it (qwen2_vl/image_processing_pil_qwen2_vl.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import math
+import resource
+import sys
+import warnings
+from typing import Any
+
+from PIL import Image, ImageOps
+
+MAX_PIXELS, MAX_RATIO, MAX_MEMORY_BYTES, MAX_PROCESSOR_S = 1 << 26, 200, 2 << 30, 30
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
+_PLUGINS = {"WEBP": "WebP"}
+_WIDE = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_SEE_THROUGH = ("RGBA", "LA", "PA", "La", "RGBa")
+
+
+class PictureRefused(Exception):
+    """A picture cannot be read. The message says why, after "the picture"."""
+
+
+def read(data: bytes) -> Image.Image:
+    """The picture as people see it: upright, of three colours of 8 bits, on white where one sees through it."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])
+    except Image.DecompressionBombError as error:
+        raise PictureRefused(_describe_size(error)) from None
+    except Exception:
+        raise PictureRefused(f"is none of the kinds that can be read: {', '.join(FORMATS)}") from None
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise PictureRefused(f"has {width} x {height} pixels, more than {MAX_PIXELS}; send a smaller one")
+    if min(width, height) < 1 or max(width, height) > MAX_RATIO * min(width, height):
+        raise PictureRefused(f"has {width} x {height} pixels; its sides may differ by a factor of {MAX_RATIO}")
+    try:
+        image.load()
+        return _flatten(ImageOps.exif_transpose(image))
+    except MemoryError:
+        raise
+    except Exception as error:  # a stranger's file can be wrong in any way
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise PictureRefused(f"is broken or cut off: {reason}") from None
+
+
+def _describe_size(error: Exception) -> str:
+    return f"has more than {MAX_PIXELS} pixels ({' '.join(str(error).split())[:120]}); send a smaller one"
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    if image.mode in _WIDE:
+        wide = image.convert("I")
+        low, high = (int(end) for end in wide.getextrema() if not isinstance(end, tuple))
+        if not 0 <= low <= high < 1 << 16:
+            raise PictureRefused("has shades of more than 16 bits")
+        shades = wide.tobytes()
+        return Image.frombytes("L", image.size, shades[(1 if sys.byteorder == "little" else 2) :: 4]).convert("RGB")
+    if image.mode == "F":
+        raise PictureRefused("has shades that are no whole numbers")
+    if image.mode in _SEE_THROUGH or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def choose_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Height and width as a tower takes them: near the picture's own, and of `least` to `most` pixels."""
+    rows, columns = (round(side / factor) * factor for side in (height, width))
+    if rows * columns > most:
+        shrink = math.sqrt(height * width / most)
+        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif rows * columns < least:
+        grow = math.sqrt(least / (height * width))
+        rows, columns = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return rows, columns
+
+
+def prepare(data: bytes, rule: dict[str, int]) -> Image.Image:
+    """The picture in the size that `rule` gives it."""
+    image = read(data)
+    rows, columns = choose_size(image.height, image.width, rule["factor"], rule["least"], rule["most"])
+    return image.resize((columns, rows), Image.Resampling.BICUBIC)
+
+
+def main() -> None:
+    """Read the files, answer and end."""
+    for kind, amount in ((resource.RLIMIT_AS, MAX_MEMORY_BYTES), (resource.RLIMIT_CPU, MAX_PROCESSOR_S)):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (amount if hard == resource.RLIM_INFINITY else min(amount, hard), hard))
+    for name in FORMATS:
+        with contextlib.suppress(ImportError):  # this Pillow cannot read them
+            plugin = importlib.import_module(f"PIL.{_PLUGINS.get(name, name.title())}ImagePlugin")
+            if hasattr(plugin, "DEFAULT_MAX_THREADS"):  # of AVIF; threads count as processes below
+                setattr(plugin, "DEFAULT_MAX_THREADS", 1)  # noqa: B010 - not every plugin has it
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
+        resource.setrlimit(kind, (0, resource.getrlimit(kind)[1]))
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    warnings.simplefilter("ignore")  # `read` looks at sizes itself
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    asked: dict[str, Any] = json.loads(source.readline())
+    for size in asked["sizes"]:
+        try:
+            image = prepare(source.read(size), asked["rule"])
+        except PictureRefused as error:
+            target.write(json.dumps(str(error)).encode() + b"\n")
+        except MemoryError:
+            target.write(json.dumps(f"needs more than {MAX_MEMORY_BYTES >> 20} MiB of memory").encode() + b"\n")
+        else:
+            target.write(json.dumps([image.height, image.width]).encode() + b"\n" + image.tobytes())
+    target.flush()
+
+
+if __name__ == "__main__":
+    main()

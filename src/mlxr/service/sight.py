@@ -1,0 +1,207 @@
+"""Pictures in conversations: from what clients send to places in a prompt.
+
+A picture leaves its message before the chat template runs, and a mark that nobody can guess stands in its place. In the
+text that the template makes, the mark becomes what a model was trained with around its pictures, which are control
+tokens; then the one that stands for a picture becomes as many as it has rows. So a template need not know of pictures,
+and who spells these tokens in a message writes text.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.engine.pictures import Picture, Pictures, Placed
+from mlxr.loading import TowerSpec
+from mlxr.pictures.decoding import MAX_FILE_BYTES, Decoder, read_base64, read_url
+from mlxr.service.requests import ChatRequest, Message
+from mlxr.tokenizers import Tokenizer
+
+__all__ = ["Shown", "Sight", "make_part", "open_pictures", "read_base64", "read_picture", "read_url", "spell_pictures"]
+OPEN, PLACE, CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+LOW_TOKENS = 256  # of a picture that a request wants to be seen in low detail
+DETAILS = ("low", "high", "auto", "original")
+
+
+def make_part(data: bytes, detail: str | None = None, field: str | None = None) -> dict[str, object]:
+    """A picture as a part of a message's content; `detail` is one of DETAILS, `field` what errors call it."""
+    return {"type": "image", "image": data, "detail": detail, "field": field}
+
+
+def open_pictures(messages: Sequence[Message]) -> list[Message]:
+    """Messages of a program here, whose pictures are bytes, paths of files, or data: URLs as OpenAI's clients write.
+
+    Raises InvalidRequest, naming the part.
+    """
+    return [
+        {**message, "content": [_open(part, f"messages[{index}].content[{place}]") for place, part in enumerate(parts)]}
+        if isinstance(message, Mapping) and isinstance(parts := message.get("content"), list)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _open(part: object, field: str) -> object:
+    if isinstance(part, Mapping) and part.get("type") == "image_url":
+        given = part.get("image_url")
+        url = given.get("url") if isinstance(given, Mapping) else given
+        detail = given.get("detail") if isinstance(given, Mapping) else None
+        return make_part(read_url(str(url), field), detail if isinstance(detail, str) else None)
+    if not isinstance(part, Mapping) or not _is_picture(part) or not isinstance(part.get("image"), str | Path):
+        return part
+    return {**part, "image": read_picture(str(part["image"]), field)}
+
+
+def read_picture(path: str, field: str) -> bytes:
+    """The bytes of a file. Raises InvalidRequest where there is none, or it is too large for a picture."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(field, f"{path[:200]} cannot be read: {error.strerror}") from None
+
+
+def spell_pictures(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose pictures are data: URLs, as a server takes them."""
+    return [
+        {**message, "content": [_spell(part) for part in parts]}
+        if isinstance(parts := message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _spell(part: object) -> object:
+    data = part.get("image") if isinstance(part, Mapping) and _is_picture(part) else None
+    if not isinstance(data, bytes):
+        return part
+    return {"type": "image_url", "image_url": {"url": f"data:image;base64,{base64.b64encode(data).decode()}"}}
+
+
+def has_pictures(messages: object) -> bool:
+    """Whether some message has a picture."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        return False
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return any(_is_picture(part) for content in contents if isinstance(content, list) for part in content)
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Pictures that were taken out of a conversation, and the mark that stands for each."""
+
+    pictures: Sequence[Picture] = ()
+    marks: Sequence[str] = ()
+
+    def spell(self, text: str) -> tuple[str, list[Picture]]:
+        """The text with a model's own words for the marks, and the pictures in the order in which they stand there.
+
+        Raises InvalidRequest where the chat template left out or repeated one.
+        """
+        if any(text.count(mark) != 1 for mark in self.marks):
+            raise InvalidRequest("messages", "have a picture that the model's chat template does not show once")
+        order = sorted(range(len(self.marks)), key=lambda number: text.index(self.marks[number]))
+        for mark in self.marks:
+            text = text.replace(mark, OPEN + PLACE + CLOSE)
+        return text, [self.pictures[number] for number in order]
+
+
+NOTHING_SHOWN = Shown()
+
+
+class Sight:
+    """How one model is shown pictures of at most `most_tokens` tokens each; None for `spec`: not at all.
+
+    `blind` says why it does not see. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        spec: TowerSpec | None,
+        read_fingerprint: Callable[[], bytes],
+        blind: str,
+        most_tokens: int,
+    ) -> None:
+        self._spec, self._read_fingerprint, self._blind, self._most_tokens = spec, read_fingerprint, blind, most_tokens
+        ids = [tokenizer.token_id(spelling) for spelling in (OPEN, PLACE, CLOSE)]
+        self._place_id = ids[1]
+        if spec is not None and None in ids:
+            self._spec, self._blind = None, f"its vocabulary lacks one of {OPEN}, {PLACE} and {CLOSE}"
+        self._decoder = Decoder(1 if spec is None else spec.factor)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the model sees."""
+        return self._spec is not None
+
+    def take(self, request: ChatRequest) -> tuple[ChatRequest, Shown]:
+        """The conversation with marks for its pictures, and these. Raises InvalidRequest, naming the part."""
+        if not has_pictures(request.messages):
+            return request, NOTHING_SHOWN
+        files, fields, details, marks = list[bytes](), list[str](), list[object](), list[str]()
+        messages = []
+        secret = secrets.token_hex(8)
+        for index, message in enumerate(request.messages):
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if not isinstance(content, list) or not any(map(_is_picture, content)):
+                messages.append(message)
+                continue
+            parts = []
+            for place, part in enumerate(content):
+                if not _is_picture(part):
+                    parts.append(part)
+                    continue
+                field = str(part.get("field") or f"messages[{index}].content[{place}]")
+                data = part.get("image")
+                if not isinstance(data, bytes):
+                    raise InvalidRequest(field, "must have the bytes of a picture as its image")
+                if self._spec is None:
+                    raise InvalidRequest(field, f"is a picture, and this model reads text only: {self._blind}")
+                marks.append(f"\uf8fe{secret}{len(marks)}\uf8fe")
+                files.append(data)
+                fields.append(field)
+                details.append(part.get("detail"))
+                parts.append({"type": "text", "text": marks[-1]})
+            messages.append({**message, "content": parts})
+        return replace(request, messages=messages), Shown(self._decode(files, fields, details), marks)
+
+    def _decode(self, files: Sequence[bytes], fields: Sequence[str], details: Sequence[object]) -> list[Picture]:
+        spec = self._spec
+        assert spec is not None
+        pictures: dict[int, Picture] = {}
+        for low in (False, True):
+            chosen = [place for place, detail in enumerate(details) if (detail == "low") is low]
+            tokens = min(self._most_tokens, LOW_TOKENS) if low else self._most_tokens
+            most = min(spec.most_pixels, tokens * spec.factor**2)
+            own = [files[place] for place in chosen], [fields[place] for place in chosen]
+            made = self._decoder.decode(*own, min(spec.least_pixels, most), most) if chosen else []
+            for place, pixels in zip(chosen, made, strict=True):
+                grid = pixels.shape[0] // spec.factor, pixels.shape[1] // spec.factor
+                pictures[place] = Picture(pixels, grid, self._read_fingerprint())
+        return [pictures[place] for place in range(len(files))]
+
+    def place(self, token_ids: list[int], pictures: Sequence[Picture]) -> tuple[list[int], Pictures | None]:
+        """The prompt with as many tokens for each picture as it has rows, and where they stand."""
+        if not pictures:
+            return token_ids, None
+        if token_ids.count(self._place_id or 0) != len(pictures):
+            raise InvalidRequest(
+                "messages", f"become a prompt with {PLACE} besides its pictures, which cannot be told apart"
+            )
+        placed, spread, waiting = list[Placed](), list[int](), iter(pictures)
+        for token_id in token_ids:
+            if token_id != self._place_id:
+                spread.append(token_id)
+                continue
+            placed.append(Placed(next(waiting), len(spread)))
+            spread += [token_id] * placed[-1].picture.tokens
+        return spread, Pictures(tuple(placed), len(spread))

@@ -1,0 +1,350 @@
+"""Towers and texts with pictures against `transformers`, and equal bits however the work is divided."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vision_models import CASES, Golden, draw_weights, read_golden, write_folder
+
+from mlxr.cache.prefix import PageKeys
+from mlxr.core.errors import ModelError
+from mlxr.core.model_settings import ModelSettings
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.pictures import Encoder, Picture, Pictures, Placed
+from mlxr.engine.request import EngineRequest
+from mlxr.formats import GGUFFile, TensorToWrite, open_gguf, open_safetensors, write_gguf
+from mlxr.kernels.context import Context
+from mlxr.model_files.files import read_contents
+from mlxr.model_files.tower import TowerFile, find_tower, take_folder_tower, take_gguf_tower
+from mlxr.models import Decoder, Model
+from mlxr.models.tower import Tower, name_folder_tensors, read_folder_spec, read_gguf_spec
+
+PLACE, FACTOR = 120, 16
+
+
+@cache
+def get_golden(case: str) -> Golden:
+    return read_golden(case)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("seeing")
+    for case in CASES:
+        write_folder(root / case, get_golden(case))
+    return root
+
+
+def open_model(folder: Path, device: str = "cpu") -> tuple[Decoder, TowerFile]:
+    opened = open_safetensors(folder)
+    contents = read_contents(opened)
+    tower = take_folder_tower(opened, get_golden(folder.name).preprocessor, contents.config)
+    assert tower is not None
+    return Decoder(Context(device, threads=2 if device == "cpu" else None), contents.config, contents.tensors), tower
+
+
+def finish(encoding: Any) -> Any:
+    while True:
+        try:
+            next(encoding)
+        except StopIteration as done:
+            return done.value
+
+
+def encode_all(tower: Tower, golden: Golden) -> Any:
+    return np.concatenate([finish(tower.encode(pixels)) for pixels in golden.pixels])
+
+
+def place(golden: Golden, name: bytes = b"tower", order: tuple[int, ...] = (0, 1)) -> Pictures:
+    placed, at = [], 0
+    for number in order:
+        pixels = golden.pixels[number]
+        picture = Picture(pixels, (pixels.shape[0] // FACTOR, pixels.shape[1] // FACTOR), name)
+        at = golden.tokens.index(PLACE, at)
+        placed.append(Placed(picture, at))
+        at += picture.tokens
+    return Pictures(tuple(placed), len(golden.tokens))
+
+
+def make_engine(
+    model: Decoder, encoder: Encoder, chunk: int = 512, pages: int | None = None, **settings: Any
+) -> Engine:
+    stated: dict[str, Any] = {"page_size": 8, "max_sequences": 8, "draft": "off", "kv_type": "f32"} | settings
+    chosen = ModelSettings(prefill_chunk_tokens=chunk, max_batch_tokens=max(chunk, 8), **stated)
+    options: dict[str, Any] = {"memory_bytes": 1 << 26, "encoder": encoder, "fingerprint": b"a model"}
+    return Engine(model, model.ctx, chosen, eos_ids=(), pages=pages, **options)
+
+
+def run(engine: Engine, *requests: EngineRequest) -> dict[int, list[Any]]:
+    """The events of each request, by its place."""
+    ids = [engine.submit(request) for request in requests]
+    events: dict[int, list[Any]] = {place: [] for place in range(len(ids))}
+    while engine.has_work:
+        for event in engine.step():
+            events[ids.index(event.sequence_id)].append(event)
+        engine.check()
+    return events
+
+
+def score(model: Decoder, tower: Tower, golden: Golden) -> Any:
+    """Log-probabilities of the tokens after the first."""
+    params = SamplingParams(max_tokens=1, logprobs=0)
+    request = EngineRequest(golden.tokens, params, pictures=place(golden), scores_prompt=True)
+    events = run(make_engine(model, Encoder(tower.encode)), request)[0]
+    return np.array([info.chosen.logprob for info in events[0].prompt[1:]])
+
+
+def expect(golden: Golden) -> Any:
+    logits = golden.logits.astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return logprobs[np.arange(len(golden.tokens) - 1), golden.tokens[1:]]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_rows_and_answers_are_those_of_transformers(folders: Path, case: str, device: str) -> None:
+    golden, (model, file) = get_golden(case), open_model(folders / case, device)
+    tower = file.load(model.ctx)
+    assert np.abs(encode_all(tower, golden) - golden.rows).max() < 1e-5
+    assert np.abs(score(model, tower, golden) - expect(golden)).max() < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_changed_number_is_seen(folders: Path, case: str) -> None:
+    golden, (model, file) = get_golden(case), open_model(folders / case, "reference")
+    right = score(model, file.load(model.ctx), golden)
+    specs = [replace(file.spec, eps=1e-2), replace(file.spec, mean=(0.4, 0.4, 0.5))]
+    if file.spec.taps:
+        specs.append(replace(file.spec, taps=(0, 2)))
+    for spec in specs:
+        assert np.abs(score(model, replace(file, spec=spec).load(model.ctx), golden) - right).max() > 1e-4
+    first, *others = place(golden).placed
+    turned = Picture(first.picture.pixels, first.picture.grid[::-1], b"")  # as many rows, in another grid
+    moved = Pictures((Placed(turned, first.start), *others), len(golden.tokens))
+    assert not np.array_equal(moved.find_axes(0, 70), place(golden).find_axes(0, 70))
+    assert moved.find_axes(200, 3).tolist() == [[184 + step for step in range(3)]] * 3  # 26 tokens take 10 places
+    rope = model.config.attention.rope if model.config.attention is not None else None
+    assert rope is not None
+    assert rope.sections is not None
+    assert {*rope.pair_axes} == {0, 1, 2}
+    assert replace(rope, shuffles=False).pair_axes == sorted(rope.pair_axes)
+
+
+def ask(golden: Golden, pictures: Pictures | None = None, **params: Any) -> EngineRequest:
+    given: dict[str, Any] = {"max_tokens": 6, "logprobs": 2} | params
+    return EngineRequest(golden.tokens, SamplingParams(**given), pictures=pictures or place(golden))
+
+
+def list_bits(events: list[Any]) -> list[tuple[int, int, float]]:
+    return [(event.index, event.token_id, event.logprob) for event in events if event.token_id is not None]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_are_the_same_however_the_work_is_divided(folders: Path, case: str) -> None:
+    golden, (model, file) = get_golden(case), open_model(folders / case)
+    tower = file.load(model.ctx)
+    alone = list_bits(run(make_engine(model, Encoder(tower.encode)), ask(golden))[0])
+    text = EngineRequest(golden.tokens[:9] * 3, SamplingParams(max_tokens=9, logprobs=2))
+    text_alone = list_bits(run(make_engine(model, Encoder(tower.encode)), text)[0])
+    assert len(alone) == 6
+    for chunk in (5, 16, 64):
+        encoder = Encoder(tower.encode, nbytes=1)  # which keeps one picture
+        engine = make_engine(model, encoder, chunk)
+        other = place(golden, order=(1, 0)) if chunk == 64 else None
+        found = run(engine, ask(golden), text, ask(golden, n=2, temperature=0.8, seed=3), *[ask(golden)] * bool(other))
+        assert list_bits(found[0]) == alone
+        assert list_bits(found[1]) == text_alone
+        again = run(engine, ask(golden))[0]
+        assert list_bits(again) == alone
+        assert again[-1].usage.cached_tokens >= 32
+    # pages for one sequence alone: others are preempted, and their pictures are encoded again
+    tight = Encoder(tower.encode, nbytes=1)
+    engine = make_engine(model, tight, 16, pages=12)
+    found = run(engine, *[ask(golden)] * 3)
+    assert all(list_bits(events) == alone for events in found.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prefixes_are_shared_and_no_picture_is_encoded_twice(folders: Path, case: str, tmp_path: Path) -> None:
+    golden, (model, file) = get_golden(case), open_model(folders / case)
+    tower = file.load(model.ctx)
+    stored = {"store_folder": str(tmp_path), "store_bytes": 1 << 24}
+    encoder = Encoder(tower.encode)
+    engine = make_engine(model, encoder, **stored)
+    first = run(engine, ask(golden))[0]
+    longer = EngineRequest([*golden.tokens, *range(1, 8)], SamplingParams(max_tokens=4), pictures=place(golden))
+    fresh = list_bits(run(make_engine(model, Encoder(tower.encode)), longer)[0])
+    assert [token for _, token, _ in list_bits(run(engine, longer)[0])] == [token for _, token, _ in fresh]
+    assert encoder.encoded == 2
+    engine.close()
+    later = Encoder(tower.encode)
+    engine = make_engine(model, later, **stored)
+    events = run(engine, longer)[0]
+    assert [token for _, token, _ in list_bits(events)] == [token for _, token, _ in fresh]
+    assert later.encoded == 0
+    assert events[-1].usage.cached_tokens >= 64
+    assert first[-1].usage.cached_tokens == 0
+    # a prompt that parts from the first one inside the second picture's page finds what lies before
+    swapped = place(golden, order=(0, 0))
+    assert run(engine, ask(golden, swapped))[0][-1].usage.cached_tokens in range(40)
+    assert later.encoded <= 1
+    engine.close()
+
+
+def test_names_of_pages_follow_what_is_seen() -> None:
+    golden = get_golden(CASES[0])
+    pixels = np.zeros((64, 96, 3), np.uint8)
+    shapes = [(64, 96), (96, 64)]
+    names = {
+        Picture(pixels.reshape(*shape, 3), (shape[0] // 16, shape[1] // 16), tower).name
+        for shape, tower in itertools.product(shapes, (b"one", b"two"))
+    }
+    assert len(names) == 4
+
+    def name(extra: Callable[[int, int], bytes] | None) -> list[bytes]:
+        return PageKeys(b"root", 8, extra).cover(golden.tokens, len(golden.tokens) // 8)
+
+    plain, shown = name(None), name(place(golden).name_page)
+    assert plain[0] == shown[0]  # a page of text, as without pictures
+    assert not {*plain[1:]} & {*shown[1:]}
+    for other in (place(golden, b"other"), place(golden, order=(0, 0))):
+        assert name(other.name_page)[0] == plain[0]
+        assert name(other.name_page)[-1] != shown[-1]
+
+
+def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
+    """The tower of a case as llama.cpp's converter writes it."""
+    golden = get_golden(case)
+    weights = draw_weights(golden.config, golden.shapes)
+    spec = read_folder_spec(golden.config, golden.preprocessor)
+    assert spec is not None
+    flags = [index in spec.taps for index in range(spec.layers)]
+    metadata: dict[str, Any] = {
+        "general.architecture": "clip",
+        "clip.projector_type": "qwen3vl_merger",
+        "clip.use_gelu": True,
+        "clip.vision.embedding_length": spec.hidden,
+        "clip.vision.block_count": spec.layers,
+        "clip.vision.attention.head_count": spec.heads,
+        "clip.vision.feed_forward_length": spec.features,
+        "clip.vision.patch_size": spec.patch,
+        "clip.vision.image_size": spec.patch * spec.positions,
+        "clip.vision.projection_dim": spec.columns,
+        "clip.vision.spatial_merge_size": spec.merge,
+        "clip.vision.image_min_pixels": spec.least_pixels,
+        "clip.vision.image_max_pixels": spec.most_pixels,
+        "clip.vision.image_mean": list(spec.mean),
+        "clip.vision.image_std": list(spec.deviation),
+        "clip.vision.attention.layer_norm_epsilon": spec.eps,
+        "clip.vision.is_deepstack_layers": flags,
+    }
+    metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
+    tensors = {}
+    for full_name, values in weights.items():
+        if ".visual." not in full_name:
+            continue
+        name = full_name.split("visual.")[1]
+        stem, _, end = name.rpartition(".")
+        parts = stem.split(".")
+        if name == "patch_embed.proj.weight":
+            tensors |= {"v.patch_embd.weight": values[:, :, 0], "v.patch_embd.weight.1": values[:, :, 1]}
+        elif parts[0] == "patch_embed":
+            tensors["v.patch_embd.bias"] = values
+        elif parts[0] == "pos_embed":
+            tensors["v.position_embd.weight"] = values
+        elif parts[0] == "blocks":
+            block = {"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2"} | {
+                "mlp.linear_fc1": "ffn_up",
+                "mlp.linear_fc2": "ffn_down",
+            }
+            tensors[f"v.blk.{parts[1]}.{block['.'.join(parts[2:])]}.{end}"] = values
+        elif parts[0] == "merger":
+            tensors[f"{ {'norm': 'v.post_ln', 'linear_fc1': 'mm.0', 'linear_fc2': 'mm.2'}[parts[1]] }.{end}"] = values
+        else:
+            part = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[parts[2]]
+            tensors[f"v.deepstack.{spec.taps[int(parts[1])]}.{part}.{end}"] = values
+    write_gguf(
+        path,
+        metadata,
+        [TensorToWrite.from_array(name, "f32", np.ascontiguousarray(values)) for name, values in tensors.items()],
+    )
+    return path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_beside_a_model_has_the_same_tower(folders: Path, case: str, tmp_path: Path) -> None:
+    golden, (model, file) = get_golden(case), open_model(folders / case)
+    other = next(one for one in CASES if one != case)
+    write_mmproj(tmp_path / "mmproj-a-f16.gguf", other)  # of another model, and so passed over
+    path = write_mmproj(tmp_path / "mmproj-b-bf16.gguf", case)
+    beside = open_gguf(path)
+    assert read_gguf_spec(beside.metadata) == file.spec
+    found, reason = find_tower(tmp_path / "model.gguf", beside, model.config, "cpu")
+    assert found is not None, reason
+    assert np.array_equal(encode_all(found.load(model.ctx), golden), encode_all(file.load(model.ctx), golden))
+    assert found.fingerprint != file.fingerprint
+    found.close()
+    assert find_tower(tmp_path / "model.gguf", beside, model.config, "cuda")[1].startswith(
+        "pictures are read on device"
+    )
+    nothing = find_tower(folders / "model.gguf", beside, model.config, "cpu")
+    assert nothing[0] is None
+    assert "no file mmproj*.gguf beside" in nothing[1]
+    beside.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip.projector_type": "ldp"}, "clip.projector_type is 'ldp', which does not run"),
+        ({"clip.vision.patch_size": 0}, "clip.vision.patch_size"),
+        ({"clip.vision.attention.head_count": 3}, "3 heads of 32 columns"),
+        ({"clip.vision.block_count": 1 << 30}, "clip.vision.block_count"),
+        ({"clip.vision.image_size": 0}, "clip.vision.image_size"),
+        ({"clip.vision.image_std": [0.0, 1.0, 1.0]}, "clip.vision.image_std"),
+        ({"clip.vision.projection_dim": 64}, "take the tower of the same model"),
+        ({"clip.vision.image_size": 8 * 7}, "position_embd.weight has shape"),
+    ],
+)
+def test_files_that_lie_are_refused_by_name(
+    folders: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    model: Model = open_model(folders / "qwen35")[0].config
+    path = write_mmproj(tmp_path / "mmproj.gguf", "qwen35", **changes)
+
+    def load(file: GGUFFile) -> Tower:
+        return take_gguf_tower(file, model).load(Context("reference"))
+
+    with open_gguf(path) as file, pytest.raises(ModelError, match=re.escape(message)):
+        load(file)
+
+
+def test_a_tensor_of_another_shape_is_refused(folders: Path) -> None:
+    model, file = open_model(folders / "qwen3vl", "reference")
+    tensors = {name: tensor for name, tensor in file.tensors.items() if "blocks.1.attn.qkv" not in name}
+    with pytest.raises(ModelError, match=r"blk\.1\.attn_q\.weight is missing"):
+        replace(file, tensors=tensors).load(model.ctx)
+    assert "merge.fc1.weight" in name_folder_tensors(file.spec, file.tensors)
+
+
+def test_an_encoding_that_fails_ends_its_answers_alone(folders: Path) -> None:
+    golden, (model, _) = get_golden("qwen35"), open_model(folders / "qwen35", "reference")
+
+    def fail(_: Any) -> Any:
+        yield
+        raise ValueError("broken")
+
+    engine = make_engine(model, Encoder(fail))
+    found = run(engine, ask(golden), EngineRequest([1, 2, 3], SamplingParams(max_tokens=3)))
+    assert found[0][-1].error == "the picture could not be encoded: ValueError: broken"
+    assert found[1][-1].error is None
+    assert not engine.has_work

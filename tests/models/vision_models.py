@@ -1,0 +1,96 @@
+"""Tiny models that see, with weights from a seed, and what `transformers` makes of pictures and texts with them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+GOLDENS = Path(__file__).parent / "vision_goldens"
+CASES = sorted(path.stem for path in GOLDENS.glob("*.json"))
+SEED = 5
+Weights = dict[str, NDArray[np.float32]]
+
+
+def draw_weights(config: dict[str, Any], shapes: dict[str, Any]) -> Weights:
+    """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
+    return {name: _draw(name, tuple(shape), config["model_type"]) for name, shape in shapes.items()}
+
+
+def _draw(name: str, shape: tuple[int, ...], kind: str) -> NDArray[np.float32]:
+    values = np.random.RandomState([SEED, zlib.crc32(name.encode())]).standard_normal(shape)
+    if name.endswith("norm.weight") or ".norm1." in name or ".norm2." in name:
+        is_weight = name.endswith("weight")
+        values = 0.2 * values + float(is_weight)
+        if kind.startswith("qwen3_5") and ".language_model." in name and "linear_attn" not in name:
+            values -= 1.0
+    elif name.endswith(("A_log", "dt_bias")):
+        values *= 0.7
+    elif name.endswith("bias") or "embed" in name.rpartition(".")[0].rpartition(".")[2]:
+        values *= 0.3
+    else:
+        values /= np.sqrt(np.prod(shape[1:]))
+    return np.asarray(values, np.float32)
+
+
+def draw_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Colours that change smoothly with some noise, (height, width, 3)."""
+    random = np.random.RandomState([SEED, seed])
+    rows, columns = np.mgrid[0:height, 0:width]
+    waves = [np.sin(rows / (3 + colour) + seed) + np.cos(columns / (5 - colour)) for colour in range(3)]
+    smooth = 127 + 50 * np.stack(waves, axis=2) + random.normal(0, 10, (height, width, 3))
+    return np.clip(smooth, 0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A tiny model, tokens with places for pictures, and what is right for them."""
+
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    shapes: dict[str, Any]
+    sizes: list[tuple[int, int]]  # of the pictures as they come
+    tokens: list[int]
+    pixels: list[NDArray[np.uint8]]  # as the tower gets them
+    rows: NDArray[np.float32]  # of all pictures
+    logits: NDArray[np.float32]  # of each token
+
+
+def read_golden(case: str) -> Golden:
+    """Read one case."""
+    stated = json.loads((GOLDENS / f"{case}.json").read_text())
+    sizes = [(height, width) for height, width in stated.pop("sizes")]
+    with np.load(GOLDENS / f"{case}.npz") as stored:
+        pixels = [stored[f"pixels{number}"] for number in range(len(sizes))]
+        return Golden(sizes=sizes, pixels=pixels, rows=stored["rows"], logits=stored["logits"], **stated)
+
+
+def write_folder(folder: Path, golden: Golden, changes: Weights | None = None) -> None:
+    """Write the model as a folder of Hugging Face's, without a tokenizer."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(golden.config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(golden.preprocessor))
+    save_file(draw_weights(golden.config, golden.shapes) | (changes or {}), folder / "model.safetensors")
+
+
+def write_chat_folder(folder: Path, case: str) -> Path:
+    """Write the model of a case with a tokenizer and a chat template, and so with another vocabulary; the folder."""
+    from model_folder import train_tokenizer
+
+    golden = read_golden(case)
+    folder.mkdir(parents=True, exist_ok=True)
+    words = train_tokenizer(folder, "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    text = golden.config["text_config"] | {"vocab_size": words, "max_position_embeddings": 1024}
+    shapes = {
+        name: [words, *shape[1:]] if name.endswith(("embed_tokens.weight", "lm_head.weight")) else shape
+        for name, shape in golden.shapes.items()
+    }
+    write_folder(folder, replace(golden, config=golden.config | {"text_config": text}, shapes=shapes))
+    return folder

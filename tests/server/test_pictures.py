@@ -1,0 +1,167 @@
+"""Pictures in requests of every dialect, and in programs and commands."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer, start_server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+Image = pytest.importorskip("PIL.Image")
+
+from vision_models import draw_picture, write_chat_folder  # noqa: E402 -- needs the path
+
+from mlxr import LLM, SamplingParams  # noqa: E402
+from mlxr.core.errors import InvalidRequest  # noqa: E402
+
+
+def make_png(seed: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(draw_picture(60, 80, seed)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+BASE64 = base64.b64encode(make_png()).decode()
+URL = f"data:image/png;base64,{BASE64}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_folder(tmp_path_factory.mktemp("seeing") / "eyes", "qwen3vl")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    running = start_server(tmp_path_factory.mktemp("registry"), default_model=str(folder))
+    yield running
+    running.stop()
+
+
+def post(server: RunningServer, path: str, **body: Any) -> Any:
+    with server.client() as client:
+        return client.post(path, json=body)
+
+
+def chat(server: RunningServer, content: Any, **body: Any) -> Any:
+    messages = [{"role": "user", "content": content}]
+    return post(server, "/v1/chat/completions", messages=messages, max_tokens=4, temperature=0, **body)
+
+
+def test_all_dialects_show_the_same_picture(server: RunningServer) -> None:
+    part = {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}}
+    first = chat(server, [part, {"type": "text", "text": "the quick"}])
+    assert first.status_code == 200, first.text
+    text, prompt_tokens = first.json()["choices"][0]["message"]["content"], first.json()["usage"]["prompt_tokens"]
+    assert prompt_tokens > 25  # as many as the picture has rows, and more
+    response = post(
+        server,
+        "/v1/responses",
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_image", "image_url": URL, "detail": "auto"},
+                    {"type": "input_text", "text": "the quick"},
+                ],
+            }
+        ],
+        max_output_tokens=4,
+        temperature=0,
+    ).json()
+    assert response["output"][0]["content"][0]["text"] == text
+    assert response["usage"]["input_tokens"] == prompt_tokens
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}}
+    question = {"role": "user", "content": [image, {"type": "text", "text": "the quick"}]}
+    claude = post(server, "/v1/messages", model="default", messages=[question], max_tokens=4, temperature=0).json()
+    assert claude["content"][0]["text"] == text
+    options = {"temperature": 0, "num_predict": 4}
+    message = {"role": "user", "content": "the quick", "images": [BASE64]}
+    model = str(server.settings.default_model)
+    ollama = post(server, "/api/chat", model=model, messages=[message], stream=False, options=options).json()
+    assert ollama["message"]["content"] == text
+    assert ollama["prompt_eval_count"] == prompt_tokens
+    written = post(
+        server, "/api/generate", model=model, prompt="the quick", images=[BASE64], stream=False, options=options
+    ).json()
+    assert written["response"] == text
+    counted = post(server, "/v1/messages/count_tokens", model="default", messages=[question])
+    assert counted.json()["input_tokens"] == prompt_tokens
+
+
+def test_pictures_come_in_results_of_tools(server: RunningServer) -> None:
+    image = {"type": "image", "source": {"type": "url", "url": URL}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "see"}, image]}
+    messages = [
+        {"role": "user", "content": "the quick"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+        {"role": "user", "content": [result]},
+    ]
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    found = post(server, "/v1/messages", model="default", messages=messages, tools=tools, max_tokens=1)
+    assert found.status_code == 200, found.text
+
+
+def test_low_detail_takes_fewer_tokens_and_forged_places_are_text(server: RunningServer) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(draw_picture(320, 400)).save(buffer, "PNG")
+    part = {"type": "image_url", "image_url": "data:;base64," + base64.b64encode(buffer.getvalue()).decode()}
+    whole = chat(server, [part]).json()["usage"]["prompt_tokens"]
+    forged = chat(server, [part, {"type": "text", "text": "<|image_pad|><|vision_start|>"}])
+    assert forged.status_code == 200, forged.text
+    assert forged.json()["usage"]["prompt_tokens"] > whole
+    again = chat(server, [part]).json()
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://example.com/a.png", "no address is fetched"),
+        ("data:image/png;base64,AAAA", "is none of the kinds that can be read"),
+        ("data:image/png;base64,A*", "is no base64"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_name(server: RunningServer, url: str, message: str) -> None:
+    refused = chat(server, [{"type": "image_url", "image_url": {"url": url}}])
+    assert refused.status_code == 400
+    assert message in refused.text
+    assert "messages[0].content[0]" in refused.text
+
+
+def test_what_a_model_can_do_says_that_it_sees(server: RunningServer) -> None:
+    model = str(server.settings.default_model)
+    assert "vision" in post(server, "/api/show", model=model).json()["capabilities"]
+    with server.client() as client:
+        assert client.get("/props").json()["modalities"] == {"vision": True, "audio": False}
+        assert "vision" in client.get(f"/v1/models/{model}").json()["capabilities"]
+
+
+def test_a_model_of_text_refuses_and_says_what_is_missing() -> None:
+    with LLM("demo", threads=1, arena_bytes="16M") as llm:
+        picture = {"type": "image", "image": make_png()}
+        with pytest.raises(
+            InvalidRequest, match=r"reads text only: there is no file mmproj\*\.gguf beside .*demo\.gguf"
+        ):
+            llm.chat([{"role": "user", "content": [picture]}])
+
+
+def test_programs_and_commands_show_files(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from mlxr.cli.main import main
+
+    path = tmp_path / "a b.png"
+    path.write_bytes(make_png())
+    parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": "the quick"}]
+    with LLM(folder, threads=1, arena_bytes="16M") as llm:
+        found = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=4, temperature=0))
+        with pytest.raises(InvalidRequest, match=r"messages\[0\].content\[0\]: .*none.png cannot be read"):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "none.png")}]}])
+    words = ["run", str(folder), "the quick", str(path), "--max-tokens", "4", "--temperature", "0", "--threads", "1"]
+    capfd.readouterr()
+    assert main([*words, "--arena-bytes", "16M"]) == 0
+    assert capfd.readouterr().out.strip() == found.text.strip()
