@@ -1,7 +1,5 @@
 # Homebrew's formula, for a tap. The release workflow writes URL and SHA256 of the source package of the tag.
 class Mlxr < Formula
-  include Language::Python::Virtualenv
-
   desc "Local large language models for clients of OpenAI, Ollama and Anthropic"
   url "URL"
   sha256 "SHA256"
@@ -13,10 +11,9 @@ class Mlxr < Formula
 
   # Dependencies come as wheels: the formula is for a tap, where a formula need not list each of them.
   def install
-    venv = virtualenv_create(libexec, "python3.13")
-    system venv.root/"bin/python", "-m", "pip", "install", buildpath
+    system Formula["python@3.13"].opt_bin/"python3.13", "-m", "venv", libexec
+    system libexec/"bin/python", "-m", "pip", "install", buildpath
     bin.install_symlink libexec/"bin/mlxr"
-    generate_completions_from_executable(bin/"mlxr", shell_parameter_format: :typer)
   end
 
   service do

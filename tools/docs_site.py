@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer.main
 
 import mlxr
-from mlxr.cli.main import COMMANDS, build_app
+from mlxr.cli.main import ALL_FLAGS, COMMANDS, EXAMPLE_OF, build_app
 from mlxr.registry.library import LibraryModel, read_library
 from mlxr.server.app import DIALECTS, describe_routes
 
@@ -98,16 +98,22 @@ def show_models(models: list[LibraryModel]) -> str:
 
 def write_commands() -> str:
     """The reference of commands, from what `mlxr COMMAND --help` is made of."""
-    lines = ["# Commands", "", "Made from the commands themselves; `mlxr help COMMAND` shows the same.", ""]
+    lines = [
+        "# Commands",
+        "",
+        f"Made from the commands themselves; `mlxr help COMMAND {ALL_FLAGS}` shows the same.",
+        "",
+    ]
     lines += ["| command | |", "|---|---|"]
     lines += [f"| [`mlxr {row.name}`](#mlxr-{row.name}) | {row.help} |" for row in COMMANDS]
     seen: dict[tuple[str, str], str] = {}
     for row in COMMANDS:
-        command: Any = typer.main.get_command(build_app([row.name])).commands[row.name]  # type: ignore[attr-defined]
+        command: Any = typer.main.get_command(build_app([row.name, ALL_FLAGS])).commands[row.name]  # type: ignore[attr-defined]
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         options = [one for one in command.params if one.param_type_name != "argument" and not one.hidden]
         usage = " ".join(["mlxr", row.name, *(show_argument(one) for one in arguments), "[OPTIONS]" * bool(options)])
         lines += ["", f"## mlxr {row.name}", "", f"`{usage.strip()}`", "", clean(command.help or row.help)]
+        lines += ["", f"For example `{EXAMPLE_OF[row.name]}`."] if row.name in EXAMPLE_OF else []
         if arguments or options:
             lines += ["", "| | |", "|---|---|"]
         lines += [f"| `{one.metavar or one.name.upper()}` | {cell(one.help)} |" for one in arguments]

@@ -59,6 +59,12 @@ def test_nothing_is_to_be_installed_from_an_index_that_does_not_have_it() -> Non
     assert not [path for path in places if re.search(r"pip install '?mlxr\b", path.read_text())]
 
 
+def test_the_site_has_every_page() -> None:
+    listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= listed, f"mkdocs.yml does not list {pages - listed}"
+
+
 def test_the_links_lead_somewhere() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
