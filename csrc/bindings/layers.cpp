@@ -77,10 +77,10 @@ mlxr::HeadNorm parse_head_norm(const std::string& name) {
     return mlxr::HeadNorm::layer;
 }
 
-void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVector k_norm, float eps, bool norms_values,
-                        const std::string& projected, const std::string& norms) {
+void append_rope_and_write_kv(PythonLayers& self, OptionalVector q_norm, OptionalVector k_norm, float eps,
+                              bool norms_values, const std::string& projected, const std::string& norms) {
     const mlxr::Layer& layer = self.last();
-    mlxr::Operator& op = self.append(mlxr::Kind::split_heads);
+    mlxr::Operator& op = self.append(mlxr::Kind::rope_and_write_kv);
     if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
     const int64_t dim = layer.head_dim;
     op.projected = static_cast<int64_t>(projected.size());
@@ -104,9 +104,9 @@ void append_project_parts(PythonLayers& self, const nb::tuple& weights, int64_t 
     self.write("layers: columns of parts", op.target, columns);
 }
 
-void append_split_latent(PythonLayers& self, Vector norm, float eps) {
+void append_rope_and_write_latent(PythonLayers& self, Vector norm, float eps) {
     const mlxr::Layer& layer = self.last();
-    mlxr::Operator& op = self.append(mlxr::Kind::split_latent);
+    mlxr::Operator& op = self.append(mlxr::Kind::rope_and_write_latent);
     if (layer.value_dim == 0) refuse("layers: value_dim", "0", "the length of a latent vector");
     check_size("layers: kv_heads of latent vectors", layer.kv_heads, 1);
     check_size("layers: columns of queries", self.width(op.source), layer.heads * layer.head_dim);
@@ -278,9 +278,9 @@ void bind_layers(nb::module_& m) {
              nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
              nb::keep_alive<1, 2>())
-        .def("append_split_heads", &append_split_heads, array("q_norm").none(), array("k_norm").none(), nb::arg("eps"),
-             nb::arg("norms_values"), nb::arg("projected"), nb::arg("norms"))
-        .def("append_split_latent", &append_split_latent, array("norm"), nb::arg("eps"))
+        .def("append_rope_and_write_kv", &append_rope_and_write_kv, array("q_norm").none(), array("k_norm").none(),
+             nb::arg("eps"), nb::arg("norms_values"), nb::arg("projected"), nb::arg("norms"))
+        .def("append_rope_and_write_latent", &append_rope_and_write_latent, array("norm"), nb::arg("eps"))
         .def("append_project_parts", &append_project_parts, nb::arg("weights"), nb::arg("passed"),
              nb::keep_alive<1, 2>())
         .def("append_attend", &append_attend)

@@ -63,7 +63,7 @@ void AttentionRun::rotate(const Layer& layer, const Heads& heads, bool queries) 
     spread_rope(runtime_, turn, call_.tokens);
 }
 
-void AttentionRun::split_heads(const Layer& layer, const Operator& op) {
+void AttentionRun::rope_and_write_kv(const Layer& layer, const Operator& op) {
     const int64_t dim = layer.head_dim, q_columns = layer.heads * dim, kv_columns = layer.kv_heads * dim;
     const int64_t columns = q_columns + (op.projected - 1) * kv_columns;
     float* const x = registers_.find(Register::x);
@@ -87,7 +87,7 @@ void AttentionRun::split_heads(const Layer& layer, const Operator& op) {
 }
 
 // What was kept has of each token the latent vector, then the numbers that rotate, which stand first in its key.
-void AttentionRun::split_latent(const Layer& layer, const Operator& op) {
+void AttentionRun::rope_and_write_latent(const Layer& layer, const Operator& op) {
     const int64_t dim = layer.head_dim, value_dim = layer.value_dim, turned = dim - value_dim, tokens = call_.tokens;
     const float* const kept = registers_.find(Register::kept);
     float *const latent = registers_.take(value_dim), *const normed = registers_.take(value_dim);

@@ -16,8 +16,8 @@ class AttentionRun {
     // Before the operators of a layer. Attention of consecutive layers alike is planned once.
     void plan(const Layer& layer);
 
-    void split_heads(const Layer& layer, const Operator& op);
-    void split_latent(const Layer& layer, const Operator& op);
+    void rope_and_write_kv(const Layer& layer, const Operator& op);
+    void rope_and_write_latent(const Layer& layer, const Operator& op);
     void attend(const Layer& layer);
 
   private:

@@ -35,9 +35,9 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
             return op.columns;
         case Kind::product:
             return op.weight->out_features();
-        case Kind::split_heads:
+        case Kind::rope_and_write_kv:
             return 2 * q + 4 * k;
-        case Kind::split_latent:
+        case Kind::rope_and_write_latent:
             return 2 * layer.value_dim + layer.head_dim;
         case Kind::project_parts:
             return static_cast<int64_t>(op.parts.size()) * (op.passed + op.parts[0]->out_features());
@@ -116,11 +116,11 @@ class LayersRun {
                 return kOne;
             case Kind::product:
                 return run_product(ops, at);
-            case Kind::split_heads:
-                attention_.split_heads(layer, op);
+            case Kind::rope_and_write_kv:
+                attention_.rope_and_write_kv(layer, op);
                 return kOne;
-            case Kind::split_latent:
-                attention_.split_latent(layer, op);
+            case Kind::rope_and_write_latent:
+                attention_.rope_and_write_latent(layer, op);
                 return kOne;
             case Kind::attend:
                 attention_.attend(layer);

@@ -32,11 +32,11 @@ struct Norm {
 
 // What an operator does, and the fields that it has besides `source` and `target`.
 enum class Kind : uint8_t {
-    norm,          // norm, columns, cuts; from the stream, to which the delta is added first
-    sum,           // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
-    product,       // weight
-    split_heads,   // q_norm, k_norm (or null), norms_heads, norms_values, projected
-    split_latent,  // norm, of the latent vectors in what was kept; x has queries
+    norm,                   // norm, columns, cuts; from the stream, to which the delta is added first
+    sum,                    // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
+    product,                // weight
+    rope_and_write_kv,      // q_norm, k_norm (or null), norms_heads, norms_values, projected
+    rope_and_write_latent,  // norm, of the latent vectors in what was kept; x has queries
     attend,
     project_parts,  // parts, passed: see PartsProduct
     activate,       // activation, parameters, features, gated; or first, where the inputs multiply

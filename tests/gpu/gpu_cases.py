@@ -28,7 +28,7 @@ from mlxr.kernels.linear.parts import TYPE_NAMES
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
-from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected, split_heads
+from mlxr.kernels.rope_and_write_kv import HeadNormKind, HeadNorms, Projected, rope_and_write_kv
 
 Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
@@ -199,7 +199,7 @@ def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
         qkv = random_floats(index, batch.tokens, columns)
         array: Any = qkv if ctx.gpu is None else ctx.gpu.mx.array(qkv)
         pools = arena.k_pools[0], arena.v_pools[0]
-        q = split_heads(ctx, array, scene.heads, batch, table, *pools, norms, projected=scene.projected)
+        q = rope_and_write_kv(ctx, array, scene.heads, batch, table, *pools, norms, projected=scene.projected)
         if ctx.gpu is not None:
             ctx.gpu.submit(q)
         result = attend(

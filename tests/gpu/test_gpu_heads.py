@@ -12,7 +12,7 @@ from gpu_cases import REFERENCE, Scene, play, random_floats, relative_error
 from mlxr.cache.arena import Arena
 from mlxr.kernels.context import Context
 from mlxr.kernels.rope import QueryTemperature
-from mlxr.kernels.split_heads import split_heads
+from mlxr.kernels.rope_and_write_kv import rope_and_write_kv
 
 EXACT = 3e-6
 PLAIN = Scene(6, 3, 80, 8, (9, 20, 31), (1, 1, 17), kv_type="f32")
@@ -65,7 +65,7 @@ def test_queries_alone_write_nothing(gpu: Context, normed: bool) -> None:
     def run(ctx: Context, array: Any) -> Any:
         arena = Arena(ctx, 1, 12, 3, 8, 80, "f32")
         pools = arena.k_pools[0], arena.v_pools[0]
-        q = split_heads(ctx, array, 6, batch, scene.table(), *pools, scene.norms(), projected="q")
+        q = rope_and_write_kv(ctx, array, 6, batch, scene.table(), *pools, scene.norms(), projected="q")
         if ctx.gpu is not None:
             ctx.gpu.submit(q)
         for pool in pools:

@@ -119,7 +119,7 @@ def test_mlx_operations_on_a_cpu_are_not_called_gpu() -> None:
         engine.step()
     rows = ctx.ledger.snapshot().dispatches
     assert {row.implementation for row in rows} == {"mlx"}
-    operators = {"activate", "attend", "embed", "linear", "rms_norm", "sample", "split_heads"}
+    operators = {"activate", "attend", "embed", "linear", "rms_norm", "sample", "rope_and_write_kv"}
     assert {row.operator for row in rows} == operators
 
 

@@ -30,8 +30,8 @@ from mlxr.kernels.layers.operators import (
     MatMul,
     Norm,
     Operator,
+    RopeAndWriteKV,
     Scale,
-    SplitHeads,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -191,7 +191,7 @@ def make_layer(*types: str, residual_scale: float = 1.0, output_scale: float = 1
     return (
         Norm(norm, "stream", "normed"),
         MatMul(qkv, "normed", "x"),
-        SplitHeads(attention),
+        RopeAndWriteKV(attention),
         Attend(attention),
         MatMul(product(heads, **{qk: hidden}), "x", "delta"),
         *scaled,

@@ -22,7 +22,7 @@ from variants import Floats, assert_equal_bits, random_floats, run_everywhere
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context
-from mlxr.kernels.latent import Parts, make_parts, project_parts, split_latent
+from mlxr.kernels.latent import Parts, make_parts, project_parts, rope_and_write_latent
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import build_table
@@ -126,7 +126,7 @@ def test_keys_are_what_rotates_and_then_the_normed_latent_vector() -> None:
     def run(ctx: Context) -> Floats:
         pool, same = allocate_pools(ctx, 4, 1, 4, 10, "f32", values_in_keys=True)
         assert pool is same
-        queries = split_latent(ctx, q.copy(), latent, batch, table, pool, norm, 1e-6)
+        queries = rope_and_write_latent(ctx, q.copy(), latent, batch, table, pool, norm, 1e-6)
         return np.concatenate([queries.reshape(tokens, -1), pool.reshape(16, 10)[batch.slots]], axis=1)
 
     result = run_everywhere(run)

@@ -29,7 +29,7 @@ from mlxr.kernels.rope import (
     stretch_base,
     yarn_attention_factor,
 )
-from mlxr.kernels.split_heads import write_pages
+from mlxr.kernels.rope_and_write_kv import write_pages
 from mlxr.kernels.tensor import read_vector
 
 Floats = NDArray[np.float32]

@@ -21,12 +21,12 @@ from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.layers import Layer, Layers, StepInput, prepare_layers, run_layers
 from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
-from mlxr.kernels.layers.operators import Activate, MatMul, NormKind, SplitHeads
+from mlxr.kernels.layers.operators import Activate, MatMul, NormKind, RopeAndWriteKV
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, build_table
-from mlxr.kernels.split_heads import HeadNormKind, Projected
+from mlxr.kernels.rope_and_write_kv import HeadNormKind, Projected
 from mlxr.models import components
 from mlxr.models.components import (
     NO_ROPE,
@@ -432,7 +432,7 @@ def test_what_no_layer_can_be_is_refused(cpu: Context) -> None:
         Attention(4, 3, DIM, 1.0, NO_ROPE)
     layer = make_layers(cpu, Kind())[0]
     operators = tuple(
-        replace(one, heads=replace(one.heads, heads=4, kv_heads=3)) if isinstance(one, SplitHeads) else one
+        replace(one, heads=replace(one.heads, heads=4, kv_heads=3)) if isinstance(one, RopeAndWriteKV) else one
         for one in layer.operators
     )
     with pytest.raises(ValueError, match="layers: heads is 4, expected a multiple of the 3 key heads"):

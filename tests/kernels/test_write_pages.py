@@ -9,7 +9,7 @@ from variants import Floats, Ints, assert_equal_bits, native_contexts, random_fl
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.split_heads import write_pages
+from mlxr.kernels.rope_and_write_kv import write_pages
 
 
 def round_to_half(ctx: Context, values: Floats) -> np.ndarray:

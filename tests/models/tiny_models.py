@@ -24,7 +24,7 @@ from mlxr.formats.tensor import MappedFile
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers
-from mlxr.kernels.layers.operators import Attend, Operator, SplitHeads
+from mlxr.kernels.layers.operators import Attend, Operator, RopeAndWriteKV
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
 from mlxr.models.adapter import Adapter
@@ -150,7 +150,7 @@ def give_windows(model: Decoder, windows: Windows) -> None:
     places = form_groups(model.config.cache_layers).places
 
     def change(operator: Operator, window: int | None, group: int) -> Operator:
-        if not isinstance(operator, SplitHeads | Attend):
+        if not isinstance(operator, RopeAndWriteKV | Attend):
             return operator
         return replace(operator, heads=replace(operator.heads, window=window, group=group))
 

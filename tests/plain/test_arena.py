@@ -13,7 +13,7 @@ from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context, Device
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.split_heads import write_pages
+from mlxr.kernels.rope_and_write_kv import write_pages
 
 PAGE_BYTES = 1000
 

@@ -31,7 +31,7 @@ from mlxr.kernels.layers.operators import (
     MatMul,
     Norm,
     Operator,
-    SplitHeads,
+    RopeAndWriteKV,
     count_weight_bytes,
     list_weights,
 )
@@ -348,7 +348,7 @@ def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], own: Model) -
             "normed",
             "x",
         ),
-        SplitHeads(heads),
+        RopeAndWriteKV(heads),
         Attend(heads),
         MatMul(prepare(ctx, [tensors[output]]), "x", "delta"),
         Norm(_read_norm(tensors, "post_attention_layernorm.weight", own), "stream", "normed"),

@@ -18,7 +18,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.moe import RoutingRule, Scoring
 from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_factor
-from mlxr.kernels.split_heads import HeadNormKind
+from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components import Attention, Dense, Embeddings, FeedForward, LatentAttention, Layer, Mamba2, Rope

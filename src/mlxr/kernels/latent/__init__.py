@@ -2,7 +2,7 @@
 
 All heads share one key of each token, which is all that the cache keeps: numbers that rotate, then a latent vector,
 which is also the value. The matrices that would make keys and values of it, one of each for every head, multiply
-queries and results instead (`project_parts`). `split_latent` makes the keys.
+queries and results instead (`project_parts`). `rope_and_write_latent` makes the keys.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -22,10 +22,10 @@ from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, rope
-from mlxr.kernels.split_heads import write_pages
+from mlxr.kernels.rope_and_write_kv import write_pages
 from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
 
-__all__ = ["Parts", "make_parts", "project_parts", "split_latent"]
+__all__ = ["Parts", "make_parts", "project_parts", "rope_and_write_latent"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ def _prepare(ctx: Context, weights: tuple[LinearWeight, ...]) -> Any:
 PREPARE_PARTS = FunctionChoice("prepare_parts", _prepare, _prepare, f"{__name__}.gpu")
 
 
-def split_latent(
+def rope_and_write_latent(
     ctx: Context,
     q: FloatArray,
     latent: FloatArray,
@@ -76,20 +76,20 @@ def split_latent(
     numbers of the key, which the table rotates and which stand first in it, as in queries. Raises ValueError for
     positions beyond the table and for slots outside the pool.
     """
-    check_floats("split_latent", "q", q, 2)
-    check_floats("split_latent", "latent", latent, 2)
-    check_floats("split_latent", "norm", norm, 1)
-    check_pools("split_latent", pool, pool)
+    check_floats("rope_and_write_latent", "q", q, 2)
+    check_floats("rope_and_write_latent", "latent", latent, 2)
+    check_floats("rope_and_write_latent", "norm", norm, 1)
+    check_pools("rope_and_write_latent", pool, pool)
     head_dim = pool_head_dim(pool)
-    check_size("split_latent", "key heads of the pool", pool.shape[1], 1)
-    check_size("split_latent", "rows of q", q.shape[0], batch.tokens)
-    check_size("split_latent", "rows of latent", latent.shape[0], batch.tokens)
-    check_size("split_latent", "columns of latent", latent.shape[1], head_dim)
+    check_size("rope_and_write_latent", "key heads of the pool", pool.shape[1], 1)
+    check_size("rope_and_write_latent", "rows of q", q.shape[0], batch.tokens)
+    check_size("rope_and_write_latent", "rows of latent", latent.shape[0], batch.tokens)
+    check_size("rope_and_write_latent", "columns of latent", latent.shape[1], head_dim)
     if q.shape[1] % head_dim:
-        refuse("split_latent", "columns of q", q.shape[1], f"a multiple of the {head_dim} of a key")
+        refuse("rope_and_write_latent", "columns of q", q.shape[1], f"a multiple of the {head_dim} of a key")
     if table.rot_dim > head_dim - len(norm):
-        refuse("split_latent", "rot_dim of table", table.rot_dim, f"at most {head_dim - len(norm)}")
-    _, implementation = SPLIT_LATENT.pick(ctx.device)
+        refuse("rope_and_write_latent", "rot_dim of table", table.rot_dim, f"at most {head_dim - len(norm)}")
+    _, implementation = ROPE_AND_WRITE_LATENT.pick(ctx.device)
     return implementation(ctx, q, latent, batch, table, pool, norm, eps)
 
 
@@ -114,7 +114,7 @@ def _run_operators(
     return queries
 
 
-SPLIT_LATENT = FunctionChoice("split_latent", _run_operators, _run_operators, f"{__name__}.gpu")
+ROPE_AND_WRITE_LATENT = FunctionChoice("rope_and_write_latent", _run_operators, _run_operators, f"{__name__}.gpu")
 
 
 def project_parts(ctx: Context, x: FloatArray, parts: Parts, passed: int = 0) -> FloatArray:

@@ -1,7 +1,7 @@
 """Latent attention on a GPU: products of parts by the kernels of experts, and one launch for queries and keys.
 
 A part is an expert that has a row of every token, so that what is sent where is known on the host, once for each number
-of tokens. MLX knows the pool as an input of the launch that writes it, as `split_heads` has it.
+of tokens. MLX knows the pool as an input of the launch that writes it, as `rope_and_write_kv` has it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mlxr.kernels.moe.gpu import gather_products
 from mlxr.kernels.moe.products import Stack, Tiling, can_multiply, choose_width, multiply_experts, stack_weights
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.split_heads.gpu import check_values, rotate, scatter_rows
+from mlxr.kernels.rope_and_write_kv.gpu import check_values, rotate, scatter_rows
 
 FOLDER = Path(__file__).parent
 LATENT = Kernel(
-    "split_latent",
+    "rope_and_write_latent",
     FOLDER,
     "latent.body",
     (
@@ -107,7 +107,7 @@ def _tile(gpu: Any, payload: Payload, tokens: int, count: int) -> Tiling:
     return found
 
 
-def split_latent(
+def rope_and_write_latent(
     ctx: Context,
     q: Any,
     latent: Any,
@@ -120,13 +120,13 @@ def split_latent(
     """Positions and slots were checked on the host, where they come from."""
     gpu, (pages, _, page_size, head_dim) = ctx.gpu, pool.shape
     if (head_dim - len(norm)) % 2:
-        refuse("split_latent", "numbers of a key that rotate", head_dim - len(norm), "an even number")
+        refuse("rope_and_write_latent", "numbers of a key that rotate", head_dim - len(norm), "an even number")
     placed, q, latent, rank = gpu.place(batch), settle(q), settle(latent), len(norm)
     heads = q.shape[1] // head_dim
     check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
         return gpu.watch.run_mlx(
-            "split_latent",
+            "rope_and_write_latent",
             pool.kind,
             lambda: _compose(ctx, q.reshape(-1, heads, head_dim), latent, placed, table, pool, norm, eps),
             q,

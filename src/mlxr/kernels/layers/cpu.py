@@ -40,7 +40,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
     for layer in layers:
         native.append_layer(layer.columns)
         for operator in layer.program:
-            if isinstance(operator, op.SplitHeads | op.SplitLatent):
+            if isinstance(operator, op.RopeAndWriteKV | op.RopeAndWriteLatent):
                 native.append_heads(*_describe(operator.heads))
             _append(ctx, native, operator)
     return native
@@ -70,14 +70,14 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
         case op.MatMul(weight, source, target):
             native.append_product(weight.payload, source, target)
-        case op.SplitHeads(heads):
+        case op.RopeAndWriteKV(heads):
             norms = heads.norms
             q_norm, k_norm, eps, values, kind = None, None, 0.0, False, "each"
             if norms is not None:
                 q_norm, k_norm, eps, values, kind = norms.q, norms.k, norms.eps, norms.values, norms.kind
-            native.append_split_heads(q_norm, k_norm, eps, values, heads.projected, kind)
-        case op.SplitLatent(_, weight):
-            native.append_split_latent(weight.weight, weight.eps)
+            native.append_rope_and_write_kv(q_norm, k_norm, eps, values, heads.projected, kind)
+        case op.RopeAndWriteLatent(_, weight):
+            native.append_rope_and_write_latent(weight.weight, weight.eps)
         case op.ProjectParts(parts, passed):
             native.append_project_parts(parts.payload, passed)
         case op.Attend():

@@ -80,13 +80,13 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return len(weight.weight) * parts * (operand + STREAM_BYTES)
         case op.MatMul(weight):
             return count_product_bytes(weight, result, operand, cast)
-        case op.SplitHeads(heads):
+        case op.RopeAndWriteKV(heads):
             queries = heads.heads * heads.head_dim
             keys = 2 * heads.kv_heads * heads.head_dim  # those that a layer shares are gathered, too
             return queries * (result + (cast if cast != result else 0)) + keys * cast
         case op.Attend(heads):
             return heads.value_columns * (cast + (operand if cast != operand else 0))
-        case op.SplitLatent(heads):
+        case op.RopeAndWriteLatent(heads):
             queries = heads.heads * heads.head_dim
             return queries * (result + (cast if cast != result else 0)) + 2 * heads.head_dim * cast
         case op.ProjectParts(parts, passed):

@@ -23,7 +23,7 @@ from mlxr.kernels.recurrent.gated_delta import DeltaRule
 from mlxr.kernels.recurrent.mamba2 import StateSpace
 from mlxr.kernels.recurrent.short_conv import Convolution
 from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.split_heads import HeadNorms, Projected
+from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 
 Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept"]
@@ -115,15 +115,15 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitHeads:
+class RopeAndWriteKV:
     """Make queries of what `x` projected, and write keys and values into their pages."""
 
     heads: Heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitLatent:
-    """Make keys of what was kept (see `split_latent`) and write them into their pages; rotate the queries in `x`."""
+class RopeAndWriteLatent:
+    """Make keys of what was kept and write them into their pages; rotate the queries in `x`."""
 
     heads: Heads
     norm: NormWeight
@@ -240,8 +240,8 @@ class GatedNorm:
 
 
 Operator = (
-    Norm | AddResidual | MatMul | AllReduce | SplitHeads | Attend | Activate | Scale | Add | GetRows | Route
-    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | SplitLatent | ProjectParts
+    Norm | AddResidual | MatMul | AllReduce | RopeAndWriteKV | Attend | Activate | Scale | Add | GetRows | Route
+    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts
 )  # fmt: skip
 
 
@@ -272,11 +272,11 @@ def count_weight_bytes(operator: Operator) -> int:
     match operator:
         case Norm(weight) | MatMul(weight):
             return weight.nbytes
-        case SplitLatent(norm=norm):
+        case RopeAndWriteLatent(norm=norm):
             return norm.nbytes
         case ProjectParts(parts):
             return parts.nbytes
-        case SplitHeads(Heads(norms=HeadNorms(q, k))):
+        case RopeAndWriteKV(Heads(norms=HeadNorms(q, k))):
             return q.nbytes + k.nbytes
         case MixExperts(experts):
             return experts.held_bytes

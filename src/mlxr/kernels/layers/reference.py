@@ -11,7 +11,7 @@ from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.embed import embed
-from mlxr.kernels.latent import project_parts, split_latent
+from mlxr.kernels.latent import project_parts, rope_and_write_latent
 from mlxr.kernels.layers import operators as op
 from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, Operator, Register, Routes, StepInput
 from mlxr.kernels.linear import linear
@@ -21,7 +21,7 @@ from mlxr.kernels.norms import gated_norm, layer_norm, rms_norm
 from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
 from mlxr.kernels.recurrent.mamba2 import mamba2
 from mlxr.kernels.recurrent.short_conv import short_conv
-from mlxr.kernels.split_heads import split_heads
+from mlxr.kernels.rope_and_write_kv import rope_and_write_kv
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
 Registers = dict[Register | Routes, Any]  # arrays, or None
@@ -70,8 +70,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
             case op.AllReduce(target):
                 registers[target] = all_reduce(ctx, take(registers, target))
-            case op.SplitHeads(heads):
-                registers["x"] = split_heads(
+            case op.RopeAndWriteKV(heads):
+                registers["x"] = rope_and_write_kv(
                     ctx,
                     take(registers, "x"),
                     heads.heads,
@@ -82,8 +82,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     heads.norms,
                     projected=heads.projected,
                 )
-            case op.SplitLatent(heads, weight):
-                registers["x"] = split_latent(
+            case op.RopeAndWriteLatent(heads, weight):
+                registers["x"] = rope_and_write_latent(
                     ctx,
                     take(registers, "x"),
                     take(registers, "kept"),

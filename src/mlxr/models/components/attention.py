@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, MatMul, Operator, SplitHeads
+from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, MatMul, Operator, RopeAndWriteKV
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
+from mlxr.kernels.rope_and_write_kv import HeadNormKind, HeadNorms, Projected
 from mlxr.kernels.sources import stack_vectors, take_halves
-from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
@@ -151,7 +151,7 @@ class Attention:
                 yield MatMul(w.product(OWN_GATE), flow.source, "kept")
         yield MatMul(qkv, flow.source, "x")
         heads = self._read_heads(w)
-        yield SplitHeads(heads)
+        yield RopeAndWriteKV(heads)
         yield Attend(heads)
         if self.gated or self.own_gate:
             yield GateHeads()

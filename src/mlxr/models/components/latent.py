@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.latent import Parts, make_parts
-from mlxr.kernels.layers.operators import Attend, Heads, MatMul, Norm, Operator, ProjectParts, SplitLatent
+from mlxr.kernels.layers.operators import Attend, Heads, MatMul, Norm, Operator, ProjectParts, RopeAndWriteLatent
 from mlxr.kernels.sources import Columns, Stack
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
@@ -84,7 +84,7 @@ class LatentAttention:
         yield MatMul(w.product("attn_kv_a_mqa"), flow.source, "kept")
         yield ProjectParts(self._read_parts(w, KEYS), self.rope.dim)
         heads = Heads(self.heads, 1, self.head_dim, self.scale, rope=w.rope, group=w.group, value_dim=self.rank)
-        yield SplitLatent(heads, w.norm("attn_kv_a_norm"))
+        yield RopeAndWriteLatent(heads, w.norm("attn_kv_a_norm"))
         yield Attend(heads)
         yield ProjectParts(self._read_parts(w, VALUES))
         yield from flow.finish(w.product("attn_output"))

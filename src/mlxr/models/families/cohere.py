@@ -5,7 +5,7 @@ Command R+ norms each head of queries and keys. Of Cohere 2 three of four layers
 
 from __future__ import annotations
 
-from mlxr.kernels.split_heads import HeadNormKind
+from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
 from mlxr.models.family import Family, FolderFamily

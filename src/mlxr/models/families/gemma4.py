@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import sqrt
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.split_heads import Projected
+from mlxr.kernels.rope_and_write_kv import Projected
 from mlxr.models import limits
 from mlxr.models.components import Attention, DenseAndExperts, Experts, Layer, LayerInputs, Norms, Rope
 from mlxr.models.families.gemma import NORM_NAMES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxr.kernels.split_heads import HeadNormKind
+from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.models.components import Layer, Norms
 from mlxr.models.family import Family, FolderFamily
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig

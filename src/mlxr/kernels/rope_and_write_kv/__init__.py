@@ -22,7 +22,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, rope
 from mlxr.kernels.tensor import BFLOAT16, INT8, SCALE_BYTES, FloatArray, IntArray, PoolArray, pool_head_dim, pool_type
 
-__all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "split_heads", "write_pages"]
+__all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "rope_and_write_kv", "write_pages"]
 
 Projected = Literal["qkv", "qk", "q"]
 PROJECTED: tuple[str, ...] = get_args(Projected)
@@ -48,12 +48,12 @@ class HeadNorms:
     def check(self, heads: int, kv_heads: int, head_dim: int) -> None:
         """Raise ValueError for weights that do not fit the heads."""
         for name, weight, count in (("q", self.q, heads), ("k", self.k, kv_heads)):
-            check_floats("split_heads", f"norm of {name}", weight, 1)
+            check_floats("rope_and_write_kv", f"norm of {name}", weight, 1)
             wanted = head_dim if self.kind in ("each", "turned") else count * head_dim
-            check_size("split_heads", f"length of the norm of {name}", weight.shape[0], wanted)
+            check_size("rope_and_write_kv", f"length of the norm of {name}", weight.shape[0], wanted)
 
 
-def split_heads(
+def rope_and_write_kv(
     ctx: Context,
     qkv: FloatArray,
     heads: int,
@@ -71,19 +71,19 @@ def split_heads(
     keys before these are normed and rotated; of "q" nothing is written. Raises ValueError for positions beyond
     the table and for slots outside the pools.
     """
-    check_floats("split_heads", "qkv", qkv, 2)
-    check_pools("split_heads", k_pool, v_pool)
+    check_floats("rope_and_write_kv", "qkv", qkv, 2)
+    check_pools("rope_and_write_kv", k_pool, v_pool)
     kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
-    check_size("split_heads", "rows of qkv", qkv.shape[0], batch.tokens)
+    check_size("rope_and_write_kv", "rows of qkv", qkv.shape[0], batch.tokens)
     if projected not in PROJECTED:
-        refuse("split_heads", "projected", repr(projected), f"one of {', '.join(PROJECTED)}")
+        refuse("rope_and_write_kv", "projected", repr(projected), f"one of {', '.join(PROJECTED)}")
     columns = (heads + (len(projected) - 1) * kv_heads) * head_dim
-    check_size("split_heads", "columns of qkv", qkv.shape[1], columns)
+    check_size("rope_and_write_kv", "columns of qkv", qkv.shape[1], columns)
     if norms is not None:
         norms.check(heads, kv_heads, head_dim)
     if table.rot_dim > head_dim:
-        refuse("split_heads", "rot_dim of table", table.rot_dim, f"at most the head_dim {head_dim}")
-    _, implementation = SPLIT_HEADS.pick(ctx.device)
+        refuse("rope_and_write_kv", "rot_dim of table", table.rot_dim, f"at most the head_dim {head_dim}")
+    _, implementation = ROPE_AND_WRITE_KV.pick(ctx.device)
     return implementation(ctx, qkv, heads, batch, table, k_pool, v_pool, norms, projected)
 
 
@@ -135,7 +135,7 @@ def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, norms: HeadNor
     return normed.reshape(x.shape)
 
 
-SPLIT_HEADS = FunctionChoice("split_heads", _run_operators, _run_operators, f"{__name__}.gpu")
+ROPE_AND_WRITE_KV = FunctionChoice("rope_and_write_kv", _run_operators, _run_operators, f"{__name__}.gpu")
 
 
 def write_pages(

@@ -1,4 +1,4 @@
-"""`split_heads` on a GPU: one launch, which writes keys and values straight into their pages.
+"""`rope_and_write_kv` on a GPU: one launch, which writes keys and values straight into their pages.
 
 MLX knows the pools as inputs of that launch. What reads them later takes its queries from the same launch, so it comes
 after it; the newest queries are kept as pending, so that pages are written even when nobody asks for a result. Devices
@@ -17,12 +17,12 @@ from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.split_heads import HeadNorms, Projected
+from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
 
 SIMD_GROUPS = 4
 NORMED = {"each": 1, "joint": 2, "layer": 3, "turned": 4}
 HEADS = Kernel(
-    "split_heads",
+    "rope_and_write_kv",
     Path(__file__).parent,
     "heads.body",
     (
@@ -36,7 +36,7 @@ FACTORS_THREADS = 256
 KERNELS = (HEADS, FACTORS)
 
 
-def split_heads(
+def rope_and_write_kv(
     ctx: Context,
     qkv: Any,
     heads: int,
@@ -50,12 +50,12 @@ def split_heads(
     """Positions and slots were checked on the host, where they come from."""
     gpu, (pages, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     if head_dim % 2:
-        refuse("split_heads", "head_dim", head_dim, "an even number")
+        refuse("rope_and_write_kv", "head_dim", head_dim, "an even number")
     placed, qkv = gpu.place(batch), settle(qkv)
     check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
         return gpu.watch.run_mlx(
-            "split_heads",
+            "rope_and_write_kv",
             k_pool.kind,
             lambda: _compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms, projected),
             qkv,
@@ -124,9 +124,9 @@ def choose_lanes(head_dim: int, rot_dim: int) -> tuple[int, int]:
 def check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
     """Raise ValueError for positions beyond the table, and for slots from `slots` on."""
     if batch.longest_context > table.positions:
-        refuse("split_heads", "positions", batch.positions.tolist(), f"positions from 0 to {table.positions - 1}")
+        refuse("rope_and_write_kv", "positions", batch.positions.tolist(), f"positions from 0 to {table.positions - 1}")
     if batch.slots.min() < 0 or batch.slots.max() >= slots:
-        refuse("split_heads", "slots", batch.slots.tolist(), f"slots from 0 to {slots - 1}")
+        refuse("rope_and_write_kv", "slots", batch.slots.tolist(), f"slots from 0 to {slots - 1}")
 
 
 def _compose(

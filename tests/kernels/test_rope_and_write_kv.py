@@ -1,4 +1,4 @@
-"""`split_heads`: norms of each head and of all together, values that are keys, queries alone; equal bits everywhere."""
+"""`rope_and_write_kv`: norms of each head and of all together, values that are keys, queries alone; equal bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlxr.kernels.attend import allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
-from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected, split_heads
+from mlxr.kernels.rope_and_write_kv import HeadNormKind, HeadNorms, Projected, rope_and_write_kv
 
 Doubles = NDArray[np.float64]
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, TOKENS = 6, 3, 24, 4, 11
@@ -77,7 +77,7 @@ def run(ctx: Context, case: Case, qkv: Floats | None = None, start: int = 3) -> 
     """Queries, keys and values of each token, one after another (tokens, heads, head_dim); unwritten ones are zero."""
     qkv = make_qkv(case) if qkv is None else qkv
     batch, pools = make_batch(len(qkv), start), allocate_pools(ctx, 16, KV_HEADS, PAGE_SIZE, HEAD_DIM, "f32")
-    q = split_heads(ctx, qkv.copy(), HEADS, batch, case.table(), *pools, case.norms, projected=case.projected)
+    q = rope_and_write_kv(ctx, qkv.copy(), HEADS, batch, case.table(), *pools, case.norms, projected=case.projected)
     written = [pool.transpose(0, 2, 1, 3).reshape(-1, KV_HEADS, HEAD_DIM)[batch.slots] for pool in pools]
     assert sum(int(np.count_nonzero(pool)) for pool in pools) == sum(int(np.count_nonzero(part)) for part in written)
     return np.concatenate([q.reshape(len(qkv), HEADS, HEAD_DIM), *written], axis=1)
