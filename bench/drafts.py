@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comparison.child import Child
-from mlxr import LLM, SamplingParams
+from mlxr import LLM, DraftOptions, SamplingParams
 from mlxr.loading import find_draft, find_model
 
 PEER_CONTEXT = 4096
@@ -64,12 +64,10 @@ def measure(
 ) -> tuple[list[tuple[int, ...]], float]:
     """The answers, and the seconds that they took once the prompts were in the cache."""
     temperature, ignore_eos = 1.0 if kind == "free" else 0.0, kind != "chat"
-    params = SamplingParams(
-        max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=ignore_eos, draft_tokens=draft_tokens
-    )
-    llm.generate(prompts, SamplingParams(max_tokens=1, draft_tokens=0))
+    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=ignore_eos)
+    llm.generate(prompts, SamplingParams(max_tokens=1), drafts=DraftOptions(0))
     start = time.perf_counter()
-    answers = [answer.token_ids for answer in llm.generate(prompts, params)]
+    answers = [answer.token_ids for answer in llm.generate(prompts, params, drafts=DraftOptions(draft_tokens))]
     return answers, time.perf_counter() - start
 
 

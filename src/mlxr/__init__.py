@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlxr.core.errors import MlxrError
     from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
-    from mlxr.core.types import FinishReason, Grammar, SamplingParams, TokenLogprob, Usage
+    from mlxr.core.types import DraftOptions, FinishReason, Grammar, SamplingParams, TokenLogprob, Usage
     from mlxr.llm import LLM, Completion
 
 _HOMES = {
     "Completion": "mlxr.llm",
+    "DraftOptions": "mlxr.core.types",
     "Event": "mlxr.core.events",
     "Finish": "mlxr.core.events",
     "FinishReason": "mlxr.core.types",
@@ -36,6 +37,7 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022 - sorted for people, whatever the case
     "Completion",
+    "DraftOptions",
     "Event",
     "Finish",
     "FinishReason",

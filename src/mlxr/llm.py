@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, Unpack, get_type_hints
@@ -16,7 +16,7 @@ from typing import TypeVar, Unpack, get_type_hints
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.settings import Settings, resolve
-from mlxr.core.types import Grammar, SamplingParams
+from mlxr.core.types import AUTO_DRAFTS, DraftOptions, Grammar, SamplingParams
 from mlxr.loading import Progress
 from mlxr.service.adapters import AdapterChoice
 from mlxr.service.embedding import Pooling, choose_pooling, scale_vector
@@ -28,6 +28,7 @@ from mlxr.service.stats import SessionStats
 from mlxr.service.streams import Completion, Stream, fold_events
 
 KEYWORDS = get_type_hints(ModelKeywords)
+T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -113,22 +114,22 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
+        drafts: DraftOptions | Sequence[DraftOptions] = AUTO_DRAFTS,
     ) -> list[Completion]:
         """Continue one prompt or several, which are computed together; one completion per prompt, in their order.
 
         A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts,
-        or one for each; so is `adapter`, the name of one that is loaded, several with factors that are added in their
-        order ({"sql": 0.5, "brief": 1.0}), or None. With `n` above 1 the `choices` of a completion are its prompt's
-        answers. Raises InvalidRequest when one of the prompts cannot be served; the others are cancelled then.
+        or one for each; so are `drafts`, and `adapter`, the name of one that is loaded, several with factors that are
+        added in their order ({"sql": 0.5, "brief": 1.0}), or None. With `n` above 1 the `choices` of a completion are
+        its prompt's answers. Raises InvalidRequest when one of the prompts cannot be served; the others are cancelled
+        then.
         """
         wanted = _list_prompts(prompts)
-        own_params = _list_params(params, len(wanted))
-        listed = [adapter] * len(wanted) if adapter is None or isinstance(adapter, str | Mapping) else list(adapter)
-        if len(listed) != len(wanted):
-            raise InvalidRequest("adapter", f"must be one for each prompt; got {len(listed)} for {len(wanted)}")
-        requests = [
-            TextRequest(prompt, own, adapter=name) for prompt, own, name in zip(wanted, own_params, listed, strict=True)
-        ]
+        all_params = _spread("params", params or SamplingParams(), len(wanted))
+        adapters: list[AdapterChoice | None] = _spread("adapter", adapter, len(wanted))
+        all_drafts = _spread("drafts", drafts, len(wanted))
+        rows = zip(wanted, all_params, adapters, all_drafts, strict=True)
+        requests = [TextRequest(prompt, own, adapter=name, drafts=guess) for prompt, own, name, guess in rows]
         streams = self._session.ask_all(requests, waits_for_room=True)
         try:
             return [fold_events(stream.wait()) for stream in streams]
@@ -183,6 +184,7 @@ class LLM:
         think: bool | str | None = None,
         grammar: Grammar | None = None,
         adapter: AdapterChoice | None = None,
+        drafts: DraftOptions = AUTO_DRAFTS,
     ) -> Completion:
         """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
 
@@ -193,14 +195,20 @@ class LLM:
         must look like, `adapter` the name of one that is loaded. Raises TemplateError when the model has no chat
         template.
         """
-        with self.stream_chat(messages, params, think=think, grammar=grammar, adapter=adapter) as stream:
+        with self.stream_chat(messages, params, think=think, grammar=grammar, adapter=adapter, drafts=drafts) as stream:
             return fold_events(stream.wait())
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: AdapterChoice | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        adapter: AdapterChoice | None = None,
+        drafts: DraftOptions = AUTO_DRAFTS,
     ) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
-        return self._session.ask(TextRequest(prompt, params or SamplingParams(), adapter=adapter))
+        request = TextRequest(prompt, params or SamplingParams(), adapter=adapter, drafts=drafts)
+        return self._session.ask(request)
 
     def stream_chat(
         self,
@@ -210,10 +218,13 @@ class LLM:
         think: bool | str | None = None,
         grammar: Grammar | None = None,
         adapter: AdapterChoice | None = None,
+        drafts: DraftOptions = AUTO_DRAFTS,
     ) -> Stream:
         """`chat` as a stream of events."""
         messages = open_pictures(messages)
-        request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter)
+        request = ChatRequest(
+            messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter, drafts=drafts
+        )
         return self._session.ask(request)
 
     @property
@@ -272,9 +283,10 @@ def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return listed  # type: ignore[return-value]
 
 
-def _list_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InvalidRequest("params", f"must be one for all prompts or one for each; got {len(params)} for {count}")
-    return list(params)
+def _spread(field: str, given: T | Sequence[T], count: int) -> list[T]:
+    """One value for each prompt, where one may be given for all. Raises InvalidRequest for another number of them."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequest(field, f"must be one for all prompts or one for each; got {len(given)} for {count}")
+    return list(given)

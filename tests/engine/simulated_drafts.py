@@ -233,10 +233,11 @@ def make_simulation(
     return engine, clock, texts
 
 
-def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], params: SamplingParams) -> float:
+def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], tokens: int, most: int | None) -> float:
     """The seconds of the steps of some answers at a time, after their prompts; all tokens are those of the texts."""
     prompts = [[texts.token(number, position) for position in range(PROMPT_TOKENS)] for number in numbers]
-    requests = [engine.submit(EngineRequest(prompt, params)) for prompt in prompts]
+    params = SamplingParams(max_tokens=tokens)
+    requests = [engine.submit(EngineRequest(prompt, params, draft_tokens=most)) for prompt in prompts]
     events = engine.step()
     start_s = clock.now
     while engine.has_work:
@@ -244,7 +245,7 @@ def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], p
     engine.check()
     for number, request in zip(numbers, requests, strict=True):
         found = [event.token_id for event in events if event.sequence_id == request]
-        assert found == [texts.token(number, PROMPT_TOKENS + place) for place in range(params.max_tokens)]
+        assert found == [texts.token(number, PROMPT_TOKENS + place) for place in range(tokens)]
     return clock.now - start_s
 
 
@@ -261,9 +262,9 @@ def measure_gain(
     seconds = []
     for most in (0, None):
         engine, clock, texts = make_simulation(machine, agrees, seed, sureness=sureness)
-        params, first, spent_s = SamplingParams(max_tokens=tokens, draft_tokens=most), 0, 0.0
+        first, spent_s = 0, 0.0
         for batch in batches:
-            spent_s += answer(engine, clock, texts, range(first, first + batch), params)
+            spent_s += answer(engine, clock, texts, range(first, first + batch), tokens, most)
             first += batch
         seconds.append(spent_s)
     return seconds[0] / seconds[1]

@@ -114,7 +114,7 @@ def test_states_of_a_long_prompt_are_kept_for_its_end_alone() -> None:
 
 def test_requests_that_want_no_drafts_keep_no_states() -> None:
     engine = make_eager()
-    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=9, draft_tokens=0)))
+    request = engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=9), draft_tokens=0))
     assert all(sequence.tail is None for sequence in engine._scheduler.waiting)
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 9)
     assert engine.stats().drafted_tokens == 0
@@ -143,7 +143,7 @@ def test_a_prompt_whose_head_is_gone_begins_with_the_first_state() -> None:
     head = FakeHead()
     engine = make_eager(draft=HeadSource(head, b"head"), prefill_chunk_tokens=64, max_batch_tokens=64)
     prompt = [n % 7 for n in range(40)]
-    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8, draft_tokens=0)))
+    request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=8), draft_tokens=0))
     answer = answer_of(run_all(engine), request)
     run_all_of(engine, [*prompt, *answer, 5])
     assert head.rows[0] < 16

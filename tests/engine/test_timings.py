@@ -57,7 +57,7 @@ def test_progress_through_the_prompt_is_told_to_those_who_ask() -> None:
     assert all(event.progress is None for event in run_all(engine) if event.sequence_id == plain)
 
     def ask(prompt: list[int]) -> list[PromptProgress]:
-        request_id = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=2, reports_progress=True)))
+        request_id = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=2), reports_progress=True))
         events = run_all(engine)
         assert answer_of(events, request_id) == expect_greedy(prompt, 2)
         told = [event.progress for event in events if event.progress is not None]

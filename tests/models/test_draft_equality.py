@@ -28,7 +28,7 @@ from test_draft_head_text import poison_free_pages
 from mlxr.core.errors import SettingError
 from mlxr.core.events import Event
 from mlxr.core.settings import Settings
-from mlxr.core.types import Grammar, SamplingParams
+from mlxr.core.types import DraftOptions, Grammar, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.speculative.drafters import Lookup, PredictedLookup
 from mlxr.loading import LoadedModel
@@ -98,7 +98,6 @@ def draw_params(chance: random.Random, tokens: int) -> SamplingParams:
         seed=chance.getrandbits(60),
         logprobs=chance.choice([None, 0, 2]),
         n=chance.choice([1, 1, 1, 3]),
-        draft_tokens=chance.choice([None, None, None, 2]),
     )
 
 
@@ -106,12 +105,13 @@ def draw_request(chance: random.Random) -> Request:
     """A conversation or a text, often one that begins or repeats itself as others do."""
     grammar = chance.choice([None, None, *GRAMMARS])
     params = draw_params(chance, chance.choice([1, 5, 12, 20]) if grammar is None else chance.choice([12, MOST_TOKENS]))
-    adapter = chance.choice([None, None, *ADAPTERS])
+    adapter, most = chance.choice([None, None, *ADAPTERS]), chance.choice([None, None, None, 2])
     start = chance.choice([0, 0, 16, chance.randrange(40)])
     text = TEXT[start : start + chance.choice([5, 40, 70])] * chance.choice([1, 1, 2])
     if chance.random() < 0.5:
-        return TextRequest(text, params, grammar=grammar, adapter=adapter)
-    return ChatRequest([{"role": "user", "content": text}], params, grammar=grammar, adapter=adapter)
+        return TextRequest(text, params, grammar=grammar, adapter=adapter, drafts=DraftOptions(most))
+    talk = [{"role": "user", "content": text}]
+    return ChatRequest(talk, params, grammar=grammar, adapter=adapter, drafts=DraftOptions(most))
 
 
 def predict(chance: random.Random, answer: Answer) -> list[int]:

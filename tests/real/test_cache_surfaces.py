@@ -46,17 +46,16 @@ def test_several_answers_come_from_one_prompt() -> None:
 def test_pages_outlive_the_engine_and_change_nothing(tmp_path: Path) -> None:
     with open_llm(kv_cache="simple") as llm:
         (plain,) = llm.generate(PROMPT, PARAMS)
-        assert llm.stats().memory.cached_bytes == 0
+        assert llm.stats().engine.cached_bytes == 0
     store = {"store_bytes": "64M", "store_folder": tmp_path / "pages"}
     with open_llm(**store) as llm:
         (first,) = llm.generate(PROMPT, PARAMS)
         (second,) = llm.generate(PROMPT, PARAMS)
-        memory = llm.stats().memory
-        assert memory.cached_bytes >= second.usage.cached_tokens // 32 * llm.stats().engine.page_bytes
-        assert memory.used_bytes == memory.shared_bytes == 0
-        assert memory.weight_bytes == llm.stats().weight_bytes
+        cache = llm.stats().engine
+        assert cache.cached_bytes >= second.usage.cached_tokens // 32 * cache.page_bytes
+        assert cache.used_bytes == cache.shared_bytes == 0
     with open_llm(**store) as llm:
-        assert llm.stats().memory.disk_bytes > 0
+        assert llm.stats().engine.disk_bytes > 0
         (third,) = llm.generate(PROMPT, PARAMS)
         assert llm.stats().engine.cache.disk_hit_tokens == third.usage.cached_tokens
     assert first.usage.cached_tokens == 0

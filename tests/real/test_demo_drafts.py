@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from mlxr import LLM, SamplingParams
+from mlxr import LLM, DraftOptions, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.types import Grammar
 from mlxr.engine.speculative.costs import Credit
@@ -44,7 +44,6 @@ def draw_params(chance: random.Random) -> SamplingParams:
         stop=chance.choice([(), ("return",)]),
         seed=chance.getrandbits(60),
         n=chance.choice([1, 1, 3]),
-        draft_tokens=chance.choice([None, None, 0, 3]),
     )
 
 
@@ -79,9 +78,12 @@ def test_random_answers_are_those_without_drafts(plain: LLM, draft: str) -> None
     prompts = [TEXT[: chance.randrange(9, len(TEXT))] * chance.choice([1, 2]) for _ in range(12)]
     params = [draw_params(chance) for _ in prompts]
     wanted = [[choice.token_ids for choice in answer.choices] for answer in plain.generate(prompts, params)]
+    drafts = [DraftOptions(chance.choice([None, None, 0, 3])) for _ in prompts]
     options = {**OPTIONS, "arena_bytes": "6M", "page_size": chance.choice([8, 32])}
     with LLM("demo", draft=draft, **options) as llm:  # type: ignore[arg-type]
-        found = [[choice.token_ids for choice in answer.choices] for answer in llm.generate(prompts, params)]
+        found = [
+            [choice.token_ids for choice in answer.choices] for answer in llm.generate(prompts, params, drafts=drafts)
+        ]
         assert llm.stats().engine.accepted_tokens > 0
     assert found == wanted
 

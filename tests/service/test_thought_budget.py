@@ -18,7 +18,7 @@ from stepped_session import SteppedSession, SteppedStream
 from test_harmony import open_tokenizer
 
 from mlxr.core.settings import resolve
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import DraftOptions, SamplingParams
 from mlxr.engine.request import FREE_TOKENS, MaskSource
 from mlxr.service.opening import build_engine
 from mlxr.service.reasoning import TAGS, ReasoningSplitter, Tags, Thought
@@ -345,9 +345,11 @@ def open_session(**options: object) -> SteppedSession:
     return SteppedSession(replace(loaded, chat_template=template), build_engine(loaded, settings))
 
 
-def start(session: SteppedSession, question: str, options: dict[str, Any], priority: int = 0) -> SteppedStream:
-    params = SamplingParams(**{"max_tokens": 48, **options})
-    return session.start(ChatRequest([{"role": "user", "content": question}], params, priority=priority))
+def start(
+    session: SteppedSession, question: str, options: dict[str, Any], prediction: str = "", priority: int = 0
+) -> SteppedStream:
+    params, talk = SamplingParams(**{"max_tokens": 48, **options}), [{"role": "user", "content": question}]
+    return session.start(ChatRequest(talk, params, priority=priority, drafts=DraftOptions(prediction=prediction)))
 
 
 @pytest.mark.slow
@@ -358,7 +360,7 @@ def test_answers_are_the_same_alone_together_drafted_and_preempted() -> None:
     texts = [open_demo().tokenizer.decode(one.token_ids) for one in alone]
     crowded = {"draft": "ngram", "arena_bytes": "500K", "max_batch_tokens": 16, "prefill_chunk_tokens": 16}
     with closing(open_session(**crowded)) as session:
-        guessed = [(one[0], {**one[1], "prediction": text}) for one, text in zip(ASKED, texts, strict=True)]
+        guessed = [(*asked, text) for asked, text in zip(ASKED, texts, strict=True)]
         first = start(session, *guessed[0])
         begun = [next(first), next(first)]
         urgent = [start(session, *asked, priority=1) for asked in guessed[1:]]

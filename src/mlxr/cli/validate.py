@@ -19,13 +19,13 @@ from mlxr.core.errors import InvalidRequest, NotFound, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.stats import MachineLimits
 from mlxr.core.types import SamplingParams
+from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel
 from mlxr.service.chat import Chat
 from mlxr.service.machine_limits import KeptLimits
 from mlxr.service.measures import TokenScore, score_text
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.requests import ChatRequest, encode_prompt
-from mlxr.service.stats import MemoryUse
 from mlxr.service.validation import FullUse, Validation, validate_model
 
 PROMPT = "What does os.path.join do?"
@@ -65,7 +65,7 @@ def encode(loaded: LoadedModel) -> list[int]:
 
 def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
     """The whole result as fields for JSON."""
-    engine = result.engine
+    engine, check = result.engine, result.cache
     return {
         "model": loaded.name,
         "device": loaded.ctx.device,
@@ -95,7 +95,13 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
             "states": describe_states(result.state_use),
             "groups": [{**asdict(group), "peak_bytes": group.peak_bytes} for group in engine.cache.groups],
         },
-        "sharing": asdict(result.cache),
+        "sharing": {
+            "prompt_tokens": check.prompt_tokens,
+            "cached_tokens": check.cached_tokens,
+            "sharing": describe_memory(loaded.weight_bytes, check.sharing),
+            "after": describe_memory(loaded.weight_bytes, check.after),
+            "answers_agree": check.answers_agree,
+        },
         "copied_bytes": result.copied_bytes,
         "dispatches": [asdict(row) for row in result.dispatches],
         "expert_rows": [asdict(row) for row in result.expert_rows],
@@ -128,7 +134,7 @@ def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits 
             *list_groups(result),
             ("full use", format_full_use(result.full_use)),
             *list_states(result.state_use),
-            ("memory", format_memory(result.cache.after)),
+            ("memory", format_memory(loaded.weight_bytes, result.cache.after)),
             (
                 "sharing",
                 f"2 answers: {format_bytes(result.cache.sharing.used_bytes)} used, "
@@ -177,14 +183,24 @@ def format_full_use(use: FullUse) -> str:
     return f"{needed}, {share:.0%} of the {format_bytes(use.unwindowed_bytes)} without windows"
 
 
-def format_memory(memory: MemoryUse) -> str:
-    """Weights, the cache at most and in memory, and what is in it."""
-    return (
-        f"weights {format_bytes(memory.weight_bytes)}, cache up to {format_bytes(memory.arena_bytes)}, in use "
-        f"{format_bytes(memory.in_use_bytes)}: "
-        f"{format_bytes(memory.used_bytes)} used, {format_bytes(memory.shared_bytes)} shared, "
-        f"{format_bytes(memory.cached_bytes)} cached, {format_bytes(memory.disk_bytes)} on disk"
-    )
+def describe_memory(weight_bytes: int, stats: EngineStats) -> dict[str, int]:
+    """Bytes of the weights, of the cache at most and now, and of what is in it."""
+    return {
+        "weight_bytes": weight_bytes,
+        "arena_bytes": stats.arena_bytes,
+        "in_use_bytes": stats.cache_in_use_bytes,
+        "used_bytes": stats.used_bytes,
+        "shared_bytes": stats.shared_bytes,
+        "cached_bytes": stats.cached_bytes,
+        "disk_bytes": stats.disk_bytes,
+    }
+
+
+def format_memory(weight_bytes: int, stats: EngineStats) -> str:
+    """The same as text for people."""
+    weights, arena, in_use, *held = map(format_bytes, describe_memory(weight_bytes, stats).values())
+    parts = ", ".join(" ".join(pair) for pair in zip(held, ("used", "shared", "cached", "on disk"), strict=True))
+    return f"weights {weights}, cache up to {arena}, in use {in_use}: {parts}"
 
 
 DEFAULT_WINDOW_TOKENS = 512

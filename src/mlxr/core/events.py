@@ -66,7 +66,7 @@ class ToolCallDelta:
 class PromptProgress:
     """How much of the prompt has been read: `read_tokens`, among them `cached_tokens`, after `seconds` of reading it.
 
-    Comes before the answer, where `SamplingParams.reports_progress` asks for it: once for the beginning and once for
+    Comes before the answer, where `EngineRequest.reports_progress` asks for it: once for the beginning and once for
     each step that computed a part of the prompt. It brings no tokens of the answer.
     """
 

@@ -263,9 +263,6 @@ class SamplingParams:
     logprobs: int | None = None  # None reports none, 0 the chosen token's, n also the n best of each step
     n: int = 1
     best_of: int | None = None
-    reports_progress: bool = False  # events tell how much of the prompt is computed
-    draft_tokens: int | None = None  # most that are guessed at a time, None: as many as pay; they change no token
-    prediction: str = ""  # a text that the answer is likely to repeat in long parts: guesses are taken from it
 
     @property
     def streams(self) -> int:

@@ -67,6 +67,17 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """How the next tokens of an answer are guessed (speculative decoding), which changes none of them."""
+
+    tokens: int | None = None  # most that are guessed at a time; 0: none; None: as many as pay
+    prediction: str = ""  # a text that the answer is likely to repeat in long parts: guesses are taken from it
+
+
+AUTO_DRAFTS = DraftOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """Tells the form of an answer. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
 

@@ -169,7 +169,9 @@ class EngineRequest:
     second_start: int | None = None  # of two texts to rank: where the tokens of the second one begin
     dry_breaker_ids: Collection[tuple[int, ...]] = ()  # DRY counts no repetition across these sequences of tokens
     pictures: Pictures | None = None  # whose tokens are among those of the prompt
+    draft_tokens: int | None = None  # most that are guessed at a time; None: as many as pay. They change no token
     prediction_ids: Sequence[int] = ()  # what the answer is likely to repeat: drafts are taken from it
+    reports_progress: bool = False  # events tell how much of the prompt is computed
 
     @property
     def answers(self) -> int:

@@ -342,7 +342,7 @@ class Admission:
     ) -> Sequence:
         params, constraint, adapter = request.params, request.constraint, request.adapter
         keeps_pages = request.uses_cache and not request.scores_prompt
-        may_draft = params.draft_tokens != 0 and params.max_tokens != 0
+        may_draft = request.draft_tokens != 0 and params.max_tokens != 0
         pictures, namespace = request.pictures, adapter.digest if adapter else b""
         name_page = None if pictures is None else pictures.name_page
         is_seen = pictures is None or self._drafts_pictures

@@ -242,7 +242,7 @@ class Sequence:
                 for token_id in tokens[told:]:
                     self.drafter.add(token_id)
             return self.drafter
-        if self._open_drafter is not None and self.request.params.draft_tokens != 0:
+        if self._open_drafter is not None and self.request.draft_tokens != 0:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
             if isinstance(self.drafter, ModelDrafter):
                 self.drafter.end_tokens = self.end_tokens
@@ -257,7 +257,7 @@ class Sequence:
     @property
     def draft_room(self) -> int:
         """Most tokens of a draft: the one after them must still belong to the answer."""
-        room, wanted = self.end_tokens - len(self.tokens) - 1, self.request.params.draft_tokens
+        room, wanted = self.end_tokens - len(self.tokens) - 1, self.request.draft_tokens
         if self.boundaries is not None:  # a step ends where a state may be kept
             page_size, start = self.table.page_size, self.table.length_tokens
             room = min(room, (start // page_size + 1) * page_size - len(self.tokens))
@@ -405,7 +405,7 @@ class Sequence:
         The first such step also tells where it began. None where the request does not ask for them.
         """
         is_reading = before_tokens < min(self.computed_tokens, self.prompt_tokens)
-        if not (is_reading and self.request.params.reports_progress):
+        if not (is_reading and self.request.reports_progress):
             return []
         counts = self.prompt_tokens, self.cached_tokens
         reached = PromptProgress(*counts, self.computed_tokens, self.watch.read(now_s).prompt_s)

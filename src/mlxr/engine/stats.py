@@ -142,6 +142,11 @@ class EngineStats(PageSums, Counters):
         return self.cache.groups
 
     @property
+    def disk_bytes(self) -> int:
+        """Bytes of this model's pages in the store."""
+        return 0 if self.cache.store is None else self.cache.store.bytes
+
+    @property
     def window_saved_bytes(self) -> int:
         """Bytes that windows saved at the peak, against layers that all keep everything as some of them do."""
         groups = [group for group in self.groups if group.kv_heads is not None]

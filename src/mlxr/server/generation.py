@@ -21,7 +21,7 @@ from mlxr.core.errors import Busy, DeviceError, InvalidRequest, NotFound, Unavai
 from mlxr.core.events import Event, Finish
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import FinishReason
 from mlxr.registry.modelfile import read_draft_tokens
 from mlxr.registry.record import ModelRecord
 from mlxr.server.activity import InFlight, Span, in_flight, log_prompt, log_stand_in, start_span
@@ -33,7 +33,7 @@ from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look
 from mlxr.service.identity import Planned, current_identity, find_hooks
-from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.requests import ChatRequest, R, TextRequest
 
 if TYPE_CHECKING:
     from mlxr.registry import AdapterRecord
@@ -303,24 +303,21 @@ def find_given(body: BaseModel) -> frozenset[str]:
     return frozenset(BY_SPELLING[name].name if name in BY_SPELLING else name for name in names)
 
 
-def fill_text(wanted: TextRequest, record: ModelRecord, body: BaseModel) -> TextRequest:
-    """The request with what the model brings along."""
-    return (
-        replace(wanted, params=_fill_params(wanted.params, record, find_given(body))) if record.parameters else wanted
-    )
+def fill_text(wanted: R, record: ModelRecord, body: BaseModel) -> R:
+    """The request with what the model brings along, where the body does not say it itself."""
+    if not record.parameters:
+        return wanted
+    given = find_given(body)
+    found = {name: value for name, value in read_params(record.parameters).items() if name not in given}
+    drafts = wanted.drafts
+    if "draft_tokens" not in given:
+        drafts = replace(drafts, tokens=read_draft_tokens(record.parameters))
+    return replace(wanted, params=replace(wanted.params, **found), drafts=drafts)
 
 
 def fill_chat(wanted: ChatRequest, record: ModelRecord, body: BaseModel) -> ChatRequest:
     """The conversation with what the model brings along."""
-    params = _fill_params(wanted.params, record, find_given(body))
-    return replace(wanted, params=params, messages=[*record.messages, *wanted.messages])
-
-
-def _fill_params(params: SamplingParams, record: ModelRecord, given: frozenset[str]) -> SamplingParams:
-    if not record.parameters:
-        return params
-    found = {**read_params(record.parameters), "draft_tokens": read_draft_tokens(record.parameters)}
-    return replace(params, **{name: value for name, value in found.items() if name not in given})
+    return replace(fill_text(wanted, record, body), messages=[*record.messages, *wanted.messages])
 
 
 P = TypeVar("P")

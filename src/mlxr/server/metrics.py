@@ -235,14 +235,14 @@ def _read_states(stats: SessionStats) -> Samples:
 
 
 def _read_bytes(stats: SessionStats) -> Samples:
-    memory = stats.memory
+    engine = stats.engine
     return {
-        "weights": memory.weight_bytes,
-        "arena": memory.arena_bytes,
-        "in_use": memory.in_use_bytes,
-        "used": memory.used_bytes,
-        "cached": memory.cached_bytes,
-        "store": memory.disk_bytes,
+        "weights": stats.weight_bytes,
+        "arena": engine.arena_bytes,
+        "in_use": engine.cache_in_use_bytes,
+        "used": engine.used_bytes,
+        "cached": engine.cached_bytes,
+        "store": engine.disk_bytes,
     }
 
 

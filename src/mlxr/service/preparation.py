@@ -213,6 +213,9 @@ class Preparation:
             deadline_s=request.deadline_s,
             uses_cache=request.cache_prompt,
             adapter=self.find_adapter(request.adapter),
+            draft_tokens=request.drafts.tokens,
+            prediction_ids=self._read_prediction(request.drafts.prediction),
+            reports_progress=request.reports_progress,
             scores_prompt=has_echo and request.params.logprobs is not None,
         )
         return replace(prepared, request=asked)
@@ -270,7 +273,6 @@ class Preparation:
             replace(params, stop_token_ids=params.stop_token_ids | stop_tokens.keys()),
             boundary_tokens=find_message_ends(self.tokenizer, token_ids),
             dry_breaker_ids=self._find_breakers(params),
-            prediction_ids=self._read_prediction(params.prediction),
         )
         return Prepared(request, answers)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from mlxr.core.errors import ContextFull, InvalidRequest
-from mlxr.core.types import Grammar, SamplingParams
+from mlxr.core.types import AUTO_DRAFTS, DraftOptions, Grammar, SamplingParams
 from mlxr.service.messages import Message as Message
 from mlxr.tokenizers import Tokenizer
 
@@ -44,38 +44,35 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 Ending = Literal["new turn", "continued", "closed"]
 
 
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it. `window` bounds its part of the
-    context; None is all of it. `adapter` is a low-rank adapter of the model that is loaded, or the name of one; None is
-    that which the model was made with, if any.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What a text to continue and a conversation to answer may both ask for, besides how tokens are chosen."""
 
-    A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE. Each
-    answer begins with the text `echo`, which comes with the prompt's tokens where the parameters ask for logprobs.
-    """
+    grammar: Grammar | None = None  # of the answer's text, after any reasoning
+    cache_prompt: bool = True  # off: nothing that is cached is used for the prompt
+    priority: int = 0  # -100 to 100; a higher one is served first
+    deadline_s: float | None = None  # after so many seconds the answers end with DEADLINE
+    window: Window | None = None  # its part of the context; None: all of it
+    adapter: AdapterChoice | Adapter | None = None  # or the name of one; None: that which the model was made with
+    drafts: DraftOptions = AUTO_DRAFTS
+    reports_progress: bool = False  # events tell how much of the prompt is computed
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest(RequestOptions):
+    """Continue a prompt."""
 
     prompt: Prompt
     params: SamplingParams
-    grammar: Grammar | None = None
-    cache_prompt: bool = True
-    priority: int = 0
-    deadline_s: float | None = None
-    echo: str | None = None
-    window: Window | None = None
-    adapter: AdapterChoice | Adapter | None = None
+    echo: str | None = None  # each answer begins with it; where logprobs are asked for, with the prompt's tokens
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """Answer a conversation.
+class ChatRequest(RequestOptions):
+    """Answer a conversation. With tools to choose from, an answer is calls of them, or text that follows a grammar.
 
-    `think` switches reasoning on or off, or sets its effort, where the model's template knows such a switch; None
-    leaves it to the template. The prompt ends where the assistant's turn begins (`ending` "new turn"), inside the last
-    message, which is the assistant's ("continued"), or behind the last message ("closed"). `chat_template` is a
-    template to use instead of the model's, or the name of one that comes with mlxr, and `template_values` are further
-    variables of the template. `thinking_message` is said before a thought that is used up is closed; None is what the
-    setting says. The other fields are those of `TextRequest`; a `grammar` holds for the answer's text, after any
-    reasoning. With tools to choose from, an answer is calls of them or that text.
+    The prompt ends where the assistant's turn begins (`ending` "new turn"), inside the last message, which is the
+    assistant's ("continued"), or behind the last message ("closed").
     """
 
     messages: Sequence[Message]
@@ -83,17 +80,16 @@ class ChatRequest:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    grammar: Grammar | None = None
-    think: bool | str | None = None
+    think: bool | str | None = (
+        None  # on, off or an effort, where the template knows a switch; None: as the template has it
+    )
     ending: Ending = "new turn"
-    chat_template: str | None = None
-    template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    thinking_message: str | None = None
-    cache_prompt: bool = True
-    priority: int = 0
-    deadline_s: float | None = None
-    window: Window | None = None
-    adapter: AdapterChoice | Adapter | None = None
+    chat_template: str | None = None  # to use instead of the model's, or the name of one that comes with mlxr
+    template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # further variables
+    thinking_message: str | None = None  # said before a thought that is used up is closed; None: the setting's
+
+
+R = TypeVar("R", TextRequest, ChatRequest)
 
 
 @dataclass(frozen=True, slots=True)

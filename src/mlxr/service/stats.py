@@ -14,33 +14,6 @@ from mlxr.service.adapters import AdaptersUse
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes that a model and its cache take now. The cache takes memory page by page."""
-
-    weight_bytes: int
-    arena_bytes: int  # that the cache may take
-    in_use_bytes: int  # of these, memory now
-    used_bytes: int  # of pages that requests hold
-    shared_bytes: int  # of pages that several requests hold
-    cached_bytes: int  # of what earlier requests left for later ones
-    disk_bytes: int  # of this model's pages in the store
-
-
-def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
-    """The engine's counts of pages as bytes, beside the bytes of the weights."""
-    store = engine.cache.store
-    return MemoryUse(
-        weight_bytes=weight_bytes,
-        arena_bytes=engine.arena_bytes,
-        in_use_bytes=engine.cache_in_use_bytes,
-        used_bytes=engine.used_bytes,
-        shared_bytes=engine.shared_bytes,
-        cached_bytes=engine.cached_bytes,
-        disk_bytes=0 if store is None else store.bytes,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class SessionStats:
     """Holds one moment of a loaded model."""
 
@@ -61,11 +34,6 @@ class SessionStats:
     def copied_bytes(self) -> int:
         """Count the bytes that the cache path copied instead of reading them in place."""
         return self.engine.copied_bytes
-
-    @property
-    def memory(self) -> MemoryUse:
-        """Weights, arena, and what is in the cache."""
-        return measure_memory(self.weight_bytes, self.engine)
 
 
 def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | None) -> SessionStats:

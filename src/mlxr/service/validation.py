@@ -29,7 +29,7 @@ from mlxr.engine.speculative.planner import HOST_DEVICES
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
-from mlxr.service.stats import MemoryUse, StateUse, collect_stats, find_state_use, measure_memory
+from mlxr.service.stats import StateUse, collect_stats, find_state_use
 
 Floats = npt.NDArray[np.float32]
 CACHE_CHECK_PAGES = 3
@@ -100,15 +100,15 @@ class LogitsCheck:
 class CacheCheck:
     """What the cache made of one prompt: two answers side by side, then the same prompt once more.
 
-    `cached_tokens` of the last prompt's `prompt_tokens` came out of the cache. `sharing` is the memory while both
+    `cached_tokens` of the last prompt's `prompt_tokens` came out of the cache. `sharing` is the cache while both
     answers grew, `after` when all had ended and the cache was closed. `answers_agree` when every answer was that of a
     request that ran alone, without pages and sharing.
     """
 
     prompt_tokens: int
     cached_tokens: int
-    sharing: MemoryUse
-    after: MemoryUse
+    sharing: EngineStats
+    after: EngineStats
     answers_agree: bool
 
 
@@ -262,7 +262,7 @@ def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[in
         events: list[TokenEvent] = []
         while not events:
             events += _step(engine)
-        sharing = measure_memory(loaded.weight_bytes, engine.stats())
+        sharing = engine.stats()
         events += _run(engine)
         engine.submit(EngineRequest(long_ids, params))
         again = _run(engine)
@@ -271,7 +271,7 @@ def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[in
         prompt_tokens=len(long_ids),
         cached_tokens=again[-1].usage.cached_tokens,
         sharing=sharing,
-        after=measure_memory(loaded.weight_bytes, engine.stats()),
+        after=engine.stats(),
         answers_agree=all(
             answer == [event.token_id for event in wanted] for answer in (*answers, [event.token_id for event in again])
         ),

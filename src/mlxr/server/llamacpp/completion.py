@@ -21,7 +21,15 @@ from starlette.responses import JSONResponse, Response
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.sampling import read_params
-from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, FinishReason, Grammar, SamplingParams, TokenLogprob
+from mlxr.core.types import (
+    MAX_TOP_LOGPROBS,
+    PARAMETERS,
+    DraftOptions,
+    FinishReason,
+    Grammar,
+    SamplingParams,
+    TokenLogprob,
+)
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import read_draft_tokens
 from mlxr.server.errors import ServerError, spell_fields
@@ -355,8 +363,6 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
             logit_bias=_read_bias(self.logit_bias, session),
             logprobs=self._count_logprobs(fields),
             n=self.n_cmpl or self.n or 1,
-            reports_progress=bool(self.stream and self.return_progress),
-            draft_tokens=read_draft_tokens(record.parameters) if self.draft_tokens is None else self.draft_tokens,
         )
 
     def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:
@@ -437,8 +443,18 @@ async def answer(
     """The reply to all prompts: one object, a list of them, or events. The tokens `ends` end an answer."""
     with spell_fields(FIELDS):
         params = replace(body.make_params(lease.record, lease.session), stop_token_ids=ends)
+        given = body.draft_tokens
+        drafts = DraftOptions(read_draft_tokens(lease.record.parameters) if given is None else given)
         wanted = [
-            TextRequest(prompt, params, grammar, cache_prompt=body.cache_prompt is not False) for prompt in prompts
+            TextRequest(
+                prompt,
+                params,
+                grammar=grammar,
+                cache_prompt=body.cache_prompt is not False,
+                drafts=drafts,
+                reports_progress=bool(body.stream and body.return_progress),
+            )
+            for prompt in prompts
         ]
         generations = await start_all(request, lease, wanted)
     frame = await asyncio.to_thread(_make_frame, body, lease, params, generations)

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event
 from mlxr.core.sampling import read_params
-from mlxr.core.types import Grammar, SamplingParams
+from mlxr.core.types import DraftOptions, Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import BY_NAME, check_options, find_idle, read_draft_tokens
 from mlxr.server.activity import in_flight
@@ -71,8 +71,7 @@ def make_params(
     """
     given = check_options(options or {})
     fields = read_params(_DEFAULTS, record.parameters, given, prefix="options.")
-    draft_tokens = read_draft_tokens(record.parameters, given)
-    return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs), draft_tokens=draft_tokens)
+    return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs))
 
 
 def make_window(
@@ -181,8 +180,9 @@ async def answer(
 ) -> Response:
     """Start the answer and send it, whole or piece by piece; `render` is what a piece has besides the common fields."""
     names = {"logprobs": "top_logprobs", "max_tokens": "options.num_predict"}
+    drafts = DraftOptions(read_draft_tokens(lease.record.parameters, check_options(body.options or {})))
     with spell_fields(names):
-        generation = await start(request, lease, wanted)
+        generation = await start(request, lease, replace(wanted, drafts=drafts))
     token_bytes = lease.session.tokenizer.token_bytes if body.logprobs else None
     arrived_s = in_flight(request).arrived_s
     parts = Parts(generation.prompt_ids, token_bytes, arrived_s=arrived_s, load_s=lease.load_s)
@@ -408,7 +408,7 @@ def make_request(
             if getattr(body, field):
                 raise InvalidRequest(field, "is not supported: the model has no chat template")
         text = prompt if body.raw or not body.system else f"{body.system}\n\n{prompt}"
-        return TextRequest(text, params, grammar)
+        return TextRequest(text, params, grammar=grammar)
     system = [{"role": "system", "content": body.system}] if body.system else []
     shown = [] if body.context else lease.record.messages  # a context holds them already
     messages = [*system, *shown, {"role": "user", "content": show_pictures(body.images, prompt, "images")}]
@@ -418,4 +418,4 @@ def make_request(
         return chat
     turn = session.encode_chat(chat)
     bos_id = session.tokenizer.bos_id
-    return TextRequest([*body.context, *(turn[1:] if turn[:1] == [bos_id] else turn)], params, grammar)
+    return TextRequest([*body.context, *(turn[1:] if turn[:1] == [bos_id] else turn)], params, grammar=grammar)

@@ -7,7 +7,6 @@ role cannot have is checked here, what the conversation cannot have by the servi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -294,13 +293,10 @@ class ChatCompletionRequest(PenaltyFields):
         offer = read_offer(self.tools, self.tool_choice)
         effort = self.reasoning_effort or (self.reasoning.think if self.reasoning else None)
         messages = read_messages(self.messages)
-        return ChatRequest(
+        wanted = ChatRequest(
             messages=messages,
             ending=self._find_ending(messages),
-            params=replace(
-                self.make_params(logit_bias=self.logit_bias, logprobs=self._count_logprobs(), n=self.n),
-                prediction="" if self.prediction is None else join_text(self.prediction.content),
-            ),
+            params=self.make_params(logit_bias=self.logit_bias, logprobs=self._count_logprobs(), n=self.n),
             tools=offer.tools,
             tool_choice=offer.choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -309,10 +305,8 @@ class ChatCompletionRequest(PenaltyFields):
             chat_template=self.chat_template or None,
             template_values=self.chat_template_kwargs or {},
             thinking_message=self.reasoning_budget_message,
-            cache_prompt=self.cache_prompt is not False,
-            priority=self.priority or 0,
-            deadline_s=self.deadline_s,
         )
+        return self.add_options(wanted, "" if self.prediction is None else join_text(self.prediction.content))
 
     def _find_ending(self, messages: Sequence[Message]) -> Ending:
         """Return where the prompt ends: by default inside a last message of the assistant, as llama.cpp has it."""

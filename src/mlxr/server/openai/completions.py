@@ -78,14 +78,12 @@ class CompletionRequest(PenaltyFields):
         """Return what the service is asked for one of the prompts; raises InvalidRequest naming the field."""
         if self.echo and self.suffix and self.logprobs is not None:
             raise InvalidRequest("logprobs", "cannot be had with echo and suffix: the model reads another prompt then")
-        return TextRequest(
+        wanted = TextRequest(
             prompt=prompt,
             params=self._make_params(),
             grammar=self.make_grammar(self.response_format, "response_format"),
-            cache_prompt=self.cache_prompt is not False,
-            priority=self.priority or 0,
-            deadline_s=self.deadline_s,
         )
+        return self.add_options(wanted)
 
     def _make_params(self) -> SamplingParams:
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):

@@ -7,17 +7,17 @@ declared with that value, so any other is refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import ALL_TOKENS, read_params
-from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
+from mlxr.core.types import MAX_ANSWERS, MAX_INT, DraftOptions, SamplingParams
 from mlxr.server.request_fields import GrammarFields, OpenAIParameters, SamplerFields
 from mlxr.server.routes import JsonObject, RequestModel
-from mlxr.service.requests import NamedTool, Tool, ToolChoice
+from mlxr.service.requests import NamedTool, R, Tool, ToolChoice
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -112,8 +112,17 @@ class SamplingFields(GrammarFields, SamplerFields, DraftFields, AdapterFields):
             logprobs=logprobs,
             n=1 if n is None else n,
             best_of=best_of,
+        )
+
+    def add_options(self, wanted: R, prediction: str = "") -> R:
+        """The request with what these fields ask for besides the parameters."""
+        return replace(
+            wanted,
+            cache_prompt=self.cache_prompt is not False,
+            priority=self.priority or 0,
+            deadline_s=self.deadline_s,
+            drafts=DraftOptions(self.draft_tokens, prediction),
             reports_progress=bool(self.stream and self.return_progress),
-            draft_tokens=self.draft_tokens,
         )
 
 

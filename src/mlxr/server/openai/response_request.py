@@ -614,7 +614,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
         items = list_items(self.input) if given is None else given
         offer = read_offer(read_tools(self.tools, list_loaded([*history, *items])), self.tool_choice)
         effort = self.reasoning.think if self.reasoning else None
-        return ChatRequest(
+        wanted = ChatRequest(
             messages=read_input(self.instructions, [*history, *items], len(history)),
             params=self.make_params(logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None),
             tools=offer.tools,
@@ -622,7 +622,5 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             grammar=self.make_grammar(self.text.format if self.text else None, "text.format"),
             think=False if effort == "none" else effort,
-            cache_prompt=self.cache_prompt is not False,
-            priority=self.priority or 0,
-            deadline_s=self.deadline_s,
         )
+        return self.add_options(wanted)
