@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,8 +105,9 @@ RELATIVES = {
 
 def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
     """Have folders of this `model_type` be files of the architecture `name`."""
-    given = [replace(one, architecture=name) if one.model_type == model_type else one for one in families.FOLDERS]
-    monkeypatch.setattr(families, "FOLDERS", tuple(given))
+    named = families.find_family(name)
+    given = tuple((named if one.model_type == model_type else own, one) for own, one in families.FOLDERS)
+    monkeypatch.setattr(families, "FOLDERS", given)
 
 
 def count_experts(config: Config) -> int:

@@ -224,7 +224,7 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
     [
         (
             {"architectures": ["NoSuchModel"]},
-            "supported are " + ", ".join(sorted({folder.hf_class for folder in FOLDERS})),
+            "supported are " + ", ".join(sorted({folder.hf_class for _, folder in FOLDERS})),
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "not supported"),
         ({"architectures": []}, r"architectures is \[\], expected a list of one class"),
@@ -232,7 +232,7 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         (
             {"architectures": None, "model_type": "unknown"},
             "architecture 'unknown' is not supported; supported are "
-            + ", ".join(sorted({folder.model_type for folder in FOLDERS})),
+            + ", ".join(sorted({folder.model_type for _, folder in FOLDERS})),
         ),
         ({"architectures": None, "model_type": None}, "architecture '' is not supported"),
         ({"model_type": "qwen2"}, "model_type is 'qwen2', expected llama"),
@@ -588,7 +588,7 @@ def test_a_model_checks_itself(part: Any, changes: dict[str, Any], message: str)
 def test_goldens_cover_every_architecture() -> None:
     folders = [read_golden(case)[0] for case in CASES]
     folders += [encoder_models.read_golden(case).config for case in encoder_models.CASES]
-    assert {config["model_type"] for config in folders} == {folder.model_type for folder in FOLDERS} - {
+    assert {config["model_type"] for config in folders} == {folder.model_type for _, folder in FOLDERS} - {
         "roberta",
         "kimi_k2",
     }

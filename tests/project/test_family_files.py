@@ -10,7 +10,7 @@ from mlxr.models.families import FAMILIES, FOLDERS
 
 SOURCES = Path(__file__).parents[2] / "src" / "mlxr"
 WHERE = ("models/families/", "tokenizers/")
-NAMES = {name for folder in FOLDERS for name in (folder.model_type, folder.hf_class, folder.older_class)}
+NAMES = {name for _, folder in FOLDERS for name in (folder.model_type, folder.hf_class, folder.older_class)}
 NAMES |= {family.name for family in FAMILIES}
 RECURRENCES = {"mamba2"}  # which a family is called after
 

@@ -141,7 +141,7 @@ class DraftHead:
 
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-_PLAIN = llama.FOLDERS[0]  # Llama, whose layer the head's is but for its first product
+_PLAIN = llama.FAMILIES[0].folders[0]  # Llama, whose layer the head's is but for its first product
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _LAYER = ("midlayer.", "layers.0.", "model.layers.0.")  # how folders call the layer
 _MAP, _KNOWN, _FUSE, _FUSE_NORM = "d2t", "t2d", "fc.weight", "input_norm.weight"

@@ -11,22 +11,21 @@ from mlxr.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)
+class Folder:
+    """One class of folders."""
+
+    model_type: str  # of `config.json`
+    hf_class: str  # in its `architectures`
+    state: Callable[[FolderConfig], None]  # states the metadata
+    tensors: TensorLayout = field(default_factory=TensorLayout)
+    older_class: str | None = None  # of folders that brought their own code
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family, by the name that GGUF has for it."""
 
     name: str  # `general.architecture`
     build: Callable[[Metadata], Model]
+    folders: tuple[Folder, ...] = ()  # which are such models
     bare_names: tuple[str, ...] = ()  # weights of layers whose names do not end in `.weight` in GGUF files
-
-
-@dataclass(frozen=True, slots=True)
-class FolderFamily:
-    """One class of folders."""
-
-    model_type: str  # of `config.json`
-    hf_class: str  # in its `architectures`
-    architecture: str  # of GGUF
-    state: Callable[[FolderConfig], None]  # states the metadata
-    tensors: TensorLayout = field(default_factory=TensorLayout)
-    older_class: str | None = None  # of folders that brought their own code
-    experts_architecture: str | None = None  # GGUF's for a model with experts, where it is another one

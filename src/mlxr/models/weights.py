@@ -12,8 +12,9 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import take_halves
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import NO_ROPE, FeedForward, GatedDelta, Layer, Rope
-from mlxr.models.components.attention import GATE
+from mlxr.models.components.attention import GATE, QKV
 from mlxr.models.components.experts import ROUTER
+from mlxr.models.components.feed_forward import GATE_AND_UP
 from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
 from mlxr.models.components.weights import Shape
 from mlxr.models.families import find_family
@@ -37,9 +38,6 @@ def from_gguf_name(name: str, model: Model) -> str:
     return f"{name}.weight" if is_bare else name
 
 
-# What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
-_QKV = "attn_qkv"
-_JOINED: dict[str, tuple[str, ...]] = {_QKV: ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
 
 
@@ -76,10 +74,11 @@ def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str
 
 def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """List what a file has as one tensor, and the parts: all that its family joins, or q, k and v."""
-    joined = {name: _JOINED[name] for name in model.joins}
-    attention, shapes = layer.attention, dict(layer.tensors(model.hidden))
-    if attention is not None and f"blk.{index}.{_QKV}.weight" in tensors:
-        joined[_QKV] = attention.parts
+    joined, shapes = dict[str, tuple[str, ...]](), dict(layer.tensors(model.hidden))
+    if layer.attention is not None and (QKV in model.joins or f"blk.{index}.{QKV}.weight" in tensors):
+        joined[QKV] = layer.attention.parts
+    if isinstance(layer.feed_forward, FeedForward) and GATE_AND_UP in model.joins:
+        joined[GATE_AND_UP] = layer.feed_forward.projections
     return {
         f"{name}.{end}": tuple(f"{part}.{end}" for part in parts)
         for name, parts in joined.items()

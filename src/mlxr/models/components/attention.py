@@ -16,6 +16,7 @@ from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
 
 SINKS = "attn_sinks.weight"
+QKV = "attn_qkv"  # what some files keep the weights of a product as: the rows of one part after those of another
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
 OWN_GATE = "attn_gate"  # a gate with a weight of its own
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}

@@ -12,6 +12,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Tensors, check_range, list_product
 
+GATE_AND_UP = "ffn_up"  # what some files keep both as: the rows of the gate, then those of up
 HALVES = (("ffn_gate", 0), ("ffn_up", 1))  # of what files keep as one tensor
 _JOINED = "ffn_gate_up_shexp.weight"
 

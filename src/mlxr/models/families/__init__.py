@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.fields import NO_ORIGINS, Fields, Origin
 from mlxr.models.folders.config import NO_TENSORS, FolderConfig, Statement, TensorLayout
 from mlxr.models.metadata import Metadata
@@ -20,7 +20,7 @@ from mlxr.models.model import Model
 
 _FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
 FAMILIES: tuple[Family, ...] = tuple(family for file in _FILES for family in file.FAMILIES)
-FOLDERS: tuple[FolderFamily, ...] = tuple(folder for file in _FILES for folder in file.FOLDERS)
+FOLDERS: tuple[tuple[Family, Folder], ...] = tuple((family, one) for family in FAMILIES for one in family.folders)
 _BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -34,9 +34,8 @@ def find_family(name: str) -> Family:
 
 def find_layout(model: Model) -> TensorLayout:
     """Return how folders of models like this one keep tensors."""
-    name = model.architecture
-    layouts = [folder.tensors for folder in FOLDERS if name in (folder.architecture, folder.experts_architecture)]
-    return layouts[0] if layouts else TensorLayout()
+    layouts = (folder.tensors for family, folder in FOLDERS if family.name == model.architecture)
+    return next(layouts, TensorLayout())
 
 
 def model_from_gguf(
@@ -81,36 +80,36 @@ def read_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource
     """
     whole = Fields(config)
     fields = whole.mapping("text_config") or whole
-    family = _find_family(fields)
-    stated = Statement(family.tensors, family.architecture)
+    family, folder = _find_folder(fields)
+    stated = Statement(folder.tensors, family.name)
     read = FolderConfig(whole, fields, stated, tensors)
-    family.state(read)
+    folder.state(read)
     read.refuse_others()
     stated.finish()
     return stated
 
 
-def _find_family(fields: Fields) -> FolderFamily:
-    """Return the family by class where `architectures` names one, else by `model_type`; they must agree."""
+def _find_folder(fields: Fields) -> tuple[Family, Folder]:
+    """Return the kind of folder by class where `architectures` names one, else by `model_type`; they must agree."""
     classes = fields.get("architectures")
     model_type = fields.text("model_type", default="")
     if classes is None:
         return _find_by_type(model_type)
     if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
         fields.refuse("architectures", "a list of one class")
-    found = [family for family in FOLDERS if classes[0] in (family.hf_class, family.older_class)]
-    for family in found:
-        if model_type in ("", family.model_type):
-            return family
+    found = [pair for pair in FOLDERS if classes[0] in (pair[1].hf_class, pair[1].older_class)]
+    for family, folder in found:
+        if model_type in ("", folder.model_type):
+            return family, folder
     if found:
-        fields.refuse("model_type", f"{found[0].model_type}, as architectures is {classes}")
-    known = ", ".join(sorted({family.hf_class for family in FOLDERS}))
+        fields.refuse("model_type", f"{found[0][1].model_type}, as architectures is {classes}")
+    known = ", ".join(sorted({folder.hf_class for _, folder in FOLDERS}))
     raise ModelError(f"architectures is [{classes[0]!r}], which is not supported; supported are {known}")
 
 
-def _find_by_type(model_type: str) -> FolderFamily:
-    for family in FOLDERS:
-        if family.model_type == model_type:
-            return family
-    known = ", ".join(sorted({family.model_type for family in FOLDERS}))
+def _find_by_type(model_type: str) -> tuple[Family, Folder]:
+    for family, folder in FOLDERS:
+        if folder.model_type == model_type:
+            return family, folder
+    known = ", ".join(sorted({folder.model_type for _, folder in FOLDERS}))
     raise ModelError(f"architecture {model_type!r} is not supported; supported are {known}")

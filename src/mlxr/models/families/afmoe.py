@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -75,5 +75,4 @@ def build(m: Metadata) -> Model:
     return m.model(layers, embedding_scale=m.hidden**0.5)
 
 
-FOLDERS = (FolderFamily("afmoe", "AfmoeForCausalLM", "afmoe", state, TensorLayout(_NAMES)),)
-FAMILIES = (Family("afmoe", build),)
+FAMILIES = (Family("afmoe", build, (Folder("afmoe", "AfmoeForCausalLM", state, TensorLayout(_NAMES)),)),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -46,5 +46,4 @@ def _softplus(number: float) -> float:
     return max(number, 0.0) + math.log1p(math.exp(-abs(number)))
 
 
-FOLDERS = (FolderFamily("apertus", "ApertusForCausalLM", "apertus", state, _TENSORS),)
-FAMILIES = (Family("apertus", build),)
+FAMILIES = (Family("apertus", build, (Folder("apertus", "ApertusForCausalLM", state, _TENSORS),)),)

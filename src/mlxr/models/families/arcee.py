@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -25,5 +25,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("arcee", "ArceeForCausalLM", "arcee", state),)
-FAMILIES = (Family("arcee", build),)
+FAMILIES = (Family("arcee", build, (Folder("arcee", "ArceeForCausalLM", state),)),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms
 from mlxr.models.components.experts import CHOICE_BIAS
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
@@ -70,8 +70,10 @@ def build(m: Metadata) -> Model:
     return m.model(Layer(attention, experts if flag else m.feed_forward(), norms) for flag in m.has_experts)
 
 
-FOLDERS = (
-    FolderFamily("bailing_moe", "BailingMoeV2ForCausalLM", "bailingmoe2", state_ling2, TensorLayout(_NAMES)),
-    FolderFamily("deepseek", "DeepseekForCausalLM", "deepseek", state_deepseek),
+FAMILIES = (
+    Family("bailingmoe", build),
+    Family(
+        "bailingmoe2", build, (Folder("bailing_moe", "BailingMoeV2ForCausalLM", state_ling2, TensorLayout(_NAMES)),)
+    ),
+    Family("deepseek", build, (Folder("deepseek", "DeepseekForCausalLM", state_deepseek),)),
 )
-FAMILIES = (Family("bailingmoe", build), Family("bailingmoe2", build), Family("deepseek", build))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -79,18 +79,17 @@ def build(m: Metadata) -> Model:
 _ENCODER = TensorLayout(NAMES | NO_POOLER)
 _RANKER = TensorLayout(NAMES | _POOLED | _CLASSIFIED)
 _ROBERTA_RANKER = TensorLayout(NAMES | NO_POOLER | _DENSE | _PROJECTED)
-FOLDERS = (
-    FolderFamily("bert", "BertModel", "bert", state, _ENCODER, "BertForMaskedLM"),
-    FolderFamily("bert", "BertForSequenceClassification", "bert", state_classifier, _RANKER),
-    FolderFamily("xlm-roberta", "XLMRobertaModel", "bert", state_roberta, _ENCODER, "XLMRobertaForMaskedLM"),
-    FolderFamily(
-        "xlm-roberta",
-        "XLMRobertaForSequenceClassification",
+FAMILIES = (
+    Family(
         "bert",
-        state_roberta_classifier,
-        _ROBERTA_RANKER,
+        build,
+        (
+            Folder("bert", "BertModel", state, _ENCODER, "BertForMaskedLM"),
+            Folder("bert", "BertForSequenceClassification", state_classifier, _RANKER),
+            Folder("xlm-roberta", "XLMRobertaModel", state_roberta, _ENCODER, "XLMRobertaForMaskedLM"),
+            Folder("xlm-roberta", "XLMRobertaForSequenceClassification", state_roberta_classifier, _ROBERTA_RANKER),
+            Folder("roberta", "RobertaModel", state_roberta, _ENCODER, "RobertaForMaskedLM"),
+            Folder("roberta", "RobertaForSequenceClassification", state_roberta_classifier, _ROBERTA_RANKER),
+        ),
     ),
-    FolderFamily("roberta", "RobertaModel", "bert", state_roberta, _ENCODER, "RobertaForMaskedLM"),
-    FolderFamily("roberta", "RobertaForSequenceClassification", "bert", state_roberta_classifier, _ROBERTA_RANKER),
 )
-FAMILIES = (Family("bert", build),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import WINDOW_THETA, Metadata
@@ -72,11 +72,7 @@ def build_windowed(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (
-    FolderFamily("cohere", "CohereForCausalLM", "command-r", state_cohere, _TENSORS),
-    FolderFamily("cohere2", "Cohere2ForCausalLM", "cohere2", state_cohere2, _TENSORS),
-)
 FAMILIES = (
-    Family("command-r", build),
-    Family("cohere2", build_windowed),
+    Family("command-r", build, (Folder("cohere", "CohereForCausalLM", state_cohere, _TENSORS),)),
+    Family("cohere2", build_windowed, (Folder("cohere2", "Cohere2ForCausalLM", state_cohere2, _TENSORS),)),
 )

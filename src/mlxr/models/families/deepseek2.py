@@ -15,7 +15,7 @@ from mlxr.kernels.moe import Scoring
 from mlxr.models import limits
 from mlxr.models.components import Experts, LatentAttention, Layer, Norms
 from mlxr.models.components.experts import CHOICE_BIAS
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts, state_latent_attention
 from mlxr.models.metadata import Metadata
@@ -105,18 +105,18 @@ def _build(m: Metadata, attention: LatentAttention) -> Model:
     )
 
 
-FOLDERS = (
-    FolderFamily("deepseek_v2", "DeepseekV2ForCausalLM", "deepseek2", state_v2),
-    FolderFamily("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek2", state_v3),
-    FolderFamily("kimi_k2", "DeepseekV3ForCausalLM", "deepseek2", state_v3),
-    FolderFamily("deepseek_v32", "DeepseekV32ForCausalLM", "deepseek32", state_indexed, _INDEXED),
-    FolderFamily("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", state_indexed, _INDEXED),
-    FolderFamily("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek2", state_v3),
-    FolderFamily("mistral4", "Mistral4ForCausalLM", "mistral4", state_mistral4),
-)
 FAMILIES = (
-    Family("deepseek2", build),
-    Family("deepseek32", build_indexed),
-    Family("glm-dsa", build_indexed),
-    Family("mistral4", build),
+    Family(
+        "deepseek2",
+        build,
+        (
+            Folder("deepseek_v2", "DeepseekV2ForCausalLM", state_v2),
+            Folder("deepseek_v3", "DeepseekV3ForCausalLM", state_v3),
+            Folder("kimi_k2", "DeepseekV3ForCausalLM", state_v3),
+            Folder("glm4_moe_lite", "Glm4MoeLiteForCausalLM", state_v3),
+        ),
+    ),
+    Family("deepseek32", build_indexed, (Folder("deepseek_v32", "DeepseekV32ForCausalLM", state_indexed, _INDEXED),)),
+    Family("glm-dsa", build_indexed, (Folder("glm_moe_dsa", "GlmMoeDsaForCausalLM", state_indexed, _INDEXED),)),
+    Family("mistral4", build, (Folder("mistral4", "Mistral4ForCausalLM", state_mistral4),)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -45,5 +45,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("dots1", "Dots1ForCausalLM", "dots1", state),)
-FAMILIES = (Family("dots1", build),)
+FAMILIES = (Family("dots1", build, (Folder("dots1", "Dots1ForCausalLM", state),)),)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_experts
 from mlxr.models.folders.rotations import state_rotation
@@ -56,11 +56,9 @@ def build_mixture(m: Metadata) -> Model:
 
 
 _TENSORS = TensorLayout(turns_neighbours=True)
-FOLDERS = (
-    FolderFamily("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", state, _TENSORS),
-    FolderFamily("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "ernie4_5-moe", state_mixture, _TENSORS),
-)
 FAMILIES = (
-    Family("ernie4_5", build),
-    Family("ernie4_5-moe", build_mixture),
+    Family("ernie4_5", build, (Folder("ernie4_5", "Ernie4_5ForCausalLM", state, _TENSORS),)),
+    Family(
+        "ernie4_5-moe", build_mixture, (Folder("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", state_mixture, _TENSORS),)
+    ),
 )

@@ -10,7 +10,7 @@ through (exaone-moe.cpp).
 from __future__ import annotations
 
 from mlxr.models.components import NO_ROPE, Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_turning_layers, state_windows
@@ -93,8 +93,7 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (
-    FolderFamily("exaone4", "Exaone4ForCausalLM", "exaone4", state, _TENSORS),
-    FolderFamily("exaone_moe", "ExaoneMoeForCausalLM", "exaone-moe", state_mixture),
+FAMILIES = (
+    Family("exaone4", build, (Folder("exaone4", "Exaone4ForCausalLM", state, _TENSORS),)),
+    Family("exaone-moe", build_mixture, (Folder("exaone_moe", "ExaoneMoeForCausalLM", state_mixture),)),
 )
-FAMILIES = (Family("exaone4", build), Family("exaone-moe", build_mixture))

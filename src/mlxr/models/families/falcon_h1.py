@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from mlxr.models.components import Layer, Norms, ParallelMixers
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout, WeightFactors
 from mlxr.models.folders.mixers import Mamba2Keys, state_mamba2
 from mlxr.models.folders.rotations import state_rotation
@@ -82,5 +82,11 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("falcon_h1", "FalconH1ForCausalLM", "falcon-h1", state, TensorLayout(_NAMES)),)
-FAMILIES = (Family("falcon-h1", build, bare_names=("ffn_norm",)),)
+FAMILIES = (
+    Family(
+        "falcon-h1",
+        build,
+        (Folder("falcon_h1", "FalconH1ForCausalLM", state, TensorLayout(_NAMES)),),
+        bare_names=("ffn_norm",),
+    ),
+)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import sqrt
 
 from mlxr.models.components import Layer, Norms, Rope
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_window_theta, state_windows
 from mlxr.models.metadata import Metadata
@@ -106,15 +106,11 @@ def build_embedding(m: Metadata) -> Model:
     return replace(_build_gemma3(m, is_causal=m.is_causal(False)), has_output=False, is_tied=False)
 
 
-FOLDERS = (
-    FolderFamily("gemma", "GemmaForCausalLM", "gemma", state_gemma1, TensorLayout(norms_from_one=True)),
-    FolderFamily("gemma2", "Gemma2ForCausalLM", "gemma2", state_gemma2, _TENSORS),
-    FolderFamily("gemma3_text", "Gemma3TextModel", "gemma-embedding", state_embedding, _TENSORS),
-    FolderFamily("gemma3_text", "Gemma3ForCausalLM", "gemma3", state_gemma3, _TENSORS),
-)
 FAMILIES = (
-    Family("gemma", build_gemma1),
-    Family("gemma2", build_gemma2),
-    Family("gemma3", build_gemma3),
-    Family("gemma-embedding", build_embedding),
+    Family(
+        "gemma", build_gemma1, (Folder("gemma", "GemmaForCausalLM", state_gemma1, TensorLayout(norms_from_one=True)),)
+    ),
+    Family("gemma2", build_gemma2, (Folder("gemma2", "Gemma2ForCausalLM", state_gemma2, _TENSORS),)),
+    Family("gemma-embedding", build_embedding, (Folder("gemma3_text", "Gemma3TextModel", state_embedding, _TENSORS),)),
+    Family("gemma3", build_gemma3, (Folder("gemma3_text", "Gemma3ForCausalLM", state_gemma3, _TENSORS),)),
 )

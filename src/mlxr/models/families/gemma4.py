@@ -15,7 +15,7 @@ from mlxr.kernels.rope_and_write_kv import Projected
 from mlxr.models import limits
 from mlxr.models.components import Attention, DenseAndExperts, Experts, Layer, LayerInputs, Norms, Rope
 from mlxr.models.families.gemma import NORM_NAMES
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_window_theta, state_windows
@@ -172,5 +172,4 @@ def _read_inputs(m: Metadata) -> LayerInputs | None:
     return LayerInputs(features, m.activation("gelu_tanh"), table_scale=features**0.5, scale=0.5**0.5, eps=eps)
 
 
-FOLDERS = (FolderFamily("gemma4_text", "Gemma4ForCausalLM", "gemma4", state, TensorLayout(NORM_NAMES)),)
-FAMILIES = (Family("gemma4", build),)
+FAMILIES = (Family("gemma4", build, (Folder("gemma4_text", "Gemma4ForCausalLM", state, TensorLayout(NORM_NAMES)),)),)

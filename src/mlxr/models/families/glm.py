@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
 from mlxr.models.components.weights import NormPlaces
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -39,11 +39,9 @@ def build_glm4(m: Metadata) -> Model:
     return _build(m, "both")
 
 
-FOLDERS = (
-    FolderFamily("glm", "GlmForCausalLM", "chatglm", state, TensorLayout(turns_neighbours=True)),
-    FolderFamily("glm4", "Glm4ForCausalLM", "glm4", state, TensorLayout(_AFTER, turns_neighbours=True)),
-)
 FAMILIES = (
-    Family("chatglm", build_chatglm),
-    Family("glm4", build_glm4),
+    Family("chatglm", build_chatglm, (Folder("glm", "GlmForCausalLM", state, TensorLayout(turns_neighbours=True)),)),
+    Family(
+        "glm4", build_glm4, (Folder("glm4", "Glm4ForCausalLM", state, TensorLayout(_AFTER, turns_neighbours=True)),)
+    ),
 )

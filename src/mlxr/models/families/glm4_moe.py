@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
@@ -52,5 +52,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", state, _TENSORS),)
-FAMILIES = (Family("glm4moe", build),)
+FAMILIES = (Family("glm4moe", build, (Folder("glm4_moe", "Glm4MoeForCausalLM", state, _TENSORS),)),)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -62,8 +62,7 @@ def build(m: Metadata) -> Model:
     return m.model([layer] * m.layers, embeddings=m.embeddings(positions=context, normed=False))
 
 
-FOLDERS = (
-    FolderFamily("gpt2", "GPT2LMHeadModel", "gpt2", state, TensorLayout(_NAMES, exchanges=True)),
-    FolderFamily("gpt_bigcode", "GPTBigCodeForCausalLM", "starcoder", state, TensorLayout(_NAMES)),
+FAMILIES = (
+    Family("gpt2", build, (Folder("gpt2", "GPT2LMHeadModel", state, TensorLayout(_NAMES, exchanges=True)),)),
+    Family("starcoder", build, (Folder("gpt_bigcode", "GPTBigCodeForCausalLM", state, TensorLayout(_NAMES)),)),
 )
-FAMILIES = (Family("gpt2", build), Family("starcoder", build))

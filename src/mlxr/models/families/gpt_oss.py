@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -45,5 +45,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("gpt_oss", "GptOssForCausalLM", "gpt-oss", state, _TENSORS),)
-FAMILIES = (Family("gpt-oss", build),)
+FAMILIES = (Family("gpt-oss", build, (Folder("gpt_oss", "GptOssForCausalLM", state, _TENSORS),)),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxr.models.components import NO_ROPE, Attention, Experts, Layer, Mamba2, Norms, Rope
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import (
     Mamba2Keys,
@@ -146,14 +146,19 @@ def _make_model(
     )
 
 
-FOLDERS = (
-    FolderFamily("granite", "GraniteForCausalLM", "granite", state_dense, _TENSORS),
-    FolderFamily("granitemoe", "GraniteMoeForCausalLM", "granitemoe", state_mixture, _TENSORS),
-    FolderFamily("granitemoeshared", "GraniteMoeSharedForCausalLM", "granitemoe", state_mixture, _TENSORS),
-    FolderFamily("granitemoehybrid", "GraniteMoeHybridForCausalLM", "granitehybrid", state_hybrid, _TENSORS),
-)
 FAMILIES = (
-    Family("granite", build),
-    Family("granitemoe", build),
-    Family("granitehybrid", build_hybrid),
+    Family("granite", build, (Folder("granite", "GraniteForCausalLM", state_dense, _TENSORS),)),
+    Family(
+        "granitemoe",
+        build,
+        (
+            Folder("granitemoe", "GraniteMoeForCausalLM", state_mixture, _TENSORS),
+            Folder("granitemoeshared", "GraniteMoeSharedForCausalLM", state_mixture, _TENSORS),
+        ),
+    ),
+    Family(
+        "granitehybrid",
+        build_hybrid,
+        (Folder("granitemoehybrid", "GraniteMoeHybridForCausalLM", state_hybrid, _TENSORS),),
+    ),
 )

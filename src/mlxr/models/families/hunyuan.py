@@ -6,7 +6,7 @@ That with experts (A13B) has them in all layers, beside a block that all tokens 
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_experts
 from mlxr.models.folders.rotations import state_rotation
@@ -52,17 +52,20 @@ def build_mixture(m: Metadata) -> Model:
     return m.model(Layer(m.attention(rope, head_norms="turned"), experts, norms) for _ in range(m.layers))
 
 
-FOLDERS = (
-    FolderFamily("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", state, TensorLayout(_NORMS)),
-    FolderFamily(
-        "hunyuan_v1_moe",
-        "HunYuanMoEV1ForCausalLM",
-        "hunyuan-moe",
-        state_mixture,
-        TensorLayout({**_NORMS, **_SHARED, "mlp.gate.wg": "ffn_gate_inp"}),
-    ),
-)
 FAMILIES = (
-    Family("hunyuan-dense", build),
-    Family("hunyuan-moe", build_mixture),
+    Family(
+        "hunyuan-dense", build, (Folder("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", state, TensorLayout(_NORMS)),)
+    ),
+    Family(
+        "hunyuan-moe",
+        build_mixture,
+        (
+            Folder(
+                "hunyuan_v1_moe",
+                "HunYuanMoEV1ForCausalLM",
+                state_mixture,
+                TensorLayout({**_NORMS, **_SHARED, "mlp.gate.wg": "ffn_gate_inp"}),
+            ),
+        ),
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms, ShortConv
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_recurrent_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
@@ -82,11 +82,7 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (
-    FolderFamily("lfm2", "Lfm2ForCausalLM", "lfm2", state_dense, _TENSORS),
-    FolderFamily("lfm2_moe", "Lfm2MoeForCausalLM", "lfm2moe", state_mixture, _TENSORS),
-)
 FAMILIES = (
-    Family("lfm2", build),
-    Family("lfm2moe", build),
+    Family("lfm2", build, (Folder("lfm2", "Lfm2ForCausalLM", state_dense, _TENSORS),)),
+    Family("lfm2moe", build, (Folder("lfm2_moe", "Lfm2MoeForCausalLM", state_mixture, _TENSORS),)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -47,9 +47,14 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (
-    FolderFamily("llama", "LlamaForCausalLM", "llama", state_llama),
-    FolderFamily("mistral", "MistralForCausalLM", "llama", state_mistral),
-    FolderFamily("mixtral", "MixtralForCausalLM", "llama", state_mixtral),
+FAMILIES = (
+    Family(
+        "llama",
+        build,
+        (
+            Folder("llama", "LlamaForCausalLM", state_llama),
+            Folder("mistral", "MistralForCausalLM", state_mistral),
+            Folder("mixtral", "MixtralForCausalLM", state_mixtral),
+        ),
+    ),
 )
-FAMILIES = (Family("llama", build),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlxr.models import limits
 from mlxr.models.components import Layer, Norms
 from mlxr.models.families.nemotron_h import NAMES
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import RMS_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import Mamba2Keys, state_mamba2
 from mlxr.models.metadata import Metadata
@@ -43,5 +43,4 @@ def build(m: Metadata) -> Model:
     return m.model([Layer(m.mamba2(), None, Norms(m.rms_eps))] * m.layers)
 
 
-FOLDERS = (FolderFamily("mamba2", "Mamba2ForCausalLM", "mamba2", state, TensorLayout(NAMES)),)
-FAMILIES = (Family("mamba2", build),)
+FAMILIES = (Family("mamba2", build, (Folder("mamba2", "Mamba2ForCausalLM", state, TensorLayout(NAMES)),)),)

@@ -6,7 +6,7 @@ GGUF has no keys for these numbers: they are those of MiniCPM3-4B (llama.cpp's s
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_latent_attention
 from mlxr.models.metadata import Metadata
@@ -38,5 +38,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("minicpm3", "MiniCPM3ForCausalLM", "minicpm3", state),)
-FAMILIES = (Family("minicpm3", build),)
+FAMILIES = (Family("minicpm3", build, (Folder("minicpm3", "MiniCPM3ForCausalLM", state),)),)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_experts
 from mlxr.models.folders.rotations import state_rotation
@@ -39,5 +39,4 @@ def build(m: Metadata) -> Model:
     return m.model(Layer(m.attention(rope, head_norms="joint"), experts, norms) for _ in range(m.layers))
 
 
-FOLDERS = (FolderFamily("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", state),)
-FAMILIES = (Family("minimax-m2", build),)
+FAMILIES = (Family("minimax-m2", build, (Folder("minimax_m2", "MiniMaxM2ForCausalLM", state),)),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import Metadata
@@ -24,5 +24,4 @@ def build(m: Metadata) -> Model:
     return m.model(Layer(m.attention(rope, window=window), m.feed_forward(), norms) for window in m.windows())
 
 
-FOLDERS = (FolderFamily("ministral3", "Ministral3ForCausalLM", "mistral3", state),)
-FAMILIES = (Family("mistral3", build),)
+FAMILIES = (Family("mistral3", build, (Folder("ministral3", "Ministral3ForCausalLM", state),)),)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mlxr.models import limits
 from mlxr.models.components import Layer, Norms, Rope
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_window_theta
 from mlxr.models.metadata import WINDOW_PATTERN, Metadata
@@ -93,15 +93,16 @@ def build(m: Metadata) -> Model:
     return m.model(layers, has_output=False, embeddings=embeddings, joins=("attn_qkv", "ffn_up"), rank_pooling="mean")
 
 
-FOLDERS = (
-    FolderFamily("modernbert", "ModernBertModel", "modern-bert", state, TensorLayout(_NAMES)),
-    FolderFamily("modernbert", "ModernBertForMaskedLM", "modern-bert", state, TensorLayout(_NAMES | _MASKING)),
-    FolderFamily(
-        "modernbert",
-        "ModernBertForSequenceClassification",
+FAMILIES = (
+    Family(
         "modern-bert",
-        state_classifier,
-        TensorLayout(_NAMES | _RANKING),
+        build,
+        (
+            Folder("modernbert", "ModernBertModel", state, TensorLayout(_NAMES)),
+            Folder("modernbert", "ModernBertForMaskedLM", state, TensorLayout(_NAMES | _MASKING)),
+            Folder(
+                "modernbert", "ModernBertForSequenceClassification", state_classifier, TensorLayout(_NAMES | _RANKING)
+            ),
+        ),
     ),
 )
-FAMILIES = (Family("modern-bert", build),)

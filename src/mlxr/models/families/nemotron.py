@@ -4,7 +4,7 @@ ReLU."""
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -26,5 +26,6 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("nemotron", "NemotronForCausalLM", "nemotron", state, TensorLayout(norms_from_one=True)),)
-FAMILIES = (Family("nemotron", build),)
+FAMILIES = (
+    Family("nemotron", build, (Folder("nemotron", "NemotronForCausalLM", state, TensorLayout(norms_from_one=True)),)),
+)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, RMS_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import ATTENDS, Mamba2Keys, state_experts, state_mamba2
 from mlxr.models.folders.rotations import state_rotation
@@ -128,17 +128,8 @@ def _read_experts(m: Metadata) -> Experts | None:
     )
 
 
-FOLDERS = (
-    FolderFamily(
-        "nemotron_h",
-        "NemotronHForCausalLM",
-        "nemotron_h",
-        state,
-        TensorLayout(NAMES),
-        experts_architecture=_WITH_EXPERTS,
-    ),
-)
+_FOLDERS = (Folder("nemotron_h", "NemotronHForCausalLM", state, TensorLayout(NAMES)),)
 FAMILIES = (
-    Family("nemotron_h", build),
-    Family("nemotron_h_moe", build),
+    Family("nemotron_h", build, _FOLDERS),
+    Family("nemotron_h_moe", build, _FOLDERS),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -70,5 +70,4 @@ def build(m: Metadata) -> Model:
     return m.model([layer] * m.layers, output_norm=None, has_output=False, embeddings=m.embeddings())
 
 
-FOLDERS = (FolderFamily("nomic_bert", "NomicBertModel", "nomic-bert", state, TensorLayout(_NAMES)),)
-FAMILIES = (Family("nomic-bert", build),)
+FAMILIES = (Family("nomic-bert", build, (Folder("nomic_bert", "NomicBertModel", state, TensorLayout(_NAMES)),)),)

@@ -7,7 +7,7 @@ rotation is not stretched. OLMoE has experts.
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -68,12 +68,14 @@ def build_olmoe(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (
-    FolderFamily("olmo2", "Olmo2ForCausalLM", "olmo2", state_olmo2, _TENSORS),
-    FolderFamily("olmo3", "Olmo3ForCausalLM", "olmo2", state_olmo3, _TENSORS),
-    FolderFamily("olmoe", "OlmoeForCausalLM", "olmoe", state_olmoe),
-)
 FAMILIES = (
-    Family("olmo2", build_olmo2),
-    Family("olmoe", build_olmoe),
+    Family(
+        "olmo2",
+        build_olmo2,
+        (
+            Folder("olmo2", "Olmo2ForCausalLM", state_olmo2, _TENSORS),
+            Folder("olmo3", "Olmo3ForCausalLM", state_olmo3, _TENSORS),
+        ),
+    ),
+    Family("olmoe", build_olmoe, (Folder("olmoe", "OlmoeForCausalLM", state_olmoe),)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -29,5 +29,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("phi", "PhiForCausalLM", "phi2", state, _TENSORS),)
-FAMILIES = (Family("phi2", build),)
+FAMILIES = (Family("phi2", build, (Folder("phi", "PhiForCausalLM", state, _TENSORS),)),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import Metadata
@@ -25,5 +25,4 @@ def build(m: Metadata) -> Model:
     return m.model(layers, joins=("attn_qkv", "ffn_up"))
 
 
-FOLDERS = (FolderFamily("phi3", "Phi3ForCausalLM", "phi3", state),)
-FAMILIES = (Family("phi3", build),)
+FAMILIES = (Family("phi3", build, (Folder("phi3", "Phi3ForCausalLM", state),)),)

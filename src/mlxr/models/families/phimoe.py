@@ -7,7 +7,7 @@ softmax of the logits of the chosen experts.
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -44,5 +44,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("phimoe", "PhimoeForCausalLM", "phimoe", state, older_class="PhiMoEForCausalLM"),)
-FAMILIES = (Family("phimoe", build),)
+FAMILIES = (Family("phimoe", build, (Folder("phimoe", "PhimoeForCausalLM", state, older_class="PhiMoEForCausalLM"),)),)

@@ -8,7 +8,7 @@ Qwen3-VL is that of Qwen3; pictures turn by three axes, and add rows behind the 
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_sections, state_windows
@@ -135,18 +135,11 @@ def _build_qwen3_moe(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
     return m.model(layers, picture_layers=picture_layers)
 
 
-FOLDERS = (
-    FolderFamily("qwen2", "Qwen2ForCausalLM", "qwen2", state_qwen2),
-    FolderFamily("qwen3", "Qwen3ForCausalLM", "qwen3", state_qwen3),
-    FolderFamily("qwen2_moe", "Qwen2MoeForCausalLM", "qwen2moe", state_qwen2_moe),
-    FolderFamily("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe", state_qwen3_moe),
-    FolderFamily("qwen3_vl_text", "Qwen3VLForConditionalGeneration", "qwen3vl", state_qwen3_vl),
-)
 FAMILIES = (
-    Family("qwen2", build_qwen2),
-    Family("qwen2moe", build_qwen2_moe),
-    Family("qwen3", build_qwen3),
-    Family("qwen3moe", build_qwen3_moe),
-    Family("qwen3vl", build_qwen3_vl),
+    Family("qwen2", build_qwen2, (Folder("qwen2", "Qwen2ForCausalLM", state_qwen2),)),
+    Family("qwen2moe", build_qwen2_moe, (Folder("qwen2_moe", "Qwen2MoeForCausalLM", state_qwen2_moe),)),
+    Family("qwen3", build_qwen3, (Folder("qwen3", "Qwen3ForCausalLM", state_qwen3),)),
+    Family("qwen3moe", build_qwen3_moe, (Folder("qwen3_moe", "Qwen3MoeForCausalLM", state_qwen3_moe),)),
+    Family("qwen3vl", build_qwen3_vl, (Folder("qwen3_vl_text", "Qwen3VLForConditionalGeneration", state_qwen3_vl),)),
     Family("qwen3vlmoe", build_qwen3_vl_moe),
 )

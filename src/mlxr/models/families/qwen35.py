@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, GatedDelta, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import Biases, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_divisor, read_recurrent_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_sections
@@ -133,13 +133,8 @@ def _read_experts(m: Metadata) -> Experts | None:
     )
 
 
-FOLDERS = (
-    FolderFamily("qwen3_5_text", "Qwen3_5ForCausalLM", "qwen35", state_dense, _TENSORS),
-    FolderFamily("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen35moe", state_mixture, _TENSORS),
-    FolderFamily("qwen3_next", "Qwen3NextForCausalLM", "qwen3next", state_next, _TENSORS),
-)
 FAMILIES = (
-    Family("qwen35", build),
-    Family("qwen35moe", build),
-    Family("qwen3next", build_next),
+    Family("qwen35", build, (Folder("qwen3_5_text", "Qwen3_5ForCausalLM", state_dense, _TENSORS),)),
+    Family("qwen35moe", build, (Folder("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", state_mixture, _TENSORS),)),
+    Family("qwen3next", build_next, (Folder("qwen3_next", "Qwen3NextForCausalLM", state_next, _TENSORS),)),
 )

@@ -7,7 +7,7 @@ Qwen 2's do, MiniCPM (1 and 2) is a Granite, and Orion a StableLM. Source: llama
 from __future__ import annotations
 
 from mlxr.models.families import granite, llama, qwen, stablelm
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -26,7 +26,6 @@ def build_minicpm(m: Metadata) -> Model:
     return granite.build(m, embedding=12.0, residual=1.4 / m.layers**0.5, logits=m.hidden / 256)
 
 
-FOLDERS: tuple[FolderFamily, ...] = ()
 FAMILIES = (
     Family("internlm2", llama.build),
     Family("xverse", llama.build),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -28,5 +28,4 @@ def build(m: Metadata) -> Model:
     return m.model(Layer(m.attention(rope, window=window), m.feed_forward(), norms) for window in m.windows())
 
 
-FOLDERS = (FolderFamily("seed_oss", "SeedOssForCausalLM", "seed_oss", state, _TENSORS),)
-FAMILIES = (Family("seed_oss", build),)
+FAMILIES = (Family("seed_oss", build, (Folder("seed_oss", "SeedOssForCausalLM", state, _TENSORS),)),)

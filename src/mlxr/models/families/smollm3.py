@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import NO_ROPE, Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.rotations import state_rotation, state_turning_layers
 from mlxr.models.metadata import Metadata
@@ -36,5 +36,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("smollm3", "SmolLM3ForCausalLM", "smollm3", state),)
-FAMILIES = (Family("smollm3", build),)
+FAMILIES = (Family("smollm3", build, (Folder("smollm3", "SmolLM3ForCausalLM", state),)),)

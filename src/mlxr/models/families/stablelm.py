@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -34,5 +34,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("stablelm", "StableLmForCausalLM", "stablelm", state),)
-FAMILIES = (Family("stablelm", build),)
+FAMILIES = (Family("stablelm", build, (Folder("stablelm", "StableLmForCausalLM", state),)),)

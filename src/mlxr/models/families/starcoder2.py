@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import Metadata
@@ -28,5 +28,4 @@ def build(m: Metadata) -> Model:
     )
 
 
-FOLDERS = (FolderFamily("starcoder2", "Starcoder2ForCausalLM", "starcoder2", state),)
-FAMILIES = (Family("starcoder2", build),)
+FAMILIES = (Family("starcoder2", build, (Folder("starcoder2", "Starcoder2ForCausalLM", state),)),)
