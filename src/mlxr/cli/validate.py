@@ -19,13 +19,13 @@ from mlxr.core.errors import InvalidRequest, NotFound, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.stats import MachineLimits
 from mlxr.core.types import SamplingParams
-from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel
 from mlxr.service.chat import Chat
 from mlxr.service.machine_limits import KeptLimits
 from mlxr.service.measures import TokenScore, score_text
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.requests import ChatRequest, encode_prompt
+from mlxr.service.stats import EngineStats
 from mlxr.service.validation import FullUse, Validation, validate_model
 
 PROMPT = "What does os.path.join do?"

@@ -7,15 +7,15 @@ that nobody holds any more (csrc/runtime/buffers.h); an array may outlive its co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.deferred import Value, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 LARGE = 1 << 17  # numbers from which on memory is kept: below, the allocator of the C library does it
 
@@ -33,22 +33,19 @@ def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatAr
         return array if len(batch.output_rows) == batch.tokens == 1 else array[batch.output_rows]
     if len(batch.output_rows) == batch.tokens:
         return array  # rows are distinct and rising, so these are all
-    picked: FloatArray = ctx.gpu.mx.take(_settle(array), ctx.gpu.place(batch).output_rows, axis=0)
-    return picked
+    return _pass(ctx.gpu.mx.take(_settle(array), ctx.gpu.place(batch).output_rows, axis=0))
 
 
 def cut_rows(array: FloatArray, rows: int, columns: int) -> FloatArray:
     """The numbers of `array`, one after another, as so many rows of so many columns."""
-    cut: FloatArray = _settle(array).reshape(rows, columns)
-    return cut
+    return _pass(_settle(array).reshape(rows, columns))
 
 
 def join_columns(ctx: Context, left: FloatArray, right: FloatArray) -> FloatArray:
     """The columns of `left` (T, n), then those of `right` (T, m)."""
     if ctx.gpu is None:
         return np.concatenate([left, right], axis=1)
-    joined: FloatArray = ctx.gpu.mx.concatenate([_settle(left), _settle(right)], axis=1)
-    return joined
+    return _pass(ctx.gpu.mx.concatenate([_settle(left), _settle(right)], axis=1))
 
 
 def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> FloatArray:
@@ -78,10 +75,14 @@ def fetch_rows(ctx: Context, array: FloatArray) -> FloatArray:
 
 def place_rows(ctx: Context, array: FloatArray) -> FloatArray:
     """Rows (R, n) in the host's memory where the operators of the context want them."""
-    placed: FloatArray = array if ctx.gpu is None else ctx.gpu.mx.array(array)
-    return placed
+    return array if ctx.gpu is None else _pass(ctx.gpu.mx.array(array))
 
 
-def _settle(array: FloatArray) -> Any:
+def _settle(array: FloatArray) -> DeviceArray:
     """The array that there is; the types of operators say NumPy's for those of all devices."""
-    return settle(cast(Any, array))
+    return settle(cast(Value, array))
+
+
+def _pass(array: DeviceArray) -> FloatArray:
+    """The array as operators take it."""
+    return cast(FloatArray, array)

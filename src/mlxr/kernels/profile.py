@@ -11,14 +11,15 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import DeviceError
 from mlxr.core.stats import KernelTime, Moment, Profile
 
 if TYPE_CHECKING:
     from mlxr.kernels.context import Context
-    from mlxr.kernels.ledger import NativeRow
+    from mlxr.kernels.gpu.launcher import Watched
+    from mlxr.kernels.ledger import NativeRow, Part
 
 BUFFER_BYTES = 512 << 20  # several times any cache of a few cores
 READ_AHEADS_BYTES = (0, 4096, 8192, 16384)  # software prefetch: which distance is best depends on the processor
@@ -118,8 +119,8 @@ def _list_changes(before: dict[int, NativeRow], rows: Iterable[NativeRow]) -> li
     return changes
 
 
-def _sum_launches(watched: Iterable[Any]) -> list[KernelTime]:
-    groups: dict[tuple[Any, ...], list[Any]] = {}
+def _sum_launches(watched: Iterable[Watched]) -> list[KernelTime]:
+    groups: dict[tuple[Part, tuple[int, int, int] | None, int], list[Watched]] = {}
     for one in watched:
         groups.setdefault((one.part, one.grid, one.threads), []).append(one)
     return [

@@ -54,7 +54,7 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | N
     )
 
 
-__all__ = ["StateUse", "find_state_use", "read_state_use"]
+__all__ = ["EngineStats", "StateUse", "find_state_use", "read_state_use"]
 
 TOKENS = 8192
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import find_parts, settle
+from mlxr.kernels.gpu.deferred import Value, find_parts, settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import Product, can_gate, gate_product
+from mlxr.kernels.tensor import DeviceArray
 
 THREADS = 256
 GATE = Kernel(
@@ -26,8 +27,14 @@ KERNELS = (GATE,)
 
 
 def activate(
-    ctx: Context, gate_up: Any, kind: str, gated: bool, up: Any, first: int, parameters: tuple[float, ...]
-) -> Any:
+    ctx: Context,
+    gate_up: Value,
+    kind: str,
+    gated: bool,
+    up: Value | None = None,
+    first: int = 0,
+    parameters: tuple[float, ...] = (),
+) -> DeviceArray:
     """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
     if gated:
@@ -63,7 +70,15 @@ def activate(
     return out
 
 
-def _compose(mx: Any, gate_up: Any, kind: str, gated: bool, up: Any, first: int, parameters: tuple[float, ...]) -> Any:
+def _compose(
+    mx: Mlx,
+    gate_up: DeviceArray,
+    kind: str,
+    gated: bool,
+    up: DeviceArray | None,
+    first: int,
+    parameters: tuple[float, ...],
+) -> DeviceArray:
     """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gate = gate_up
     if gated:
@@ -79,7 +94,7 @@ def _compose(mx: Any, gate_up: Any, kind: str, gated: bool, up: Any, first: int,
     return activated * up
 
 
-def _act(mx: Any, x: Any, kind: str, *numbers: float) -> Any:
+def _act(mx: Mlx, x: DeviceArray, kind: str, *numbers: float) -> DeviceArray:
     match kind:
         case "silu":
             return x * mx.sigmoid(x)

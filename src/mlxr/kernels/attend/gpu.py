@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,8 +29,10 @@ from mlxr.kernels.attend.scores import Scores
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.tensor import DeviceArray, NumberType
 
 SIMD_GROUPS = 4
 MAX_LANES_DIM = 640
@@ -68,12 +69,12 @@ def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_
 
 def attend(
     ctx: Context,
-    q: Any,
+    q: DeviceArray,
     k_pool: Pool,
     v_pool: Pool,
     batch: RaggedBatch,
     scores: Scores,
-) -> Any:
+) -> DeviceArray:
     """Every query token against the pages of its sequence, (T, heads * head_dim)."""
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
     _check_pages(batch, k_pool, scores.sliding_window)
@@ -121,14 +122,14 @@ def _runs(batch: RaggedBatch, kinds: tuple[str, str], most_pairs: int) -> Iterat
 
 def _decode(
     ctx: Context,
-    q: Any,
+    q: DeviceArray,
     k_pool: Pool,
     v_pool: Pool,
     batch: RaggedBatch,
     start: int,
     stop: int,
     scores: Scores,
-) -> Any:
+) -> DeviceArray:
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     whole, value_dim = tokens == batch.tokens, scores.value_dim or head_dim
@@ -177,13 +178,13 @@ def _decode(
 
 def _prefill(
     ctx: Context,
-    q: Any,
+    q: DeviceArray,
     k_pool: Pool,
     v_pool: Pool,
     batch: RaggedBatch,
     sequence: int,
     scores: Scores,
-) -> Any:
+) -> DeviceArray:
     gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
     if gpu.narrow and k_pool.kind in ("bf16", "f16"):
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
@@ -195,7 +196,7 @@ def _prefill(
         q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
     rows, sinks = q.transpose(1, 0, 2), None if scores.sinks is None else gpu.hold(scores.sinks)
 
-    def compute() -> Any:
+    def compute() -> DeviceArray:
         if scores.softcap is not None:
             return attend_composed(mx, rows, keys, values, mask, scores, sinks)
         own = None if sinks is None else sinks.astype(q.dtype)
@@ -208,16 +209,19 @@ def _prefill(
     return attended.transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
 
 
+Run = tuple[DeviceArray, int, int, int, DeviceArray | str]
+
+
 def _place_run(
-    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, scores: Scores, kind: Any
-) -> tuple[Any, int, int, int, Any]:
+    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, scores: Scores, kind: NumberType
+) -> Run:
     """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
     front of and behind the queries, of which those behind have positions too, and the mask: "causal", or numbers
     (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for every head of others.
     """
     gpu, placed, sliding_window = ctx.gpu, ctx.gpu.place(batch), scores.sliding_window
     key = ("run", sequence, sliding_window, scores.symmetric, kind)
-    found: tuple[Any, int, int, int, Any] | None = placed.parts.get(key)
+    found: Run | None = placed.parts.get(key)
     if found is None:
         queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
         length = int(batch.context_lengths[sequence])
@@ -225,7 +229,8 @@ def _place_run(
         seen = length - first_page * page_size
         pages = placed.page_table[sequence : sequence + 1, first_page : -(-length // page_size)].reshape(-1)
         step = 1 if gpu.launcher is None else LENGTH_STEP
-        front, padding, mask = (seen - queries) % step, -seen % step, "causal"
+        front, padding = (seen - queries) % step, -seen % step
+        mask: DeviceArray | str = "causal"
         if scores.symmetric or (sliding_window is not None and seen > sliding_window):
             mx, window = gpu.mx, sliding_window or seen + padding
             own, others = mx.arange(seen - queries - front, seen + padding)[:, None], mx.arange(seen + padding)[None]
@@ -237,7 +242,9 @@ def _place_run(
     return found
 
 
-def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, padding: int, q: Any) -> tuple[Any, Any]:
+def _gather(
+    ctx: Context, k_pool: Pool, v_pool: Pool, pages: DeviceArray, length: int, padding: int, q: DeviceArray
+) -> tuple[DeviceArray, DeviceArray]:
     """The first `length` positions of `pages` and zeros, each (kv_heads, length + padding, head_dim) as q's type."""
     gpu, (_, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     ctx.ledger.add_copied_bytes(2 * length * kv_heads * head_dim * k_pool.array.itemsize)
@@ -270,7 +277,15 @@ def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> 
             refuse("attend", "page_table", seen.tolist(), f"pages from 0 to {pages - 2}")
 
 
-def attend_composed(mx: Any, q: Any, keys: Any, values: Any, mask: Any, scores: Scores, sinks: Any) -> Any:
+def attend_composed(
+    mx: Mlx,
+    q: DeviceArray,
+    keys: DeviceArray,
+    values: DeviceArray,
+    mask: DeviceArray | str,
+    scores: Scores,
+    sinks: DeviceArray | None,
+) -> DeviceArray:
     """Queries (heads, queries, head_dim), keys and values (kv_heads, positions, head_dim); the shape of the queries.
 
     `mask` (queries, positions) is added to capped scores, or is "causal": the last query sees all positions. `sinks`

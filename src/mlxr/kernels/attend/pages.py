@@ -9,7 +9,6 @@ threadgroup to each, which a second launch merges. Knows nothing of other ways t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -138,7 +137,7 @@ def choose_simd_groups(head_dim: int, groups: int) -> int:
     return fitting // 2 if groups > MANY_GROUPS else fitting
 
 
-def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> tuple[Any, Any]:
+def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> tuple[DeviceArray, DeviceArray]:
     """Owners and lengths of so many tokens; made once for all layers of a step."""
     placed = ctx.gpu.place(batch)
     if tokens == batch.tokens:
@@ -190,10 +189,10 @@ def attend_tiles(
 
 def _place_tiles(
     ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int
-) -> tuple[Any, Any, Any, int]:
+) -> tuple[DeviceArray, DeviceArray, DeviceArray, int]:
     """Owners and lengths of the tokens, the tiles and their number; made once for all layers of a step."""
     placed = ctx.gpu.place(batch)
-    found: tuple[Any, Any, Any, int] | None = placed.parts.get(("tiles", first, last))
+    found: tuple[DeviceArray, DeviceArray, DeviceArray, int] | None = placed.parts.get(("tiles", first, last))
     if found is None:
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         owners, lengths = placed.owners, placed.lengths

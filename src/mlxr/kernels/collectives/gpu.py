@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, Value, find_parts, settle
@@ -63,7 +62,7 @@ def all_reduce(ctx: Context, x: Value) -> Value:
     return Deferred(x.shape, gpu.mx.float32, part, lambda: launch_sum(ctx, part)[0])
 
 
-def find_own_part(value: Any) -> OwnPart | None:
+def find_own_part(value: Value | None) -> OwnPart | None:
     """Find this rank's part of `value` if it is a sum that waits; None for any other."""
     return find_parts(value, OwnPart)
 

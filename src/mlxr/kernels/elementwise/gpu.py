@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import (
@@ -25,6 +24,7 @@ from mlxr.kernels.gpu.deferred import (
 )
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.linear.gpu import Product, find_dot, join_product, list_summands
 from mlxr.kernels.tensor import DeviceArray
 
@@ -65,7 +65,7 @@ def add(ctx: Context, x: Value, other: Value, factor: float) -> Value:
     return made if summands is None and factor == 1.0 else _launch_add(ctx, made, summands, factor)
 
 
-def _compose_sum(mx: Any, x: Any, other: Any, factor: float) -> Any:
+def _compose_sum(mx: Mlx, x: DeviceArray, other: DeviceArray, factor: float) -> DeviceArray:
     return (x.astype(mx.float32) + other) * factor
 
 
@@ -136,7 +136,7 @@ def _find_summands(ctx: Context, x: Value) -> Summands | None:
     return find_parts(x, Summands)
 
 
-def _compose_scale(mx: Any, x: Any, factor: float, softcap: float | None) -> Any:
+def _compose_scale(mx: Mlx, x: DeviceArray, factor: float, softcap: float | None) -> DeviceArray:
     scaled = x * factor if softcap is None else softcap * mx.tanh(x * (factor / softcap))
     return scaled.astype(x.dtype)
 
@@ -166,7 +166,7 @@ def _gate(ctx: Context, x: DeviceArray, gates: DeviceArray) -> DeviceArray:
     return out
 
 
-def _compose_gate(gpu: Gpu, x: Any, gates: Any) -> Any:
+def _compose_gate(gpu: Gpu, x: DeviceArray, gates: DeviceArray) -> DeviceArray:
     (rows, columns), count = x.shape, gates.shape[1]
     heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
     return heads.reshape(rows, columns).astype(gpu.operands)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ PICK = Kernel("embed_pick", Path(__file__).parent, "pick.body", ("table", "ids",
 KERNELS = (PICK,)
 
 
-def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
+def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> DeviceArray:
     """Rows `token_ids` of `table` in f32."""
     gpu = ctx.gpu
     if not is_placed(ctx, table):
@@ -46,7 +45,7 @@ def hold_table(ctx: Context, table: TensorSource) -> Upload:
     return ctx.gpu.table(table, arrange_blocks)
 
 
-def _pick_floats(ctx: Context, table: DeviceArray, ids: DeviceArray) -> Any:
+def _pick_floats(ctx: Context, table: DeviceArray, ids: DeviceArray) -> DeviceArray:
     launcher, columns, tokens = ctx.gpu.launcher, table.shape[1], ids.shape[0]
     if not tokens:
         return ctx.gpu.mx.zeros((0, columns), ctx.gpu.mx.float32)

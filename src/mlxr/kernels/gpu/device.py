@@ -25,7 +25,7 @@ from mlxr.kernels.gpu.cuda.machine import CudaMachine
 from mlxr.kernels.gpu.deferred import Deferred, Value
 from mlxr.kernels.gpu.emulator import EmulatedMachine, Emulator
 from mlxr.kernels.gpu.launcher import Launcher, Watch
-from mlxr.kernels.gpu.mlx import Workspace, load_mlx, read_free_bytes
+from mlxr.kernels.gpu.mlx import Mlx, Workspace, load_mlx, read_free_bytes
 from mlxr.kernels.gpu.pool import PlacedStates, Pool
 from mlxr.kernels.gpu.ranks import Ranks
 from mlxr.kernels.gpu.recording import Launches, Machine, Recorder
@@ -36,7 +36,9 @@ from mlxr.kernels.tensor import DeviceArray, NumberType, TensorSource
 
 logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
-Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
+Arrange = Callable[
+    [Mlx, str, DeviceArray], DeviceArray
+]  # mlx, type name and raw blocks to the blocks as kernels read them
 MAX_STARTED = 2
 ALIGNMENT_BYTES = 256
 
@@ -51,9 +53,9 @@ class PlacedBatch:
     token_ids: DeviceArray
     positions: DeviceArray
     slots: DeviceArray
-    owners: Any  # these are MLX's, of which parts may be taken
-    lengths: Any
-    page_table: Any
+    owners: DeviceArray
+    lengths: DeviceArray
+    page_table: DeviceArray
     output_rows: DeviceArray
     parts: dict[object, Any] = field(default_factory=dict)
 
@@ -66,7 +68,7 @@ class Upload:
 
     __slots__ = ("__weakref__", "array", "source")
 
-    def __init__(self, array: Any, source: TensorSource | None = None) -> None:
+    def __init__(self, array: DeviceArray, source: TensorSource | None = None) -> None:
         self.array, self.source = array, source
 
 
@@ -93,7 +95,7 @@ class Gpu:
         self.pending: list[DeviceArray] = []
         self.last_expanded: DeviceArray | None = None  # the product that last read the scratch array
         self.last_turn: DeviceArray | None = None  # what ranks last gave each other: the next time comes after it
-        self._scratch: dict[str, Any] = {}
+        self._scratch: dict[str, DeviceArray] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, DeviceArray] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
@@ -143,6 +145,11 @@ class Gpu:
         return isinstance(self.launcher, Recorder)
 
     @property
+    def emulates(self) -> bool:
+        """Whether kernels run on the host."""
+        return isinstance(self.launcher, Launcher) and self.launcher.emulator is not None
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the device that recorded steps hold without MLX."""
         return 0 if self.machine is None else self.machine.held_bytes
@@ -169,7 +176,7 @@ class Gpu:
             tensor.release()
         return found
 
-    def _take_over(self, array: Any) -> Any:
+    def _take_over(self, array: DeviceArray) -> DeviceArray:
         """`array`, which came from the host, in the GPU's own memory: there lies only what the GPU made itself."""
         if self.device != "cuda" or len(array) < ALIGNMENT_BYTES:
             return array
@@ -239,7 +246,7 @@ class Gpu:
         """How many of so many rows count."""
         return 0 if self.rehearses else rows
 
-    def reserve(self, count: int, kind: NumberType) -> Any:
+    def reserve(self, count: int, kind: NumberType) -> DeviceArray:
         """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
         held = self._scratch.get(str(kind))
         if held is None or held.size < count:
@@ -293,7 +300,7 @@ class Gpu:
         if len(self._started) > MAX_STARTED:
             self.mx.eval(self._started.popleft())
 
-    def read(self, tensor: TensorSource) -> Any:
+    def read(self, tensor: TensorSource) -> DeviceArray:
         """A copy of the tensor on the device: blocks as bytes, floats as they are."""
         mx = self.mx
         raw = np.ascontiguousarray(tensor.data)
@@ -311,7 +318,7 @@ class Gpu:
 
 
 def _make_machine(
-    mx: Any, launcher: Launcher | None, driver: CudaDriver | None, code: CudaCode | None
+    mx: Mlx, launcher: Launcher | None, driver: CudaDriver | None, code: CudaCode | None
 ) -> Machine | None:
     """The machine that runs recorded steps without MLX, where there is one."""
     if launcher is None:

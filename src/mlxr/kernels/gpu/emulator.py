@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.kernel import Kernel, Variant, make_host_source, read_prelude
-from mlxr.kernels.gpu.mlx import view_host
+from mlxr.kernels.gpu.mlx import Mlx, view_host
 from mlxr.kernels.gpu.recording import Launch, Product, StepMemory
 
 AnyArray = npt.NDArray[Any]
@@ -174,7 +174,7 @@ class EmulatedMachine:
     multiplies = has_boxes = True
     processors = room_bytes = 0
 
-    def __init__(self, mx: Any, emulator: Emulator) -> None:
+    def __init__(self, mx: Mlx, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
         self._held: list[AnyArray] = []
         self.memory = StepMemory(self._allocate)

@@ -246,7 +246,7 @@ class RecordedStep:
             machine.write(self.drawn.address, batch.token_ids)
         machine.write(self.packed.address, pack_batch(batch, self.gpu.count_rows(rows)))
         self._launch(FORWARD)
-        return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
+        return Run(self, batch, Logits(self, rows).as_array(), batch.token_ids[:rows] if before is None else None)
 
     def draw(self, _run: Run, numbers: Numbers | None) -> Results:
         """Draw from the logits of the step, as `Step.draw` says."""
@@ -326,7 +326,7 @@ def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep 
 def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
     mx, rows = gpu.mx, batch.tokens
     drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((count_packed(batch),), mx.int32)
-    gpu.place_traced(batch, drawn.part(0, (rows,)), unpack_batch(batch, packed.part))
+    gpu.place_traced(batch, drawn.part(0, (rows,)).as_array(), unpack_batch(batch, packed.part))
     logits = settle(compute(batch))
     if not isinstance(logits, Buffer):
         raise TypeError("logits of a recorded step are made by a launch")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Target = Literal["metal", "cuda", "emulated"]
 TARGETS: tuple[str, ...] = get_args(Target)
@@ -79,7 +79,7 @@ OPENS = "OPENS"
 _OPEN = '  asm volatile("griddepcontrol.launch_dependents;");\n'
 
 
-def name_type(kind: Any) -> str:
+def name_type(kind: object) -> str:
     """MLX's name of a type of numbers."""
     return str(kind).rpartition(".")[2]
 
@@ -137,7 +137,7 @@ class Variant:
 
     @staticmethod
     def of(
-        constants: Mapping[str, int], types: Mapping[str, Any], inputs: Iterable[Any], outputs: Iterable[Any]
+        constants: Mapping[str, int], types: Mapping[str, object], inputs: Iterable[object], outputs: Iterable[object]
     ) -> Variant:
         """That of a launch, whose types are MLX's own; `inputs` and `outputs` are the types of its arrays."""
         return Variant(

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from mlxr.kernels.gpu.cuda.driver import CudaCode
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Kernel, Target, name_type, read_body, read_header
-from mlxr.kernels.gpu.mlx import view_host, view_in_order
+from mlxr.kernels.gpu.mlx import Mlx, view_host, view_in_order
 from mlxr.kernels.gpu.recording import Call, Launch, Launches, Machine, Product, count_bytes
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX, Ledger, Part
 from mlxr.kernels.tensor import DeviceArray, NumberType
@@ -56,7 +56,7 @@ class Watched:
 class Watch:
     """Counts launches in a ledger; `watched` has those that were timed, None while nobody profiles."""
 
-    def __init__(self, mx: Any, ledger: Ledger) -> None:
+    def __init__(self, mx: Mlx, ledger: Ledger) -> None:
         self._mx, self.ledger = mx, ledger
         self.watched: list[Watched] | None = None
         self._names: dict[Hashable, Part] = {}
@@ -167,7 +167,7 @@ class Launcher(Launches):
 
     def __init__(
         self,
-        mx: Any,
+        mx: Mlx,
         target: Target,
         emulator: Emulator | None = None,
         code: CudaCode | None = None,

@@ -6,19 +6,108 @@ steps, expanded weights); and OTHER_BYTES. MLX keeps freed arrays for reuse; it 
 Knows no kernels.
 """
 
+# ruff: noqa: D102 -- functions of `mlx.core` are described there
 from __future__ import annotations
 
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError, name_install
+from mlxr.kernels.tensor import DeviceArray, NumberType
+
+
+# fmt: off
+class FastMlx(Protocol):
+    """`mlx.core.fast`, as much of it as is used here."""
+
+    metal_kernel: Callable[..., Any]
+    cuda_kernel: Callable[..., Any]
+    precompiled_cuda_kernel: Callable[..., Any]
+
+    def rms_norm(self, x: DeviceArray, weight: DeviceArray | None, eps: float) -> DeviceArray: ...
+    def layer_norm(
+        self, x: DeviceArray, weight: DeviceArray | None, bias: DeviceArray | None, eps: float
+    ) -> DeviceArray: ...
+    def scaled_dot_product_attention(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, *, scale: float, mask: DeviceArray | str | None,
+        sinks: DeviceArray | None
+    ) -> DeviceArray: ...
+
+
+class Mlx(Protocol):
+    """The module `mlx.core`, as much of it as is used here."""
+
+    fast: FastMlx
+    float32: NumberType
+    float16: NumberType
+    bfloat16: NumberType
+    int32: NumberType
+    int64: NumberType
+    uint8: NumberType
+    uint16: NumberType
+    inf: float
+    cpu: object
+    gpu: object
+
+    # what computes, when, and in which memory
+    def set_default_device(self, device: object) -> None: ...
+    def device_info(self) -> Mapping[str, Any]: ...
+    def get_active_memory(self) -> int: ...
+    def get_cache_memory(self) -> int: ...
+    def get_memory_limit(self) -> int: ...
+    def set_cache_limit(self, nbytes: int) -> int: ...
+    def clear_cache(self) -> None: ...
+    def eval(self, *arrays: object) -> None: ...
+    def async_eval(self, *arrays: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def compile(self, function: Callable[..., Any], inputs: object = None, outputs: object = None) -> Any: ...
+
+    # arrays
+    def array(self, values: object, dtype: NumberType | None = None) -> DeviceArray: ...
+    def arange(self, start: int, stop: int | None = None, *, dtype: NumberType | None = None) -> DeviceArray: ...
+    def zeros(self, shape: Sequence[int], dtype: NumberType) -> DeviceArray: ...
+    def full(self, shape: Sequence[int], value: float, dtype: NumberType | None = None) -> DeviceArray: ...
+    def broadcast_to(self, x: DeviceArray, shape: Sequence[int]) -> DeviceArray: ...
+    def concatenate(self, arrays: Sequence[DeviceArray], axis: int = 0) -> DeviceArray: ...
+    def stack(self, arrays: Sequence[DeviceArray], axis: int = 0) -> DeviceArray: ...
+    def flatten(self, x: DeviceArray) -> DeviceArray: ...
+    def pad(self, x: DeviceArray, width: Sequence[tuple[int, int]]) -> DeviceArray: ...
+    def repeat(self, x: DeviceArray, repeats: int, axis: int) -> DeviceArray: ...
+    def tile(self, x: DeviceArray, reps: int) -> DeviceArray: ...
+    def take(self, x: DeviceArray, indices: DeviceArray, axis: int | None = None) -> DeviceArray: ...
+    def take_along_axis(self, x: DeviceArray, indices: DeviceArray, axis: int) -> DeviceArray: ...
+    def sort(self, x: DeviceArray, axis: int = -1) -> DeviceArray: ...
+    def argsort(self, x: DeviceArray, axis: int = -1) -> DeviceArray: ...
+    def argmax(self, x: DeviceArray, axis: int | None = None) -> DeviceArray: ...
+    def where(
+        self, condition: DeviceArray, x: float | DeviceArray, y: float | DeviceArray
+    ) -> DeviceArray: ...
+
+    # numbers
+    def abs(self, x: DeviceArray) -> DeviceArray: ...
+    def clip(self, x: DeviceArray, low: float | None, high: float | None) -> DeviceArray: ...
+    def erf(self, x: DeviceArray) -> DeviceArray: ...
+    def exp(self, x: DeviceArray) -> DeviceArray: ...
+    def expm1(self, x: DeviceArray) -> DeviceArray: ...
+    def sigmoid(self, x: DeviceArray) -> DeviceArray: ...
+    def square(self, x: DeviceArray) -> DeviceArray: ...
+    def tanh(self, x: DeviceArray) -> DeviceArray: ...
+    def max(self, x: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray: ...
+    def maximum(self, x: DeviceArray, y: float | DeviceArray) -> DeviceArray: ...
+    def minimum(self, x: DeviceArray, y: float | DeviceArray) -> DeviceArray: ...
+    def logsumexp(self, x: DeviceArray, axis: int, keepdims: bool = False) -> DeviceArray: ...
+    def softmax(self, x: DeviceArray, axis: int, precise: bool = False) -> DeviceArray: ...
+    def addmm(self, c: DeviceArray, a: DeviceArray, b: DeviceArray) -> DeviceArray: ...
+    def gather_mm(self, a: DeviceArray, b: DeviceArray, *, rhs_indices: DeviceArray) -> DeviceArray: ...
+# fmt: on
+
 
 # MLX makes CUDA graphs of the operations it is given, which the shapes of prompts make anew: that took longer than the
 # kernels of a prompt (docs/gpu.md). Our own steps are graphs without it.
@@ -34,7 +123,7 @@ def _remedy(device: str) -> str:
     return name_install("mlx-cpu")
 
 
-def load_mlx(device: str) -> Any:
+def load_mlx(device: str) -> Mlx:
     """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device.
 
     On CUDA, MLX then launches its kernels one by one, unless the environment sets CUDA_GRAPHS.
@@ -49,7 +138,7 @@ def load_mlx(device: str) -> Any:
         raise DeviceError(f"device {device!r}: the mlx installed here finds no such device; {_remedy(device)}")
     if device == "metal" and (found := version("mlx")) and _read_version(found) < OLDEST_ON_METAL:
         raise DeviceError(f"device {device!r}: mlx {found} is too old; {_remedy(device)}")
-    return mx
+    return cast(Mlx, mx)
 
 
 def _read_version(text: str) -> tuple[int, ...]:
@@ -69,7 +158,7 @@ OTHER_BYTES = 64 * 2**20  # logits of some rows, tables of rotations, what a bat
 LOADING_BYTES = 512 * 2**20  # of freed arrays that MLX may keep before there was a step
 
 
-def read_free_bytes(mx: Any, device: str) -> int | None:
+def read_free_bytes(mx: Mlx, device: str) -> int | None:
     """Bytes that arrays on the GPU may still take, what MLX keeps for reuse included; None where it does not tell."""
     info = mx.device_info()
     if device == "cuda":
@@ -85,7 +174,7 @@ def read_free_bytes(mx: Any, device: str) -> int | None:
 class Workspace:
     """What is stated for the largest step so far; `count_held` gives the bytes that are held for good."""
 
-    def __init__(self, mx: Any, count_held: Callable[[], int]) -> None:
+    def __init__(self, mx: Mlx, count_held: Callable[[], int]) -> None:
         self._mx, self._count_held = mx, count_held
         self._step_bytes = self._full_bytes = 0
         mx.set_cache_limit(LOADING_BYTES)
@@ -109,7 +198,7 @@ class Workspace:
         return bool(self._mx.get_active_memory() > self._full_bytes)
 
 
-def view_in_order(mx: Any, array: Any) -> npt.NDArray[Any]:
+def view_in_order(mx: Mlx, array: DeviceArray) -> npt.NDArray[Any]:
     """`view_host` where the numbers lie in order, so that kernels may write there; else a copy in order.
 
     MLX's own `contiguous` may copy what is in order, if it lies in memory that is larger than it needs.
@@ -118,7 +207,7 @@ def view_in_order(mx: Any, array: Any) -> npt.NDArray[Any]:
     return view if view.flags.c_contiguous else np.ascontiguousarray(view)
 
 
-def view_host(mx: Any, array: Any) -> npt.NDArray[Any]:
+def view_host(mx: Mlx, array: DeviceArray) -> npt.NDArray[Any]:
     """The memory of an evaluated array on the CPU, without a copy; bf16 as uint16."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)

@@ -18,9 +18,9 @@ import numpy as np
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
-from mlxr.kernels.gpu.mlx import view_host
+from mlxr.kernels.gpu.mlx import Mlx, view_host
 from mlxr.kernels.gpu.recording import Launches, Machine
-from mlxr.kernels.tensor import ByteArray, FloatArray
+from mlxr.kernels.tensor import ByteArray, DeviceArray, FloatArray
 
 if TYPE_CHECKING:
     from mlxr.kernels.context import Context
@@ -45,7 +45,7 @@ class Pool:
     __slots__ = ("_launcher", "_machine", "_mx", "array", "graphs", "kind", "shape")
 
     def __init__(
-        self, mx: Any, launcher: Launches | None, shape: tuple[int, ...], kind: str, machine: Machine | None = None
+        self, mx: Mlx, launcher: Launches | None, shape: tuple[int, ...], kind: str, machine: Machine | None = None
     ) -> None:
         self._mx, self._launcher, self.shape, self.kind = mx, launcher, shape, kind
         self._machine = machine
@@ -98,12 +98,12 @@ class Pool:
         elif self._launcher is not None and self._launcher.is_lazy:
             self._mx.synchronize()
 
-    def _put(self, page: Any, target: int) -> None:
+    def _put(self, page: DeviceArray, target: int) -> None:
         self._mx.eval(page)  # made from the old memory before that is written
         self.array[target : target + 1] = page
         self._mx.eval(self.array)
 
-    def _launch(self, source: Any, page: int, target: int) -> None:
+    def _launch(self, source: DeviceArray, page: int, target: int) -> None:
         assert self._launcher is not None
         pages = self._mx.array([page, target, 0, 0, 0, 0, 0, 0], self._mx.int32)
         (done,) = self._launcher.launch(
@@ -120,9 +120,9 @@ class Pool:
 class PlacedStates:
     """Of each sequence the slots that are read and written, and its first token; all int32, padded."""
 
-    reads: Any
-    writes: Any
-    starts: Any
+    reads: DeviceArray
+    writes: DeviceArray
+    starts: DeviceArray
 
 
 def place_states(gpu: Gpu, batch: RaggedBatch) -> PlacedStates:
@@ -141,12 +141,17 @@ def place_states(gpu: Gpu, batch: RaggedBatch) -> PlacedStates:
 
 
 def compose_on_host(
-    ctx: Context, operator: str, variant: str, inputs: Sequence[Any], pool: Pool, compute: Callable[..., FloatArray]
-) -> Any:
+    ctx: Context,
+    operator: str,
+    variant: str,
+    inputs: Sequence[DeviceArray],
+    pool: Pool,
+    compute: Callable[..., FloatArray],
+) -> DeviceArray:
     """`compute(*inputs, states)` of arrays in the host's memory, which is the device's where kernels cannot run."""
     mx = ctx.gpu.mx
 
-    def run() -> Any:
+    def run() -> DeviceArray:
         mx.eval(*inputs, pool.array)
         arrays = [np.ascontiguousarray(view_host(mx, array.astype(mx.float32))) for array in inputs]
         return mx.array(compute(*arrays, view_host(mx, pool.array)))

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy.typing as npt
 
@@ -57,6 +57,10 @@ class Buffer:
         if dtype != self.dtype:
             raise TypeError(f"a {self.dtype} buffer is not {dtype}")
         return self
+
+    def as_array(self) -> DeviceArray:
+        """The buffer as operators see it, which know arrays."""
+        return cast(DeviceArray, self)
 
     def part(self, start: int, shape: tuple[int, ...]) -> Buffer:
         """Of all numbers in a row, those from `start` on."""
@@ -179,7 +183,7 @@ class Recorder(Launches):
         """As the launcher has them."""
         return self._numbers(*values)
 
-    def take_launches(self) -> list[Any]:
+    def take_launches(self) -> list[Launch | Product]:
         """What was noted since the last call."""
         launches, self.launches = self.launches, []
         return launches
@@ -208,9 +212,9 @@ class Recorder(Launches):
             call.rows,
         )
         self.launches.append(launch)
-        return [*made]
+        return [buffer.as_array() for buffer in made]
 
-    def multiply(self, x: Buffer, weight: DeviceArray, shares: int = 0, wide: NumberType | None = None) -> Buffer:
+    def multiply(self, x: Buffer, weight: DeviceArray, shares: int = 0, wide: NumberType | None = None) -> DeviceArray:
         """x (tokens, inputs) times weight (outputs, inputs), in the type of x; or `shares` of it in the type `wide`."""
         if not self._multiplies:
             raise TypeError("products are not recorded here")
@@ -219,7 +223,7 @@ class Recorder(Launches):
         kinds, arrays = (name_type(x.dtype), name_type(weight.dtype)), (x.address, weight, out.address)
         nbytes = x.nbytes + math.prod(weight.shape) * weight.dtype.size + out.nbytes
         self.launches.append(Product(tokens, outputs, inputs, *kinds, shares, arrays, nbytes))
-        return out
+        return out.as_array()
 
 
 def count_bytes(names: Sequence[str], arrays: Sequence[DeviceArray]) -> int:

@@ -11,15 +11,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.gpu.recording import Results
+from mlxr.kernels.gpu.recording import Launches, Results
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
+from mlxr.kernels.tensor import DeviceArray
 
 Numbers = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -73,7 +76,7 @@ class Run:
 
     step: Step
     batch: RaggedBatch
-    logits: Any
+    logits: DeviceArray
     token_ids: Ints | None
     kept: Any = None
     numbers: Numbers | None = None
@@ -112,7 +115,7 @@ class Steps:
         self._ahead: Run | None = None
         self._pools = StepPools(())
 
-    def run(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> Any:
+    def run(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> DeviceArray:
         """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary)."""
         run, self._ahead = self._ahead, None
         if run is None or not run.is_for(step, batch, rows):
@@ -128,11 +131,11 @@ class Steps:
         if self._ahead is not None:
             self._ahead.step.finish(self._ahead)
 
-    def has(self, logits: Any) -> bool:
+    def has(self, logits: object) -> bool:
         """Whether these are the logits of the step that runs now."""
         return self._current is not None and self._current.logits is logits
 
-    def draw(self, numbers: Numbers | None, following: Any) -> tuple[Ints, Numbers]:
+    def draw(self, numbers: Numbers | None, following: Numbers | EllipsisType | None) -> tuple[Ints, Numbers]:
         """The tokens of the step that runs, and their log-probabilities, once the next step is under way.
 
         `numbers` (rows, NUMBERS) say how to draw; `following` are those of the next step, ... where they are unknown.
@@ -142,12 +145,11 @@ class Steps:
         if self.listener is not None:
             self.listener(numbers, following)
         current.draw(numbers)
-        batch = None
-        if following is not ... and current.step.runs_ahead:
+        if not isinstance(following, EllipsisType) and current.step.runs_ahead:
             batch = advance_batch(current.batch, current.rows, self._pools)
-        if batch is not None:
-            self._ahead = current.step.start(batch, current.rows, current)
-            self._ahead.draw(following)
+            if batch is not None:
+                self._ahead = current.step.start(batch, current.rows, current)
+                self._ahead.draw(following)
         assert current.results is not None
         ids, logprobs = split_drawn(current.results.wait(), current.rows)
         if self._ahead is not None:
@@ -262,7 +264,7 @@ DRAW = Kernel(
 )
 
 
-def launch_draw(mx: Any, launcher: Any, logits: Any, numbers: Any | None) -> Any:
+def launch_draw(mx: Mlx, launcher: Launches, logits: DeviceArray, numbers: DeviceArray | None) -> DeviceArray:
     """Draw from logits (rows, vocabulary) by `numbers` (rows, NUMBERS), or take the largest; (2 * rows,) int32."""
     rows, vocabulary = logits.shape
     (out,) = launcher.launch(

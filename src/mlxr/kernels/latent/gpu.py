@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.device import Gpu, PlacedBatch
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.gpu.pool import Pool
@@ -26,6 +26,7 @@ from mlxr.kernels.moe.products import Stack, Tiling, can_multiply, choose_width,
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv.gpu import check_values, rotate, scatter_rows
+from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 FOLDER = Path(__file__).parent
 LATENT = Kernel(
@@ -55,7 +56,7 @@ def prepare_parts(ctx: Context, weights: tuple[LinearWeight, ...]) -> Payload:
     return Payload(stack_weights(ctx.gpu, weights))
 
 
-def project_parts(ctx: Context, x: Any, parts: Parts, passed: int) -> Any:
+def project_parts(ctx: Context, x: DeviceArray, parts: Parts, passed: int) -> DeviceArray:
     """Products of rows that stand alone, with what passes cut off before and put to them again."""
     gpu, x, payload, count = ctx.gpu, settle(x), parts.payload, len(parts.weights)
     assert isinstance(payload, Payload)
@@ -73,7 +74,7 @@ def project_parts(ctx: Context, x: Any, parts: Parts, passed: int) -> Any:
     return made.reshape(tokens, -1)
 
 
-def _put_beside(ctx: Context, x: Any, first: int, count: int, y: Any) -> Any:
+def _put_beside(ctx: Context, x: DeviceArray, first: int, count: int, y: DeviceArray | None) -> DeviceArray:
     """`count` columns of x from `first` on, and those of y, if there is one."""
     gpu, (rows, columns) = ctx.gpu, x.shape
     more = 0 if y is None else y.shape[1]
@@ -89,7 +90,7 @@ def _put_beside(ctx: Context, x: Any, first: int, count: int, y: Any) -> Any:
     return out
 
 
-def _tile(gpu: Any, payload: Payload, tokens: int, count: int) -> Tiling:
+def _tile(gpu: Gpu, payload: Payload, tokens: int, count: int) -> Tiling:
     """Tiles of the rows of `tokens` tokens, each of one part, as `sort_pairs` would make them."""
     found = payload.tilings.get(tokens)
     if found is None:
@@ -101,7 +102,7 @@ def _tile(gpu: Any, payload: Payload, tokens: int, count: int) -> Tiling:
         tiles[:, :, 1] = np.arange(count)[:, None] * tokens + firsts
         tiles[:, :, 2] = np.minimum(tokens - firsts, width)
         order = np.arange(tokens * count, dtype=np.int32).reshape(tokens, count).T.reshape(-1)
-        placed = [gpu.mx.array(tiles.reshape(-1, 4)), gpu.mx.array(np.resize(order, max(MIN_ARRAY, order.size)))]
+        placed = gpu.mx.array(tiles.reshape(-1, 4)), gpu.mx.array(np.resize(order, max(MIN_ARRAY, order.size)))
         gpu.mx.eval(placed)
         found = payload.tilings[tokens] = Tiling(tokens * count, 1, width, count * each, *placed)
     return found
@@ -109,14 +110,14 @@ def _tile(gpu: Any, payload: Payload, tokens: int, count: int) -> Tiling:
 
 def rope_and_write_latent(
     ctx: Context,
-    q: Any,
-    latent: Any,
+    q: DeviceArray,
+    latent: DeviceArray,
     batch: RaggedBatch,
     table: RopeTable,
     pool: Pool,
-    norm: Any,
+    norm: FloatArray,
     eps: float,
-) -> Any:
+) -> DeviceArray:
     """Positions and slots were checked on the host, where they come from."""
     gpu, (pages, _, page_size, head_dim) = ctx.gpu, pool.shape
     if (head_dim - len(norm)) % 2:
@@ -159,8 +160,15 @@ def rope_and_write_latent(
 
 
 def _compose(
-    ctx: Context, q: Any, latent: Any, placed: Any, table: RopeTable, pool: Pool, norm: Any, eps: float
-) -> Any:
+    ctx: Context,
+    q: DeviceArray,
+    latent: DeviceArray,
+    placed: PlacedBatch,
+    table: RopeTable,
+    pool: Pool,
+    norm: FloatArray,
+    eps: float,
+) -> DeviceArray:
     """Return the queries; keys go to the slots of the batch that is `placed` on the device."""
     gpu, mx, rank = ctx.gpu, ctx.gpu.mx, len(norm)
     cos, sin = (mx.take(gpu.hold(part), placed.positions, axis=0)[:, None] for part in (table.cos, table.sin))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed.gpu import hold_table, is_placed
@@ -19,6 +18,7 @@ from mlxr.kernels.layers.operators import Layer, Layers, Operator, StepInput
 from mlxr.kernels.layers.reference import Programs, Registers, run_layer
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.parts import FLOATS
+from mlxr.kernels.tensor import DeviceArray
 
 START_LAYERS = 1  # layers after which the device is told to start on them
 ROUTE_BYTES = 8  # of a pair of a token and an expert
@@ -132,7 +132,7 @@ def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: 
     return operands + made_bytes + joined_bytes + summed_bytes + cast
 
 
-def run_layers(ctx: Context, stream: Any, layers: Layers, step: StepInput) -> tuple[Any, Any]:
+def run_layers(ctx: Context, stream: DeviceArray, layers: Layers, step: StepInput) -> tuple[DeviceArray, DeviceArray]:
     """Run the layers one after another on the GPU."""
     payload: Payload = layers.payload
     if not ctx.gpu.is_recording:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.device import Upload
+from mlxr.kernels.gpu.device import Gpu, Upload
 from mlxr.kernels.gpu.kernel import Kernel, name_type
 from mlxr.kernels.gpu.launcher import SHORT_NAMES
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
-from mlxr.kernels.tensor import TensorSource
+from mlxr.kernels.tensor import DeviceArray, NumberType, TensorSource
 
 SCRATCH_BYTES = 512 * 2**20
 PIECE_ROWS = (
@@ -47,7 +46,7 @@ EXPAND = Kernel(
 )
 
 
-def multiply_expanded(gpu: Any, x: Any, weights: list[tuple[int, int, Any]]) -> Any:
+def multiply_expanded(gpu: Gpu, x: DeviceArray, weights: list[tuple[int, int, DeviceArray]]) -> DeviceArray:
     """x (tokens, columns) times all rows of some weights, each (number of its type, rows, planes): (tokens, rows)."""
     mx = gpu.mx
     kind = mx.bfloat16 if gpu.narrow else mx.float32
@@ -86,7 +85,7 @@ def cut_rows(rows: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]
     return cuts
 
 
-def _fill(gpu: Any, number: int, columns: int, inputs: list[Any], zeros: int) -> Any:
+def _fill(gpu: Gpu, number: int, columns: int, inputs: list[DeviceArray], zeros: int) -> DeviceArray:
     kind, groups = inputs[2].dtype, GROUPS if gpu.launcher.is_lazy else 1
     (made,) = gpu.launcher.launch(
         FILL,
@@ -100,18 +99,18 @@ def _fill(gpu: Any, number: int, columns: int, inputs: list[Any], zeros: int) ->
     return made
 
 
-def _multiply(gpu: Any, zeros: Any, x: Any, matrix: Any) -> Any:
+def _multiply(gpu: Gpu, zeros: DeviceArray, x: DeviceArray, matrix: DeviceArray) -> DeviceArray:
     """The product waits for what made the zeros, as it adds them to every row, which costs nothing."""
     return gpu.watch.run_mlx("linear", name_product(matrix), lambda: gpu.mx.addmm(zeros, x, matrix.T), x, matrix)
 
 
-def name_product(matrix: Any) -> str:
+def name_product(matrix: DeviceArray) -> str:
     """What the ledger calls MLX's product with a matrix."""
     kind = name_type(matrix.dtype)
     return f"matmul {SHORT_NAMES.get(kind, kind)}"
 
 
-def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:
+def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: DeviceArray, kind: NumberType) -> DeviceArray:
     """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
     rows, columns = table.shape
     (out,) = ctx.gpu.launcher.launch(

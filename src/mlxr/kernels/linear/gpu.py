@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, Dot, Summands, find_parts, settle
+from mlxr.kernels.gpu.deferred import Deferred, Dot, Summands, Value, find_parts, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.blocks import (
@@ -50,6 +49,7 @@ from mlxr.kernels.linear.floats import (
 from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
 from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, multiply_unpacked, plan_unpacked
 from mlxr.kernels.linear.unpacked import describe as describe_unpacked
+from mlxr.kernels.tensor import DeviceArray
 
 __all__ = ["linear", "prepare"]
 
@@ -67,8 +67,8 @@ KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, UNPACKED_B
 class Normed:
     """A norm that waits: x (T, n) in f32, and the weight on the device."""
 
-    x: Any
-    weight: Any
+    x: DeviceArray
+    weight: DeviceArray
     eps: float
 
 
@@ -77,19 +77,25 @@ class Product:
     """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, unpacked, floats or
     library, in whose place panels may come."""
 
-    x: Any
+    x: DeviceArray | Normed
     parts: list[Part]
-    bias: Any
+    bias: DeviceArray | None
     way: str
 
     @property
     def tokens(self) -> int:
         """Number of rows of x."""
-        rows: int = (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
-        return rows
+        return (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
+
+    @property
+    def array(self) -> DeviceArray:
+        """x, for ways that take no norm."""
+        if isinstance(self.x, Normed):
+            raise TypeError(f"a product by {self.way} takes no norm that waits")
+        return self.x
 
 
-def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
+def linear(ctx: Context, x: Value, weight: LinearWeight) -> Value:
     """x Wᵀ + b; x in any float type, the result in the type of the activations, perhaps deferred."""
     mx, gpu = ctx.gpu.mx, ctx.gpu
     parts, bias = weight.payload
@@ -112,7 +118,7 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     return result if result.dtype.size <= gpu.activations.size else result.astype(gpu.activations)
 
 
-def _multiply_parts(ctx: Context, x: Any, parts: list[Part]) -> Any:
+def _multiply_parts(ctx: Context, x: DeviceArray, parts: list[Part]) -> DeviceArray:
     """Each part by itself, those that are expanded together; what the library makes of 16 bits stays so."""
     outputs = []
     for way, group in groupby(parts, key=lambda part: _choose_part(ctx, part, x.shape[0])):
@@ -133,7 +139,9 @@ def _choose_part(ctx: Context, part: Part, tokens: int) -> str:
     return "library" if part.type_name in FLOATS else "expanded"
 
 
-def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None, *, wide: bool = False) -> Any:
+def multiply(
+    ctx: Context, product: Product, gate: int = 0, residual: DeviceArray | None = None, *, wide: bool = False
+) -> DeviceArray:
     """One launch for one or two parts: the product, or gated (by one of GATES), or added to `residual` in f32; `wide`
     also has what our own kernels make in f32."""
     gpu = ctx.gpu
@@ -141,11 +149,11 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     if product.way == "library" or (product.way == "floats" and plan is None):
         matrix, panels = product.parts[0].upload.array, _plan_panels(ctx, product, gate) if gate else None
         if panels is None:
-            return _multiply_library(ctx, product.x, matrix)
-        return multiply_panels(gpu, product.x, matrix, gate, gpu.operands, panels)
+            return _multiply_library(ctx, product.array, matrix)
+        return multiply_panels(gpu, product.array, matrix, gate, gpu.operands, panels)
     kind = gpu.mx.float32 if wide or residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
-    x = product.x if normed is None else normed.x
+    x = product.array if normed is None else normed.x
     tokens, columns = x.shape
     norm = None if normed is None else (normed.weight, normed.eps)
     extras = Extras(gate, product.bias, norm, residual)
@@ -164,7 +172,7 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     return multiply_rows(gpu, x, weights, extras, kind)
 
 
-def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Summands | None]:
+def join_product(ctx: Context, x: DeviceArray, other: Value | None) -> tuple[DeviceArray, Summands | None]:
     """x plus `other`, in f32, and None, where `other` is a product that waits and adds it, or is None; or x and what is
     still to be added."""
     product, summands = find_parts(other, Product), find_parts(other, Summands)
@@ -175,7 +183,7 @@ def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Summands | None
     return x, summands
 
 
-def list_summands(ctx: Context, value: Any) -> Any:
+def list_summands(ctx: Context, value: Value) -> DeviceArray:
     """Compute the arrays whose sum is `value`: of a product that waits in f32, perhaps in shares (shares, rows,
     columns); of others the array (rows, columns)."""
     product, summands = find_parts(value, Product), find_parts(value, Summands)
@@ -187,7 +195,7 @@ def list_summands(ctx: Context, value: Any) -> Any:
     return multiply(ctx, product, wide=True) if shares is None else shares
 
 
-def find_dot(value: Any) -> Dot | None:
+def find_dot(value: Value) -> Dot | None:
     """Find x and weight of `value`, where it is a product that waits and makes one number of each row; else None."""
     product = find_parts(value, Product)
     if product is None or not _makes_one(product.parts) or product.bias is not None or isinstance(product.x, Normed):
@@ -200,7 +208,7 @@ def _makes_one(parts: list[Part]) -> bool:
     return len(parts) == 1 and parts[0].rows == 1 and parts[0].type_name in FLOATS and parts[0].raw is not None
 
 
-def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Summands | None]:
+def _add_product(ctx: Context, product: Product, x: DeviceArray) -> tuple[DeviceArray, Summands | None]:
     shares = _share_product(ctx, product)
     if shares is not None:
         return x, Summands(shares)
@@ -209,28 +217,28 @@ def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Summands 
     return multiply(ctx, product, residual=x), None
 
 
-def _share_product(ctx: Context, product: Product) -> Any:
+def _share_product(ctx: Context, product: Product) -> DeviceArray | None:
     """The product in shares of its inputs, (shares, rows, columns) in f32; None where it is better made as a whole."""
     matrix = product.parts[0].upload.array
     if product.way == "unpacked" and product.bias is None:
-        tokens, columns = product.x.shape
+        tokens, columns = product.array.shape
         plan = _plan_unpacked(ctx, product.parts, tokens, columns, shared=True)
         if plan is not None and plan.shares > 1:
             wide = ctx.gpu.mx.float32
-            return multiply_unpacked(ctx.gpu, product.x, _list_weights(product.parts), Extras(), wide, plan)
+            return multiply_unpacked(ctx.gpu, product.array, _list_weights(product.parts), Extras(), wide, plan)
     if product.way == "floats":
         floats = _plan_floats(ctx, product, shared=True)
         if floats is not None and floats.shares > 1:
-            return multiply_floats(ctx.gpu, product.x, matrix, Extras(), ctx.gpu.mx.float32, floats)
+            return multiply_floats(ctx.gpu, product.array, matrix, Extras(), ctx.gpu.mx.float32, floats)
     if product.way != "library":
         return None
     panels, wide = _plan_panels(ctx, product), ctx.gpu.mx.float32
     if panels is not None:
-        return multiply_panels(ctx.gpu, product.x, matrix, 0, wide, panels)
+        return multiply_panels(ctx.gpu, product.array, matrix, 0, wide, panels)
     shares = choose_shares(*matrix.shape)
     if shares == 1:
         return None
-    return ctx.gpu.recorder.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
+    return ctx.gpu.recorder.multiply(_narrow(ctx, product.array, matrix), matrix, shares, wide)
 
 
 def choose_shares(outputs: int, inputs: int) -> int:
@@ -243,18 +251,18 @@ def can_gate(ctx: Context, product: Product) -> bool:
     if product.way == "floats":
         return _plan_floats(ctx, product, gate=1) is not None
     if product.way == "unpacked":
-        tokens, columns = product.x.shape
+        tokens, columns = product.array.shape
         return _plan_unpacked(ctx, product.parts, tokens, columns, gate=1) is not None
     return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)
 
 
-def gate_product(ctx: Context, product: Product, kind: str) -> Any:
+def gate_product(ctx: Context, product: Product, kind: str) -> DeviceArray:
     """act(first half of the product) * second half."""
     return multiply(ctx, product, gate=GATES[kind])
 
 
-def _list_weights(parts: list[Part]) -> list[tuple[int, int, Any]]:
-    return [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in parts]
+def _list_weights(parts: list[Part]) -> list[tuple[int, int, DeviceArray]]:
+    return [(LAYOUTS[part.type_name].number, part.rows, part.planes) for part in parts]
 
 
 def _plan_unpacked(
@@ -273,13 +281,18 @@ def _plan_unpacked(
 def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | None:
     """How our own kernel computes a product of the library; None where it does not, or is no faster."""
     gpu, matrix = ctx.gpu, product.parts[0].upload.array
-    if gpu.machine is None or not gpu.machine.has_boxes or matrix.dtype.size != 2 or product.x.dtype != matrix.dtype:
+    if (
+        gpu.machine is None
+        or not gpu.machine.has_boxes
+        or matrix.dtype.size != 2
+        or product.array.dtype != matrix.dtype
+    ):
         return None
     rows, columns = matrix.shape
     return plan_panels(product.tokens, rows, columns, gate, gpu.processors, gpu.room_bytes)
 
 
-def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
+def _find_way(ctx: Context, x: Value, parts: list[Part], bias: DeviceArray | None) -> str:
     """Choose what computes all parts in one launch; empty where nothing does."""
     tokens, columns = x.shape
     if _makes_one(parts):
@@ -332,7 +345,7 @@ def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bo
     return part.raw is not None and tokens <= (float_rows if part.type_name in FLOATS else MAX_ROWS)
 
 
-def _multiply_library(ctx: Context, x: Any, matrix: Any) -> Any:
+def _multiply_library(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> DeviceArray:
     if isinstance(x, Buffer):
         return ctx.gpu.recorder.multiply(_narrow(ctx, x, matrix), matrix)
     kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
@@ -341,5 +354,7 @@ def _multiply_library(ctx: Context, x: Any, matrix: Any) -> Any:
     )
 
 
-def _narrow(ctx: Context, x: Buffer, matrix: Any) -> Buffer:
+def _narrow(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> Buffer:
+    if not isinstance(x, Buffer):
+        raise TypeError("a product is recorded of what launches made")
     return x.astype(matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,8 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.tables import WEIGHT_TYPES, WeightType
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Upload
-from mlxr.kernels.tensor import FloatArray, TensorSource
+from mlxr.kernels.gpu.mlx import Mlx
+from mlxr.kernels.tensor import DeviceArray, FloatArray, TensorSource
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -76,10 +76,17 @@ class Part:
     type_name: str
     rows: int
     upload: Upload
-    raw: Any
+    raw: DeviceArray | None
+
+    @property
+    def planes(self) -> DeviceArray:
+        """`raw`, for what kernels multiply."""
+        if self.raw is None:
+            raise TypeError(f"no kernel multiplies by a weight of type {self.type_name} in this form")
+        return self.raw
 
 
-Payload = tuple[list[Part], Any]  # and the bias of all outputs, or None
+Payload = tuple[list[Part], DeviceArray | None]  # and the bias of all outputs, or None
 
 
 def prepare(
@@ -124,7 +131,7 @@ def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Par
     return Part(type_name, rows, upload, raw)
 
 
-def arrange_blocks(mx: Any, type_name: str, raw: Any) -> Any:
+def arrange_blocks(mx: Mlx, type_name: str, raw: DeviceArray) -> DeviceArray:
     """Blocks of a file as planes; floats and types whose blocks are aligned as they are."""
     layout = LAYOUTS.get(type_name)
     if layout is not None and layout.fields:
@@ -143,7 +150,9 @@ def _decode(ctx: Context, tensors: Sequence[TensorSource]) -> Part:
     return Part("f32", len(matrix), Upload(array), None)
 
 
-def _join_biases(ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> Any:
+def _join_biases(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> DeviceArray | None:
     if biases is None or all(bias is None for bias in biases):
         return None
     vectors = [

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Box, Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import BLOCKS, GRIDS, LAYOUTS, TYPE_NAMES, Layout
+from mlxr.kernels.tensor import DeviceArray, NumberType
 
 UNPACKED = Kernel(
     "linear_unpacked",
@@ -157,12 +158,17 @@ def _guess_time(shape: UnpackShape, plan: UnpackPlan, tokens: int, processors: i
 
 
 def multiply_unpacked(
-    gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any, plan: UnpackPlan
-) -> Any:
+    gpu: Gpu,
+    x: DeviceArray,
+    weights: list[tuple[int, int, DeviceArray]],
+    extras: Extras,
+    kind: NumberType,
+    plan: UnpackPlan,
+) -> DeviceArray:
     """As `multiply_tiles`, of x in bf16; with several shares (shares, tokens, outputs), to be added up."""
     tokens, shape = x.shape[0], describe(weights, x.shape[1], extras.gate)
     made, columns = sum(shape.made), x.shape[1]
-    boxed = plan.boxed and (gpu.is_recording or gpu.launcher.emulator is not None)
+    boxed = plan.boxed and (gpu.is_recording or gpu.emulates)
     (out,) = gpu.launcher.launch(
         UNPACKED_BOXED if boxed else UNPACKED,
         [x, weights[0][2], weights[-1][2], *extras.list_inputs(gpu), gpu.launcher.numbers(tokens)],
@@ -177,7 +183,7 @@ def multiply_unpacked(
     return out
 
 
-def describe(weights: list[tuple[int, int, Any]], columns: int, gate: int) -> UnpackShape:
+def describe(weights: list[tuple[int, int, DeviceArray]], columns: int, gate: int) -> UnpackShape:
     """The shape of one or two weights, each (number of its type, rows, planes)."""
     first, second = weights[0], weights[-1]
     return UnpackShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)

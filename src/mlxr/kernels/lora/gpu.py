@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, Numbers, Parts, TablePart, narrow
-from mlxr.kernels.tensor import BFLOAT16, FloatArray, IntArray
+from mlxr.kernels.tensor import BFLOAT16, DeviceArray, FloatArray, IntArray
 
 THREADS = 256
 REDUCE = Kernel("lora_reduce", Path(__file__).parent, "reduce.body", ("x", "rows", "a", "sizes"), ("reduced",))
@@ -37,8 +36,8 @@ class Matrices:
     """An update on the device: `a` (rank, in_features), None of a table; `b` (rank, outputs) for those from `first`."""
 
     first: int
-    a: Any
-    b: Any
+    a: DeviceArray | None
+    b: DeviceArray
     scale: float
 
 
@@ -60,11 +59,13 @@ def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Update
     held = None
     if table is not None:
         held = Matrices(0, None, _place(ctx, narrow(np.ascontiguousarray(table.b))[0]), table.scale)
-    every = [matrix for own in placed.values() for one in own for matrix in (one.a, one.b)]
+    every = [matrix for own in placed.values() for one in own for matrix in (one.a, one.b) if matrix is not None]
     return Updates(placed, held), sum(matrix.nbytes for matrix in [*every, *([] if held is None else [held.b])])
 
 
-def add_lora(ctx: Context, x: Any, out: Any, weight: LinearWeight, adapters: Sequence[AdapterRows]) -> Any:
+def add_lora(
+    ctx: Context, x: DeviceArray, out: DeviceArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
+) -> DeviceArray:
     """A new array for each update."""
     x, out = settle(x), settle(out)
     for one in adapters:
@@ -73,7 +74,7 @@ def add_lora(ctx: Context, x: Any, out: Any, weight: LinearWeight, adapters: Seq
     return out
 
 
-def add_lora_rows(ctx: Context, out: Any, adapters: Sequence[tuple[AdapterRows, FloatArray]]) -> Any:
+def add_lora_rows(ctx: Context, out: DeviceArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]) -> DeviceArray:
     """A new array for each adapter."""
     out = settle(out)
     for one, looked_up in adapters:
@@ -81,12 +82,12 @@ def add_lora_rows(ctx: Context, out: Any, adapters: Sequence[tuple[AdapterRows, 
     return out
 
 
-def _place(ctx: Context, numbers: Numbers) -> Any:
+def _place(ctx: Context, numbers: Numbers) -> DeviceArray:
     array = ctx.gpu.mx.array(numbers)
     return array.view(ctx.gpu.mx.bfloat16) if numbers.dtype == BFLOAT16 else array
 
 
-def _reduce(ctx: Context, x: Any, rows: IntArray, a: Any) -> Any:
+def _reduce(ctx: Context, x: DeviceArray, rows: IntArray, a: DeviceArray) -> DeviceArray:
     """(n, rank) in f32."""
     gpu, mx, ranks = ctx.gpu, ctx.gpu.mx, a.shape[0]
     placed = mx.array(np.pad(rows, (0, max(0, MIN_ARRAY - len(rows)))))
@@ -104,13 +105,15 @@ def _reduce(ctx: Context, x: Any, rows: IntArray, a: Any) -> Any:
     return reduced
 
 
-def _expand(ctx: Context, product: Any, one: AdapterRows, reduced: Any, matrices: Matrices) -> Any:
+def _expand(
+    ctx: Context, product: DeviceArray, one: AdapterRows, reduced: DeviceArray, matrices: Matrices
+) -> DeviceArray:
     """`product` with what the rows get, in its type."""
     gpu, mx, rows, scale = ctx.gpu, ctx.gpu.mx, one.rows, one.multiply(matrices.scale)
     (count, columns), (ranks, made) = product.shape, matrices.b.shape
     if gpu.launcher is None:
 
-        def compose() -> Any:
+        def compose() -> DeviceArray:
             added = (reduced @ matrices.b.astype(mx.float32)) * scale
             chosen = product.astype(mx.float32).at[mx.array(rows), matrices.first : matrices.first + made]
             return chosen.add(added).astype(product.dtype)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mlxr.kernels.activate import Activation, activate
+from mlxr.kernels.activate import Activation
+from mlxr.kernels.activate.gpu import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise.gpu import defer_sum
-from mlxr.kernels.gpu.deferred import Summands, settle
+from mlxr.kernels.gpu.deferred import Summands, Value, settle
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.extras import GATES
@@ -37,6 +38,7 @@ from mlxr.kernels.moe.products import (
     sort_pairs,
     stack_weights,
 )
+from mlxr.kernels.tensor import DeviceArray
 
 FOLDER = Path(__file__).parent
 ROUTE = Kernel(
@@ -61,7 +63,7 @@ class Payload:
 
     up: Stack
     down: Stack
-    use: Any
+    use: DeviceArray
     experts: int
 
     def suits_kernels(self, gpu: Gpu) -> bool:
@@ -90,7 +92,9 @@ def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
     return ExpertsUse(tuple(rows[: payload.experts]), steps, groups)
 
 
-def route(ctx: Context, logits: Any, router: Router, experts: Experts | None = None) -> tuple[Any, Any]:
+def route(
+    ctx: Context, logits: DeviceArray, router: Router, experts: Experts | None = None
+) -> tuple[DeviceArray, DeviceArray]:
     """Choose the experts of each token; one launch, which also counts for `experts` where there is one token."""
     gpu, rule, logits = ctx.gpu, router.rule, settle(logits)
     tokens, (bias, scales) = (
@@ -129,7 +133,14 @@ def route(ctx: Context, logits: Any, router: Router, experts: Experts | None = N
     return chosen, shares
 
 
-def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts, _adapters: Sequence[AdapterRows] = ()) -> Any:
+def mix(
+    ctx: Context,
+    x: DeviceArray,
+    chosen: DeviceArray,
+    shares: DeviceArray,
+    experts: Experts,
+    _adapters: Sequence[AdapterRows] = (),
+) -> Value:
     """The sum over the ranks, in f32, which is left to whoever reads it. No adapter updates the experts."""
     gpu, payload, x = ctx.gpu, experts.payload, settle(x)
     assert isinstance(payload, Payload)
@@ -138,16 +149,17 @@ def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts, _adapt
     (tokens, used), count = chosen.shape, len(experts.up)
     panels = plan_panels(gpu, x.dtype, payload.up, payload.down, tokens * used / count) if tokens > 1 else None
     tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels, payload.use)
-    inner: Any
     if experts.is_gated and len(payload.up.parts) == 1:
         inner = multiply_experts(gpu, x, payload.up, tiling, GATES[experts.activation], None, gpu.operands)
     else:
-        made: Any = multiply_experts(gpu, x, payload.up, tiling, 0, None, gpu.activations)
-        inner = activate(ctx, made, experts.activation, gated=experts.is_gated)
+        made = multiply_experts(gpu, x, payload.up, tiling, 0, None, gpu.activations)
+        inner = activate(ctx, made, experts.activation, experts.is_gated)
     return defer_sum(ctx, Summands(multiply_experts(gpu, inner, payload.down, tiling, 0, shares, gpu.mx.float32)))
 
 
-def route_composed(ctx: Context, logits: Any, router: Router, bias: Any, scales: Any) -> tuple[Any, Any]:
+def route_composed(
+    ctx: Context, logits: DeviceArray, router: Router, bias: DeviceArray | None, scales: DeviceArray | None
+) -> tuple[DeviceArray, DeviceArray]:
     """As `route` of the reference."""
     mx, rule = ctx.gpu.mx, router.rule
     logits = logits.astype(mx.float32)
@@ -176,23 +188,23 @@ def route_composed(ctx: Context, logits: Any, router: Router, bias: Any, scales:
     return chosen.astype(mx.int32), shares
 
 
-def mix_composed(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts, payload: Any) -> Any:
+def mix_composed(
+    ctx: Context, x: DeviceArray, chosen: DeviceArray, shares: DeviceArray, experts: Experts, payload: Payload
+) -> DeviceArray:
     """Every pair of a token and a rank by itself, with the weights that MLX gathers."""
     mx, (tokens, used) = ctx.gpu.mx, chosen.shape
     rows = mx.repeat(x.astype(mx.float32), used, axis=0)
     numbers = chosen.reshape(-1)
-    inner = activate(
-        ctx, gather_products(ctx, "moe", rows, payload.up, numbers), experts.activation, gated=experts.is_gated
-    )
+    inner = activate(ctx, gather_products(ctx, "moe", rows, payload.up, numbers), experts.activation, experts.is_gated)
     made = gather_products(ctx, "moe", inner.astype(mx.float32), payload.down, numbers).reshape(tokens, used, -1)
     return (made * shares[:, :, None]).sum(axis=1)
 
 
-def gather_products(ctx: Context, operator: str, x: Any, stack: Stack, numbers: Any) -> Any:
+def gather_products(ctx: Context, operator: str, x: DeviceArray, stack: Stack, numbers: DeviceArray) -> DeviceArray:
     """Each row of x times the weight of a stack that its number names, with the weights that MLX gathers."""
     mx = ctx.gpu.mx
 
-    def gather() -> Any:
+    def gather() -> DeviceArray:
         made = [
             mx.gather_mm(x[:, None, :], part.array.astype(mx.float32).swapaxes(1, 2), rhs_indices=numbers)[:, 0]
             for part in stack.parts
@@ -206,7 +218,7 @@ def gather_products(ctx: Context, operator: str, x: Any, stack: Stack, numbers: 
     return ctx.gpu.watch.run_mlx(operator, variant, gather, x)
 
 
-def _share_near(mx: Any, logits: Any, chosen: Any, gap: float) -> Any:
+def _share_near(mx: Mlx, logits: DeviceArray, chosen: DeviceArray, gap: float) -> DeviceArray:
     shares, places = [], mx.arange(logits.shape[1])[None]
     for rank in range(chosen.shape[1]):
         number = chosen[:, rank : rank + 1]
@@ -218,12 +230,12 @@ def _share_near(mx: Any, logits: Any, chosen: Any, gap: float) -> Any:
     return mx.concatenate(shares, axis=1)
 
 
-def _sort_falling(mx: Any, values: Any) -> Any:
+def _sort_falling(mx: Mlx, values: DeviceArray) -> DeviceArray:
     """The places of the values, the largest first; of equal ones the first one first."""
     return mx.argsort(_find_ranks(mx, values), axis=1)
 
 
-def _find_ranks(mx: Any, values: Any) -> Any:
+def _find_ranks(mx: Mlx, values: DeviceArray) -> DeviceArray:
     """How many values of a row come before each: larger ones, and equal ones to its left."""
     places = mx.arange(values.shape[1])
     above, equal = values[:, None, :] > values[:, :, None], values[:, None, :] == values[:, :, None]

@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.device import Gpu, Upload
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.blocks import (
     LIGHT,
@@ -63,8 +63,8 @@ class StackedPart:
 
     type_name: str
     rows: int
-    array: Any
-    raw: Any
+    array: DeviceArray
+    raw: DeviceArray
     stride: int
 
 
@@ -126,7 +126,7 @@ def _stack_part(gpu: Gpu, weights: Sequence[LinearWeight], index: int) -> Stacke
     return StackedPart(type_name, rows, stacked, all_bytes if gpu.launcher is not None else None, stride)
 
 
-def _view_bytes(mx: Any, array: Any) -> Any:
+def _view_bytes(mx: Mlx, array: DeviceArray) -> DeviceArray:
     raw = array.view(mx.uint8).reshape(-1)
     mx.eval(raw)
     return raw

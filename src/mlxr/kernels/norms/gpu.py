@@ -9,7 +9,6 @@ recurrence before it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from mlxr.kernels.collectives.gpu import find_own_part, sum_and_norm
 from mlxr.kernels.context import Context
@@ -23,7 +22,9 @@ from mlxr.kernels.gpu.deferred import (
     list_inputs,
     settle,
 )
+from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, join_product
 from mlxr.kernels.norms import Scales, name_variant
 from mlxr.kernels.recurrent.gpu import OutputNorm, Recurred
@@ -146,7 +147,7 @@ def launch_norm(
     return normed, x if summands is None else summed
 
 
-def _compose_layer_norm(mx: Any, x: Any, gain: Any, shift: Any, eps: float) -> Any:
+def _compose_layer_norm(mx: Mlx, x: DeviceArray, gain: DeviceArray, shift: DeviceArray, eps: float) -> DeviceArray:
     if gain.ndim == 1:
         return mx.fast.layer_norm(x, gain, shift, eps)
     normed = mx.fast.layer_norm(x, None, None, eps) * gain[mx.arange(x.shape[0]) % gain.shape[0]]
@@ -204,8 +205,8 @@ def choose_threads(width: int, each: int) -> int:
 
 
 def _compose_gated_norm(
-    gpu: Any, x: Any, gate: Any, gain: Any, eps: float, width: int, gate_first: bool, first: int
-) -> Any:
+    gpu: Gpu, x: DeviceArray, gate: DeviceArray, gain: DeviceArray, eps: float, width: int, gate_first: bool, first: int
+) -> DeviceArray:
     mx, (rows, columns) = gpu.mx, x.shape
     gates = gate[:, first : first + columns]
     silu = gates * mx.sigmoid(gates)

@@ -8,16 +8,18 @@ without our kernels compose MLX's operations, and writes are scatters, in place 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.device import PlacedBatch
 from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
+from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 SIMD_GROUPS = 4
 NORMED = {"each": 1, "joint": 2, "layer": 3, "turned": 4}
@@ -38,7 +40,7 @@ KERNELS = (HEADS, FACTORS)
 
 def rope_and_write_kv(
     ctx: Context,
-    qkv: Any,
+    qkv: DeviceArray,
     heads: int,
     batch: RaggedBatch,
     table: RopeTable,
@@ -46,7 +48,7 @@ def rope_and_write_kv(
     v_pool: Pool,
     norms: HeadNorms | None,
     projected: Projected,
-) -> Any:
+) -> DeviceArray:
     """Positions and slots were checked on the host, where they come from."""
     gpu, (pages, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     if head_dim % 2:
@@ -101,7 +103,7 @@ def rope_and_write_kv(
     return q
 
 
-def _measure_rows(ctx: Context, qkv: Any, heads: int, kv_heads: int, head_dim: int, eps: float) -> Any:
+def _measure_rows(ctx: Context, qkv: DeviceArray, heads: int, kv_heads: int, head_dim: int, eps: float) -> DeviceArray:
     """By what all queries of a token are multiplied to norm them as one row, and all of its keys: (tokens, 2)."""
     numbers, (tokens, columns) = ctx.gpu.launcher.numbers, qkv.shape
     (factors,) = ctx.gpu.launcher.launch(
@@ -131,15 +133,15 @@ def check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
 
 def _compose(
     ctx: Context,
-    qkv: Any,
+    qkv: DeviceArray,
     heads: int,
-    placed: Any,
+    placed: PlacedBatch,
     table: RopeTable,
     k_pool: Pool,
     v_pool: Pool,
     norms: HeadNorms | None,
     projected: Projected,
-) -> Any:
+) -> DeviceArray:
     """Return the queries; keys and values go to the slots of the batch that is `placed` on the device."""
     gpu, mx, (_, kv_heads, _, head_dim) = ctx.gpu, ctx.gpu.mx, k_pool.shape
     split = qkv.reshape(qkv.shape[0], -1, head_dim)
@@ -147,8 +149,8 @@ def _compose(
     v = k if projected == "qk" else split[:, heads + kv_heads :]
     cos, sin = (mx.take(gpu.hold(part), placed.positions, axis=0)[:, None] for part in (table.cos, table.sin))
 
-    def turn(x: Any, weight: Any) -> Any:
-        if norms is None:
+    def turn(x: DeviceArray, weight: FloatArray | None) -> DeviceArray:
+        if norms is None or weight is None:
             return rotate(mx, x, cos, sin, table)
         if norms.kind == "turned":
             return _norm(mx, rotate(mx, x, cos, sin, table), gpu.hold(weight), norms)
@@ -167,26 +169,26 @@ def _compose(
     return q
 
 
-def scatter_rows(mx: Any, pool: Pool, placed: Any, values: Any) -> None:
+def scatter_rows(mx: Mlx, pool: Pool, placed: PlacedBatch, values: DeviceArray) -> None:
     """Write values (T, kv_heads, head_dim) into their slots."""
     _, kv_heads, page_size, head_dim = pool.shape
     page_ids, offsets = placed.slots // page_size, placed.slots % page_size
     rows = ((page_ids[:, None] * kv_heads + mx.arange(kv_heads)) * page_size + offsets[:, None]).reshape(-1)
     shape, flat = pool.array.shape, pool.array.reshape(-1, head_dim)
-    pool.array = None  # so that the scatter may take the memory over
+    del pool.array  # so that the scatter may take the memory over
     flat[rows] = values.reshape(-1, head_dim).astype(flat.dtype)
     pool.array = flat.reshape(shape)
     mx.eval(pool.array)
 
 
-def _norm(mx: Any, x: Any, weight: Any, norms: HeadNorms) -> Any:
+def _norm(mx: Mlx, x: DeviceArray, weight: DeviceArray, norms: HeadNorms) -> DeviceArray:
     """Norm rows as long as the weight, or each head by a weight of its own."""
     if norms.kind == "layer":
         return mx.fast.layer_norm(x, None, None, norms.eps) * weight.reshape(x.shape[1:])
     return mx.fast.rms_norm(x.reshape(-1, weight.shape[0]), weight, norms.eps).reshape(x.shape)
 
 
-def rotate(mx: Any, x: Any, cos: Any, sin: Any, table: RopeTable) -> Any:
+def rotate(mx: Mlx, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, table: RopeTable) -> DeviceArray:
     """x (T, heads, head_dim) with the first numbers of each head rotated."""
     if not table.rot_dim:
         return x

@@ -7,7 +7,7 @@ candidates are computed on the host, in float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import EllipsisType
 
 import numpy as np
 import numpy.typing as npt
@@ -17,35 +17,36 @@ from mlxr.core.types import SamplingParams
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.gpu.steps import DRAW, NUMBERS, launch_draw, split_drawn
 from mlxr.kernels.sample import SampleResult, SampleRow, drops_likeliest, sample_one_place, takes_likeliest
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 KERNELS = (DRAW,)
 Numbers = npt.NDArray[np.float32]
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
-def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow], goes_on: bool) -> list[SampleResult] | None:
+def sample(ctx: Context, logits: DeviceArray, rows: Sequence[SampleRow], goes_on: bool) -> list[SampleResult] | None:
     """Every row by itself; None where `takes_rows` does not take them. If it `goes_on`, the next step may begin."""
     if isinstance(logits, np.ndarray) or not takes_rows(ctx, rows):
         return None
     gpu, numbers = ctx.gpu, _collect_numbers(rows)
-    ids: Any
-    logprobs: Any
     if gpu.steps.has(logits):
         ids, logprobs = gpu.steps.draw(numbers, _collect_following(rows, numbers) if goes_on else ...)
     elif gpu.launcher is not None:
         drawn = launch_draw(gpu.mx, gpu.launcher, logits, None if numbers is None else gpu.mx.array(numbers))
         ids, logprobs = split_drawn(np.array(drawn), len(rows))
     else:
-        ids, logprobs = gpu.watch.run_mlx("sample", "greedy", lambda: _take_largest(gpu.mx, logits), logits)
-        gpu.mx.eval(ids, logprobs)
+        largest = gpu.watch.run_mlx("sample", "greedy", lambda: _take_largest(gpu.mx, logits), logits)
+        gpu.mx.eval(*largest)
+        ids, logprobs = map(np.asarray, largest)
     return _list_results(gpu, ids, logprobs)
 
 
-def sample_chain(ctx: Context, logits: Any, places: int) -> list[list[SampleResult]]:
+def sample_chain(ctx: Context, logits: FloatArray, places: int) -> list[list[SampleResult]]:
     """The largest of each row, then of each row of the steps that follow on these; see `Steps.draw_chain`.
 
     One place alone where `logits` are not those of the recorded step that runs.
@@ -55,9 +56,9 @@ def sample_chain(ctx: Context, logits: Any, places: int) -> list[list[SampleResu
     return [_list_results(ctx.gpu, ids, logprobs) for ids, logprobs in ctx.gpu.steps.draw_chain(places)]
 
 
-def _list_results(gpu: Any, ids: Any, logprobs: Any) -> list[SampleResult]:
+def _list_results(gpu: Gpu, ids: npt.NDArray[np.int32], logprobs: Numbers) -> list[SampleResult]:
     """One result for each row; raises where logits were no numbers."""
-    broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
+    broken = np.flatnonzero(~np.isfinite(logprobs))
     if broken.size and gpu.ranks is not None and gpu.ranks.has_failed:
         raise DeviceError("another GPU of the model ended")
     if broken.size:
@@ -65,7 +66,7 @@ def _list_results(gpu: Any, ids: Any, logprobs: Any) -> list[SampleResult]:
     return [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
-def _take_largest(mx: Any, logits: Any) -> tuple[Any, Any]:
+def _take_largest(mx: Mlx, logits: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
     wide = logits.astype(mx.float32)
     return mx.argmax(wide, axis=1), mx.max(wide, axis=1) - mx.logsumexp(wide, axis=1)
 
@@ -76,7 +77,7 @@ def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
     return all(_is_plain(row) and (draws or row.params.temperature == 0) for row in rows)
 
 
-def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
+def fetch_logits(ctx: Context, logits: DeviceArray) -> FloatArray:
     """The logits on the host."""
     logits = settle(logits)
     if isinstance(logits, Buffer):
@@ -112,7 +113,7 @@ def _collect_numbers(rows: Sequence[SampleRow]) -> Numbers | None:
     return numbers
 
 
-def _collect_following(rows: Sequence[SampleRow], numbers: Numbers | None) -> Any:
+def _collect_following(rows: Sequence[SampleRow], numbers: Numbers | None) -> Numbers | EllipsisType | None:
     """The same for the tokens after these; ... where a row does not know its number."""
     if numbers is None:
         return None

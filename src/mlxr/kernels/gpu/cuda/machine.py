@@ -23,6 +23,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda.driver import CudaCode, CudaDriver, load_library
 from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher
+from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.gpu.recording import Launch, Product, StepMemory
 
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
@@ -228,7 +229,7 @@ def open_launches(launches: Sequence[Launch | Product]) -> Sequence[Launch | Pro
 class CudaMachine:
     """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
 
-    def __init__(self, mx: Any, launcher: Launcher, driver: CudaDriver, code: CudaCode) -> None:
+    def __init__(self, mx: Mlx, launcher: Launcher, driver: CudaDriver, code: CudaCode) -> None:
         self._mx, self._launcher, self._driver, self._code = mx, launcher, driver, code
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._products = _load_products(self._driver)
