@@ -60,7 +60,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest(RequestOptions):
-    """Continue a prompt."""
+    """Continue a text, or token ids."""
 
     prompt: Prompt
     params: SamplingParams
