@@ -101,7 +101,7 @@ def write_commands() -> str:
     lines = [
         "# Commands",
         "",
-        f"Made from the commands themselves; `mlxr help COMMAND {ALL_FLAGS}` shows the same.",
+        f"Made from the commands themselves; `mlxr COMMAND {ALL_FLAGS}` shows the same.",
         "",
     ]
     lines += ["| command | |", "|---|---|"]
