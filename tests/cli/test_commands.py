@@ -448,7 +448,7 @@ def test_a_chat_takes_back_asks_again_reads_and_copies(
     assert main(["chat", str(folder), *greedy]) == 0
     out, err = capsys.readouterr()
     assert out == "".join(f"{texts[index]}\n" for index in (0, 0, 0, 1, 2))
-    assert (tmp_path / "copied").read_text() == texts[2]
+    assert (tmp_path / "copied").read_bytes().decode() == texts[2]
     for text in ("taken back: the fox", "there is no question to take back", "gives the same answer again"):
         assert text in err
     assert "goes with the next question" in err

@@ -160,7 +160,7 @@ def test_top_tells_what_a_server_does(
     lines = top.render(replace(now, requests=[busy]), before, url, 100)
     assert "1,000  500.0" in lines[-1]
     assert "\x1b" not in "".join(lines)
-    code, out, _ = command("top", "--url", url, "--interval", "0.1")
+    code, out, _ = command("top", "--url", url.removeprefix("http://"), "--interval", "0.1")
     assert (code, "no request is in flight" in out, "demo" in out) == (0, True, True)
     assert json.loads(command("top", "--url", url, "--interval", "0.1", "--json")[1])["requests"] == []
 

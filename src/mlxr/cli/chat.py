@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -30,7 +31,15 @@ from mlxr.cli.flags import (
     read_text,
 )
 from mlxr.cli.remote import AnswerStream, Url
-from mlxr.cli.terminal import copy_text, make_renderer, print_fields, print_note, write_piece, write_thought
+from mlxr.cli.terminal import (
+    copy_text,
+    format_table,
+    make_renderer,
+    print_fields,
+    print_note,
+    write_piece,
+    write_thought,
+)
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import BY_SPELLING, Parameter
@@ -213,9 +222,8 @@ def _help(_: Session, words: str) -> None:
         rows = [(f"{row.name} {row.usage}".strip(), row.help) for row in chosen or COMMANDS]
         if words in ("set", "/set"):
             rows += [("  /set " + usage, text) for usage, text in SETTINGS_HELP]
-    width = max(len(left) for left, _ in rows)
-    for left, right in rows:
-        print_note(f"{left.ljust(width)}  {right}")
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    print_note("\n".join(format_table(("", ""), rows, width)))
 
 
 def _take_turn(session: Session, command: str) -> Turn:
@@ -261,9 +269,10 @@ def _copy(session: Session, _: str) -> None:
     turns = session.conversation.turns
     if not turns:
         raise InvalidRequest("/copy", "there is no answer to copy")
-    if not copy_text(turns[-1].answer):
+    place = copy_text(turns[-1].answer)
+    if place is None:
         raise MlxrError("/copy: this system has no program for its clipboard, such as wl-copy or xclip")
-    print_note("the answer is on the clipboard")
+    print_note(f"the answer went to {place}")
 
 
 def _read(session: Session, words: str) -> None:

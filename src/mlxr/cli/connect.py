@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mlxr.cli.flags import ServerSettings
-from mlxr.cli.remote import WANTS_KEY, address_of, ask_server, find_own_key
+from mlxr.cli.remote import WANTS_KEY, address_of, ask_server, find_own_key, spell_url
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound
 from mlxr.core.settings import Settings
@@ -181,7 +181,7 @@ def _describe(settings: Settings, model: str | None, url: str | None, *, needs_k
     """
     from mlxr.service.catalogue import choose_default, open_registry
 
-    address = (url or address_of(settings)).rstrip("/").removesuffix("/v1")
+    address = (spell_url(url) or address_of(settings)).rstrip("/").removesuffix("/v1")
     if not address.startswith(("http://", "https://")):
         raise InvalidRequest("--url", f"{url!r} has no http:// or https:// before it")
     registry, key = open_registry(settings), find_own_key(settings)

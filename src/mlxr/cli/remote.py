@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, overload
 from urllib.parse import quote
 
 import typer
@@ -64,6 +65,7 @@ def ask_server(
     """
     import httpx
 
+    url = spell_url(url)
     socket = settings.unix_socket if url is None else None
     if url is not None and url.startswith("unix:"):
         socket, url = url.removeprefix("unix:"), None
@@ -85,6 +87,18 @@ def ask_server(
     if response.status_code != 200:
         raise MlxrError(f"{socket or base_url}: {_read_error(reply) or f'HTTP status {response.status_code}'}")
     return reply
+
+
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?")
+
+
+@overload
+def spell_url(url: str) -> str: ...
+@overload
+def spell_url(url: None) -> None: ...
+def spell_url(url: str | None) -> str | None:
+    """The address with its scheme, which people leave out: `localhost:8080`."""
+    return f"http://{url}" if url is not None and _HOST_AND_PORT.fullmatch(url) else url
 
 
 def address_of(settings: Settings, port: int | None = None) -> str:
@@ -277,6 +291,7 @@ class RemoteModel:
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
         import httpx
 
+        url = spell_url(url)
         self._url, self._model = url, model
         path = url.removeprefix("unix:") if url.startswith("unix:") else None
         base_url = "http://localhost" if path is not None else url.rstrip("/").removesuffix("/v1")

@@ -277,10 +277,10 @@ def make_renderer() -> Markdown | None:
 CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("clip.exe",))
 
 
-def copy_text(text: str) -> bool:
+def copy_text(text: str) -> str | None:
     """Put a text on the clipboard, by a program of the system or else by the terminal itself (OSC 52 of xterm).
 
-    False where there is neither.
+    Returns where it went, None where there is neither.
     """
     for command in CLIPBOARDS:
         if shutil.which(command[0]) is not None:
@@ -288,7 +288,8 @@ def copy_text(text: str) -> bool:
                 command, input=text.encode(), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             if done.returncode == 0:
-                return True
-    if sys.stdout.isatty():
-        write_piece(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
-    return sys.stdout.isatty()
+                return "the clipboard"
+    if not sys.stdout.isatty():
+        return None
+    write_piece(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\a")
+    return "the terminal, which puts it on the clipboard if it knows how"

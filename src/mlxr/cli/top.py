@@ -120,7 +120,7 @@ def render(now: Look, before: Look, address: str, width: int | None = None) -> l
     filled = min(BAR_CELLS, round(BAR_CELLS * memory / max(budget, 1)))
     lines = [
         f"mlxr {now.info['version']} at {address}, {now.info['device']}",
-        f"memory  [{'|' * filled}{' ' * (BAR_CELLS - filled)}]  {format_bytes(memory)} of {format_bytes(budget)}",
+        f"memory  {format_bytes(memory)} of {format_bytes(budget)}  [{'|' * filled}{' ' * (BAR_CELLS - filled)}]",
         f"tokens  {told['tokens_per_s']:.1f}/s of answers, {told['prompt_tokens_per_s']:.1f}/s of prompts",
         "",
     ]
