@@ -13,15 +13,16 @@ import pytest
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.choice import Choice, FunctionChoice
-from mlxr.kernels.context import MAX_THREADS, Context
+from mlxr.kernels.context import MAX_THREADS, Context, hash_interface
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
 
 
-def make_module(isas: list[str]) -> Any:
-    """A stand-in for the native module."""
+def make_module(isas: list[str], interface: str | None = None) -> Any:
+    """A stand-in for the native module, built from these sources unless `interface` is another stamp."""
     return SimpleNamespace(
+        interface=interface or hash_interface(),
         available_isas=lambda: isas,
         best_isa=lambda: isas[-1],
         default_threads=lambda: 3,
@@ -42,6 +43,12 @@ def test_isa_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "mlxr._native", make_module(["portable", "avx2"]))
     with pytest.raises(DeviceError, match="lacks instruction set 'avx512'; it has portable, avx2"):
         Context(isa="avx512")
+
+
+def test_module_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxr._native", make_module(["portable"], interface="of other sources"))
+    with pytest.raises(DeviceError, match="built from other sources than these; `make run` builds them anew"):
+        Context("cpu")
 
 
 def test_missing_native_module_says_how_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
