@@ -20,7 +20,8 @@ settings.load_profile("mlxr")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="random histories, fuzzers and kills at full length")
+    parser.addoption("--thorough", action="store_true", help="every test, as in continuous integration")
+    parser.addoption("--exhaustive", action="store_true", help="the same with random cases and kills at full length")
     parser.addoption(
         "--quick", action="store_true", help="tests of changed packages, and one case of the quickest others"
     )
@@ -32,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_server(reason): what a cluster does not do, or each replica does by itself")
-    amounts.is_thorough = config.getoption("--thorough")
+    config.option.thorough = config.option.thorough or config.option.exhaustive
+    amounts.is_thorough, amounts.is_exhaustive = config.option.thorough, config.option.exhaustive
     amounts.family_schedules = config.getoption("--schedules")
     everyday.mark(config)
 

@@ -54,7 +54,10 @@ class Amount:
     scored_tokens: int
 
 
-AMOUNTS = {"mlx-cpu": Amount(6, 5, 12, 4, 400), "emulated": Amount(1, 3 if amounts.is_thorough else 2, 6, 1, 0)}
+AMOUNTS = {
+    "mlx-cpu": Amount(6, 5, 12, 4, 400) if amounts.is_exhaustive else Amount(3, 3, 8, 2, 200),
+    "emulated": Amount(1, 3 if amounts.is_exhaustive else 2, 6, 1, 0),
+}
 ON_GPU = Amount(len(QUESTIONS), 16, 40, 20, 6000)
 GPU = find_gpu()
 DEVICES = ["emulated", *(["mlx-cpu"] if amounts.is_thorough else []), *([] if GPU is None else [GPU])]

@@ -190,7 +190,7 @@ def test_same_bits_for_any_batch_threads_and_isa(type_name: str) -> None:
     bias = make_input(1, rows)[0]
     results = {}
     for isa in ISAS:
-        for threads in (1, 2, 3, 7) if amounts.is_thorough else (1, 3):
+        for threads in (1, 2, 3, 7) if amounts.is_exhaustive else (1, 3):
             runtime = native.Runtime(threads, isa)
             weight = make_weight(runtime, [(type_name, rows, raw, bias)], columns)
             for chunk in (1, 2, 7, 9, 13, 16, 23, 40, 63, 64, 130):

@@ -305,8 +305,8 @@ SLOW_KINDS = ("llama", "q4_k_m", "gemma2")  # that a long prompt goes through wi
 def list_cases() -> list[tuple[str, str, str]]:
     slow = "a long prompt", "portable"
     cases = amounts.choose_pairs(list(KINDS), list(BATCHES), load_native().available_isas())
-    wanted = [(shape, kind, isa) for kind, shape, isa in cases if amounts.is_thorough or (shape, isa) != slow]
-    return wanted if amounts.is_thorough else [*wanted, *(("a long prompt", kind, "portable") for kind in SLOW_KINDS)]
+    wanted = [(shape, kind, isa) for kind, shape, isa in cases if amounts.is_exhaustive or (shape, isa) != slow]
+    return wanted if amounts.is_exhaustive else [*wanted, *(("a long prompt", kind, "portable") for kind in SLOW_KINDS)]
 
 
 @pytest.mark.sampled(4)

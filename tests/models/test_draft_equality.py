@@ -261,5 +261,5 @@ def test_text_with_drafts_is_text_without(made: Made, drafter: str, monkeypatch:
     sessions.close()
     happened = ("accepted of its own", "rejected", "preemptions", "found again", "STOP", "LENGTH")
     assert min(counts[name] for name in happened) > 0, counts
-    if amounts.is_thorough:
+    if amounts.is_exhaustive:
         assert counts["preemptions"] > counts["preemptions by chance"], "the cache was never too small"

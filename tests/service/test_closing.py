@@ -139,7 +139,7 @@ def test_searches_are_bounded_by_token_and_by_look(
     assert max(looks) <= 140
 
 
-PARTS = 4  # of the cases of a thorough run, which take minutes
+PARTS = 4 if amounts.is_exhaustive else 1  # of 75 cases each, which take minutes
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +148,13 @@ def llm() -> Iterator[LLM]:
         yield opened
 
 
-@pytest.mark.parametrize("part", range(PARTS if amounts.is_thorough else 1))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_more_tokens_change_no_answer_that_ends_by_itself(llm: LLM, part: int) -> None:
     """Grammars of every kind, at temperature 0 and sampled."""
     if amounts.is_thorough:
         cases = list_cases(PARTS * 75)[75 * part : 75 * (part + 1)]
-        tallies = compare(llm, cases, range(MORE_TOKENS + 1), fewer=range(10, 100, 10))
+        more = range(0, MORE_TOKENS + 1, 1 if amounts.is_exhaustive else 3)
+        tallies = compare(llm, cases, more, fewer=range(10, 100, 10))
         assert sum(tally.requests for tally in tallies.values()) >= 60
     else:
         tallies = compare(llm, list_cases(12), (0, 1, 20, MORE_TOKENS), fewer=(80,))

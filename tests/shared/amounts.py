@@ -1,4 +1,4 @@
-"""How much the longest tests do: in everyday runs a part of it, everything with `--thorough`, as in CI."""
+"""How much the longest tests do: all with `--exhaustive`, a third with `--thorough`, as in CI, else an eighth."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-QUICK_SHARE = 8
+QUICK_SHARE, THOROUGH_SHARE = 8, 3
 
 # Set from the command line before any test is collected.
 is_thorough = False
+is_exhaustive = False  # which is thorough, too
 family_schedules: int | None = None  # instead of the usual number
 
 
 def choose_amount(full: int) -> int:
-    """Return `full` in a thorough run and an eighth of it otherwise, for counts of random cases, kills and steps."""
-    return full if is_thorough else max(1, full // QUICK_SHARE)
+    """Return how much is done of `full`, a count of random cases, kills or steps."""
+    return full if is_exhaustive else max(1, full // (THOROUGH_SHARE if is_thorough else QUICK_SHARE))
 
 
 def choose_schedules(full: int) -> int:
-    """Return how many random schedules a family of models goes through: what `--schedules` says, else all or one.
+    """Return how many random schedules a family of models goes through: what `--schedules` says, all, or one.
 
-    One is enough for every day where the many cases go through different ones.
+    One is enough where the many cases go through different ones.
     """
-    return family_schedules or (full if is_thorough else 1)
+    return family_schedules or (full if is_exhaustive else 1)
 
 
 def choose_each(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -37,8 +38,8 @@ def choose_each(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, 
 
 
 def choose_pairs(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """Return all combinations in a thorough run, else so many that each two values of two dimensions are in one."""
-    if is_thorough:
+    """Return all combinations in an exhaustive run, else so many that each two values of two dimensions are in one."""
+    if is_exhaustive:
         return list(product(first, second, third))
     dimensions = [first, second, third]
     long, middle, short = sorted(range(3), key=lambda at: -len(dimensions[at]))

@@ -1,6 +1,6 @@
 """Chooses which tests a run is made of: all of them, those of every day, or the quick ones.
 
-- `--thorough`, as in continuous integration: every test, and random ones at full length (amounts.py).
+- `--thorough`, as in continuous integration: every test; `--exhaustive` has random ones at full length (amounts.py).
 - Every day: tests that are marked `slow` are left out. Of a test whose package is changed so many cases run that each
   value of each parameter is in one; where it is marked `sampled(n)`, every n-th of these. Of other packages `FEW` of
   these run, spread evenly; those of tests/project always run, as they look at all packages. Of the folders that take
