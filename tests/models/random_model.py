@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,11 +95,13 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 RELATIVES = {
     "baichuan": "llama-mha",
     "bailingmoe": "deepseek",
+    "deci": "llama-llama3",
     "exaone": "llama-llama3",
     "internlm2": "llama-gqa-64",
     "minicpm": "granite",
     "orion": "stablelm",
     "pangu-embedded": "llama-bias-gelu",
+    "qwen": "qwen2",
     "qwen3vlmoe": "qwen3moe",
     "xverse": "llama-128",
 }
@@ -105,8 +109,17 @@ RELATIVES = {
 
 def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
     """Have folders of this `model_type` be files of the architecture `name`."""
+
+    def state(c: Any, of_folder: Any) -> None:
+        of_folder(c)
+        if name == "qwen":  # whose files state the features of gate and up together
+            c.out.put("feed_forward_length", 2 * c.out.integer("feed_forward_length"))
+
     named = families.find_family(name)
-    given = tuple((named if one.model_type == model_type else own, one) for own, one in families.FOLDERS)
+    given = tuple(
+        (named, replace(one, state=partial(state, of_folder=one.state))) if one.model_type == model_type else (own, one)
+        for own, one in families.FOLDERS
+    )
     monkeypatch.setattr(families, "FOLDERS", given)
 
 

@@ -58,6 +58,31 @@ def test_other_names_of_the_same_layers(name: str, monkeypatch: pytest.MonkeyPat
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
+def test_layers_of_deci_may_lack_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without attention a layer is one whose attention adds nothing, and so it is without a feed-forward block."""
+    config, seed, tokens, _ = read_golden("llama-llama3")
+    weights = make_weights(config, seed)
+    for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.o_proj.weight"):
+        weights[name] = np.zeros_like(weights[name])
+    golden = TinyRun(Decoder(Context("reference"), model_from_folder(config), make_hf_tensors(weights, config))).run(
+        tokens
+    )
+    give_name(monkeypatch, "llama", "deci")
+    metadata, tensors = make_gguf(weights, config)
+    lists = {"head_count": (4, 0), "head_count_kv": (2, 0)}
+    metadata |= {f"deci.attention.{name}": list(counts) for name, counts in lists.items()}
+    metadata["deci.feed_forward_length"] = [0, config["intermediate_size"]]
+    kept = {name: one for name, one in tensors.items() if not name.startswith(("blk.0.ffn_", "blk.1.attn_"))}
+    found = TinyRun(Decoder(Context("reference"), model_from_gguf(metadata, kept), kept)).run(tokens)
+    np.testing.assert_allclose(found, golden, atol=1e-5)
+    for name, counts, message in (
+        ("attention.head_count_kv", [0, 0], "0 in layers without heads alone"),
+        ("feed_forward_length", [0, 0], "in layers that do not attend"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            model_from_gguf(metadata | {f"deci.{name}": counts}, kept)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_gguf_layout_equals_golden(case: str) -> None:

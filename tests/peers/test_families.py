@@ -223,7 +223,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", RELATIVES)
+@pytest.mark.parametrize("name", [name for name in RELATIVES if name != "qwen"])  # which it wants with joined products
 def test_losses_of_tokens_by_another_name(
     name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,8 +161,16 @@ class Metadata:
 
     @cached_property
     def heads(self) -> int:
-        """The number of heads of queries."""
-        return self.integer("attention.head_count", 1, limits.MAX_HEADS)
+        """The number of heads of queries, the same in all layers that attend."""
+        counts = {*self.head_counts} - {0}
+        if len(counts) != 1:
+            self.fields.refuse("attention.head_count", "one number above 0 for all layers that attend")
+        return counts.pop()
+
+    @cached_property
+    def head_counts(self) -> tuple[int, ...]:
+        """Heads of queries of each layer, 0 of those that do not attend."""
+        return self.integers("attention.head_count", 0, limits.MAX_HEADS)
 
     @cached_property
     def head_dim(self) -> int:

@@ -1,8 +1,8 @@
-"""Qwen2 and Qwen3, with experts and without.
+"""Qwen, Qwen2 and Qwen3, with experts and without.
 
-Qwen2 has biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE has a
-block that all tokens go through beside the experts, and a gate says for each token how much of it counts. The text of
-Qwen3-VL is that of Qwen3; pictures turn by three axes, and add rows behind the first layers ("deepstack").
+Qwen and Qwen2 have biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE
+has a block that all tokens go through beside the experts, and a gate says for each token how much of it counts. The
+text of Qwen3-VL is that of Qwen3; pictures turn by three axes, and add rows behind the first layers ("deepstack").
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ def build_qwen2(m: Metadata) -> Model:
     return m.model(
         Layer(m.attention(rope, window=window, qkv_bias=True), m.feed_forward(), norms) for window in m.windows()
     )
+
+
+def build_qwen(m: Metadata) -> Model:
+    """Return a first Qwen, whose files state the features of gate and up together (llama.cpp, src/models/qwen.cpp)."""
+    norms, rope, features = Norms(m.rms_eps), m.rope(), m.integer("feed_forward_length", 2) // 2
+    layer = Layer(m.attention(rope, qkv_bias=True), m.feed_forward(features=features), norms)
+    return m.model([layer] * m.layers)
 
 
 def build_qwen2_moe(m: Metadata) -> Model:
@@ -136,6 +143,7 @@ def _build_qwen3_moe(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
 
 
 FAMILIES = (
+    Family("qwen", build_qwen),
     Family("qwen2", build_qwen2, (Folder("qwen2", "Qwen2ForCausalLM", state_qwen2),)),
     Family("qwen2moe", build_qwen2_moe, (Folder("qwen2_moe", "Qwen2MoeForCausalLM", state_qwen2_moe),)),
     Family("qwen3", build_qwen3, (Folder("qwen3", "Qwen3ForCausalLM", state_qwen3),)),

@@ -1,11 +1,14 @@
 """Families that GGUF has names for and whose layers are those of others.
 
 InternLM 2, XVERSE and Baichuan (7B) are Llamas, EXAONE 3 and Pangu Embedded those whose halves of a head rotate, as
-Qwen 2's do, MiniCPM (1 and 2) is a Granite, and Orion a StableLM. Source: llama.cpp, src/models.
+2's do, MiniCPM (1 and 2) is a Granite, and Orion a StableLM. Llama Nemotron Super (`deci`) is a Llama some of whose
+layers lack a block, and whose blocks differ in width. Source: llama.cpp, src/models.
 """
 
 from __future__ import annotations
 
+from mlxr.models import limits
+from mlxr.models.components import Layer, Norms
 from mlxr.models.families import granite, llama, qwen, stablelm
 from mlxr.models.family import Family
 from mlxr.models.metadata import Metadata
@@ -26,10 +29,27 @@ def build_minicpm(m: Metadata) -> Model:
     return granite.build(m, embedding=12.0, residual=1.4 / m.layers**0.5, logits=m.hidden / 256)
 
 
+def build_deci(m: Metadata) -> Model:
+    """Return the model of these metadata. Raises ModelError for layers that neither attend nor have features, and for
+    those whose attention is one product (51B)."""
+    counts = m.integers("attention.head_count_kv", 0, limits.MAX_HEADS)
+    widths = m.integers("feed_forward_length", 0, limits.MAX_WIDTH)
+    norms, rope, layers = Norms(m.rms_eps), m.rope(interleaved=True), []
+    for heads, kv_heads, width in zip(m.head_counts, counts, widths, strict=True):
+        if bool(heads) != bool(kv_heads):
+            m.fields.refuse("attention.head_count_kv", "0 in layers without heads alone")
+        if not heads and not width:
+            m.fields.refuse("feed_forward_length", "a number above 0 in layers that do not attend")
+        attention = m.attention(rope, kv_heads=kv_heads) if heads else None
+        layers.append(Layer(attention, m.feed_forward(features=width) if width else None, norms))
+    return m.model(layers)
+
+
 FAMILIES = (
     Family("internlm2", llama.build),
     Family("xverse", llama.build),
     Family("baichuan", build_baichuan),
+    Family("deci", build_deci),
     Family("exaone", qwen.build_qwen2),
     Family("pangu-embedded", qwen.build_qwen2),
     Family("minicpm", build_minicpm),
