@@ -17,6 +17,7 @@ from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402
 
 CASES = [
     "llama-gqa-80-tied",
+    "afmoe",
     "apertus",
     "cohere",
     "cohere-heads",
@@ -32,6 +33,7 @@ CASES = [
     "gemma4e",
     "gemma4moe",
     "glm4moe",
+    "gpt2",
     "granite",
     "granite4h",
     "granite4h-moe",

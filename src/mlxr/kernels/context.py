@@ -128,8 +128,10 @@ class Context:
         pools: Sequence[Any],
         key: object,
         states: Any = None,
+        *,
+        records: bool = True,
     ) -> Any:
-        """`compute(batch)`, which gives the logits; a GPU starts on it, and records steps of single tokens.
+        """`compute(batch)`, which gives the logits; a GPU starts on it, and `records` steps of single tokens.
 
         Recorded steps are found again by their shape and `key`, which must change with anything else that `compute`
         depends on. `pools` has one pool for each group of the batch that has pages, and `states` is one of states, if
@@ -140,7 +142,7 @@ class Context:
         from mlxr.kernels.gpu.graph import run_step, takes_step
         from mlxr.kernels.gpu.steps import StepPools
 
-        if self.gpu.launcher is not None and takes_step(batch):
+        if self.gpu.launcher is not None and records and takes_step(batch):
             return run_step(self.gpu, compute, batch, StepPools(pools, states), key)
         from mlxr.kernels.gpu.deferred import settle
 

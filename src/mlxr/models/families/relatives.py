@@ -1,8 +1,8 @@
 """Families that GGUF has names for and whose layers are those of others.
 
 InternLM 2, XVERSE and Baichuan (7B) are Llamas, EXAONE 3 and Pangu Embedded those whose halves of a head rotate, as
-2's do, MiniCPM (1 and 2) is a Granite, and Orion a StableLM. Llama Nemotron Super (`deci`) is a Llama some of whose
-layers lack a block, and whose blocks differ in width. Source: llama.cpp, src/models.
+Qwen 2's do, MiniCPM (1 and 2) is a Granite, and Orion a StableLM. Llama Nemotron Super (`deci`) is a Llama some of
+whose layers lack a block, and whose blocks differ in width. Source: llama.cpp, src/models.
 """
 
 from __future__ import annotations
