@@ -55,10 +55,12 @@ def test_variables_that_are_no_settings_are_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLXR_HOTS", "0.0.0.0")
+    monkeypatch.setenv("MLXR_TEMPERATUR", "0")
     monkeypatch.setenv("MLXR_THREADS", "1")
     for _ in range(2):
         assert resolve().threads == 1
-    (record,) = [record for record in caplog.records if "MLXR_" in record.getMessage()]
+    record, other = [record for record in caplog.records if "MLXR_" in record.getMessage()]
+    assert other.getMessage().endswith("MLXR_TEMPERATUR is no setting and has no effect; `mlxr settings` lists all")
     assert record.getMessage().endswith("MLXR_HOTS is no setting and has no effect; did you mean MLXR_HOST?")
 
 

@@ -31,13 +31,15 @@ def warn_unknown(names: Iterable[str], known: Collection[str], prefix: str) -> N
     """Log a warning for each of `names` that begins with `prefix` and is not `known`, once for each name."""
     for name in sorted(names):
         if name.startswith(prefix) and name not in known and name not in NOT_SETTINGS:
-            _warn_once(name, tuple(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)))
+            rest = [one.removeprefix(prefix) for one in sorted(known)]
+            near = difflib.get_close_matches(name.removeprefix(prefix), rest, n=1, cutoff=0.7)
+            _warn_once(name, f"did you mean {prefix}{near[0]}?" if near else "`mlxr settings` lists all")
 
 
 @cache
-def _warn_once(name: str, near: tuple[str, ...]) -> None:
+def _warn_once(name: str, hint: str) -> None:
     # Where nobody has set up logging, Python prints the bare text of warnings to stderr.
-    logger.warning("%s is no setting and has no effect; did you mean %s?", name, " or ".join(near))
+    logger.warning("%s is no setting and has no effect; %s", name, hint)
 
 
 Source = Literal["caller", "environment", "file", "default"]
