@@ -20,6 +20,7 @@ from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.arguments import Arguments
 from mlxr.service.tools.format import (
+    Asked,
     CallParser,
     CallPiece,
     ToolFormat,
@@ -181,25 +182,19 @@ class Gemma4Format(ToolFormat):
             (START,), lambda _: TagFinder(END, QUOTE, QUOTE), lambda _, text: read_block(keys, text), heads=heads
         )
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call."""
-        start, end, quote = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
-        more = f"({start} call)*" if is_parallel else ""
+        start, end, quote = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
+        more = f"({start} call)*" if asked.is_parallel else ""
         rules = f"calls: call {more}\n"
-        rules += write_rule("call", [f"{quote_lark(f'call:{t.name}')} args_{i} {end}" for i, t in enumerate(tools)])
-        for index, tool in enumerate(tools):
+        rules += write_rule(
+            "call", [f"{quote_lark(f'call:{t.name}')} args_{i} {end}" for i, t in enumerate(asked.tools)]
+        )
+        for index, tool in enumerate(asked.tools):
             keys = [quote_lark(key) for key in Arguments(tool).properties]
             pair = f"({' | '.join(keys)}) {quote_lark(':')} value" if keys else "pair"
             rules += f'args_{index}: "{{" ({pair} ("," {pair})*)? "}}"\n'
-        is_token = QUOTE in specials  # else a string ends where the marker is spelt
+        is_token = QUOTE in asked.specials  # else a string ends where the marker is spelt
         quoted = f"string: QUOTED? {quote}\nQUOTED: {write_text_without(QUOTE)}\n"
         string = quoted if is_token else f"string[suffix={quote}]: /(?s:.*)/\n"
         rules += string + (
@@ -210,7 +205,7 @@ class Gemma4Format(ToolFormat):
             "KEY: /[^\\s:,{}\\[\\]<]+/\n"
             "NUMBER: /-?(0|[1-9][0-9]{0,99})(\\.[0-9]{1,99})?/\n"
         )
-        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
+        return write_marked_grammar(START, rules, asked)
 
 
 def read_block(keys: Mapping[str, Sequence[str]], text: str) -> list[Call] | None:

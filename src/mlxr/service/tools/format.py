@@ -106,6 +106,17 @@ class CallParser(ABC):
             self._give(text)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a grammar of calls must allow."""
+
+    tools: Sequence[Tool]
+    must_call: bool
+    is_parallel: bool  # several calls may come
+    specials: Mapping[str, str]  # how Lark names those of the markers that are control tokens of the vocabulary
+    answer: str | None = None  # part of a Lark rule: an answer without calls is that and nothing else
+
+
 class ToolFormat(ABC):
     """One way of calling tools.
 
@@ -133,7 +144,6 @@ class ToolFormat(ABC):
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser for one answer; `is_enforced` says that a grammar keeps all calls well-formed."""
 
-    @abstractmethod
     def write_grammar(
         self,
         tools: Sequence[Tool],
@@ -143,11 +153,11 @@ class ToolFormat(ABC):
         specials: Mapping[str, str],
         answer: str | None = None,
     ) -> str | None:
-        """The Lark grammar of the answers that may be given, None where nothing can be enforced.
+        """The Lark grammar of the answers that may be given (see `Asked`), None where nothing can be enforced."""
+        return self._write_grammar(Asked(tools, must_call, is_parallel, specials, answer))
 
-        `specials` says how Lark names those of the markers that are control tokens of the vocabulary. With `answer`, a
-        part of a Lark rule, an answer without calls is that and nothing else, unless there must be a call.
-        """
+    @abstractmethod
+    def _write_grammar(self, asked: Asked) -> str | None: ...
 
 
 def make_call_id() -> str:
@@ -194,19 +204,17 @@ def write_list_rules(tools: Sequence[Tool], *, is_parallel: bool, end: str = "")
     return f'calls: " "? "[" call {more} "]" {end}\n' + write_call_rules(tools, "arguments")
 
 
-def write_marked_grammar(
-    start: str, rules: str, *, must_call: bool, specials: Mapping[str, str], answer: str | None
-) -> str:
-    """The grammar for formats of which an answer ends with a marker and `calls`, see `ToolFormat.write_grammar`.
+def write_marked_grammar(start: str, rules: str, asked: Asked) -> str:
+    """The grammar for formats of which an answer ends with a marker and `calls`, see `Asked`.
 
     `start` is the marker, `rules` are `calls` and those below it.
     """
-    marker = specials.get(start, quote_lark(start))
-    if must_call:
+    marker = asked.specials.get(start, quote_lark(start))
+    if asked.must_call:
         return f"start: {marker} calls\n{rules}"
-    if answer is not None:
-        return write_rule("start", [f"{marker} calls", answer]) + rules
-    if start in specials:
+    if asked.answer is not None:
+        return write_rule("start", [f"{marker} calls", asked.answer]) + rules
+    if start in asked.specials:
         return f"start: TEXT? ({marker} calls)?\nTEXT: /(?s:.+)/\n{rules}"
     pattern = re.escape(start)
     return (
@@ -215,16 +223,14 @@ def write_marked_grammar(
     )
 
 
-def write_bare_grammar(
-    tools: Sequence[Tool], key: str, separator: str, *, must_call: bool, is_parallel: bool, answer: str | None
-) -> str | None:
-    """The grammar for formats whose calls have no marker; see `ToolFormat.write_grammar`."""
-    if not must_call and answer is None:
+def write_bare_grammar(asked: Asked, key: str, separator: str) -> str | None:
+    """The grammar for formats whose calls have no marker; see `Asked`."""
+    if not asked.must_call and asked.answer is None:
         return None
-    calls = f"call ({quote_lark(separator)} call)*" if is_parallel else "call"
-    return write_rule("start", [calls] if must_call or answer is None else [calls, answer]) + write_call_rules(
-        tools, key
-    )
+    calls = f"call ({quote_lark(separator)} call)*" if asked.is_parallel else "call"
+    return write_rule(
+        "start", [calls] if asked.must_call or asked.answer is None else [calls, asked.answer]
+    ) + write_call_rules(asked.tools, key)
 
 
 def write_argument_rules(tools: Sequence[Tool]) -> str:

@@ -16,7 +16,15 @@ from typing import cast
 from mlxr.service.reasoning import Thought, hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.arguments import ArgumentsReader
-from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat, quote_lark, write_argument_rules, write_rule
+from mlxr.service.tools.format import (
+    Asked,
+    CallParser,
+    CallPiece,
+    ToolFormat,
+    quote_lark,
+    write_argument_rules,
+    write_rule,
+)
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -223,37 +231,28 @@ class HarmonyFormat(ToolFormat):
         """Return a parser of all messages of an answer."""
         return HarmonyParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """One call, or an answer in the channel `final`, perhaps after words about what is to be done.
 
         What the model thinks before that is not part of it. A call ends the answer, so there are no two.
         """
-        del is_parallel
         start, end, message, channel, constrain = (
-            specials.get(marker, quote_lark(marker)) for marker in (START, END, MESSAGE, CHANNEL, CONSTRAIN)
+            asked.specials.get(marker, quote_lark(marker)) for marker in (START, END, MESSAGE, CHANNEL, CONSTRAIN)
         )
-        rules = write_argument_rules(tools)
-        if tools:
-            bodies = (f"call_{index}" for index in range(len(tools)))
+        rules = write_argument_rules(asked.tools)
+        if asked.tools:
+            bodies = (f"call_{index}" for index in range(len(asked.tools)))
             rules += write_rule("call", list(bodies)) + f'kind: " "? {constrain}? "json"\n'
-        for index, tool in enumerate(tools):
+        for index, tool in enumerate(asked.tools):
             recipient = quote_lark(f" to=functions.{tool.name}")
             header = f'{channel} ("commentary" | "analysis") {recipient} | {recipient} {channel} "commentary"'
             rules += f"call_{index}: ({header}) kind? {message} args_{index}\n"
         final = f'{channel} "final" {message}'
-        if must_call:
+        if asked.must_call:
             return f"start: call\n{rules}"
-        if answer is not None:
-            return write_rule("start", [*(["call"] if tools else []), f"{final} {answer}"]) + rules
-        is_token = END in specials  # else a message ends where the marker is spelt
+        if asked.answer is not None:
+            return write_rule("start", [*(["call"] if asked.tools else []), f"{final} {asked.answer}"]) + rules
+        is_token = END in asked.specials  # else a message ends where the marker is spelt
         body = f"body: TEXT? {end}\nTEXT: /(?s:.+)/\n" if is_token else f"body[suffix={end}]: /(?s:.*)/\n"
         rest = "TEXT?" if is_token else "/(?s:.*)/"
         more = f'{channel} ("commentary" | "analysis") {message} body {start} "assistant"'

@@ -15,6 +15,7 @@ from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.arguments import CallReader
 from mlxr.service.tools.format import (
+    Asked,
     CallParser,
     CallPiece,
     ToolFormat,
@@ -159,32 +160,24 @@ class HermesFormat(ToolFormat):
         leads = ("```json", "```")
         return BareJsonParser(names, KEYS, leads=leads, separators=",;", is_enforced=False, closing=END, rest=marked)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before and between them unless there must be a call."""
-        end = specials.get(END, quote_lark(END))
+        end = asked.specials.get(END, quote_lark(END))
         body = f'"\\n" call "\\n" {end}'
-        if must_call or answer is not None:
-            start = specials.get(START, quote_lark(START))
-            blocks = 'block ("\\n" block)*' if is_parallel else "block"
-            rules = write_rule("start", [blocks] if must_call or answer is None else [blocks, answer])
+        if asked.must_call or asked.answer is not None:
+            start = asked.specials.get(START, quote_lark(START))
+            blocks = 'block ("\\n" block)*' if asked.is_parallel else "block"
+            rules = write_rule("start", [blocks] if asked.must_call or asked.answer is None else [blocks, asked.answer])
             rules += f"block: {start} {body}\n"
-        elif START in specials:
-            rules = f"start: TEXT? ({specials[START]} {body} TEXT?)*\nTEXT: /(?s:.+)/\n"
+        elif START in asked.specials:
+            rules = f"start: TEXT? ({asked.specials[START]} {body} TEXT?)*\nTEXT: /(?s:.+)/\n"
         else:
             # `until` ends with the first marker, so text with a marker can only go on as a call.
             rules = (
                 f"start: (until {body})* tail\nuntil[suffix={quote_lark(START)}]: /(?s:.*)/\n"
                 f"tail: TAIL\nTAIL: /(?s:.*)/ & ~/(?s:.*){START}(?s:.*)/\n"
             )
-        return rules + write_call_rules(tools, "arguments")
+        return rules + write_call_rules(asked.tools, "arguments")
 
 
 class HermesParser(CallParser):
@@ -327,20 +320,9 @@ class Llama3Format(ToolFormat):
         keys = ("parameters", "arguments")
         return BareJsonParser(names, keys, leads=(PYTHON_TAG,), separators=";,", is_enforced=is_enforced)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls where there must be one; otherwise an answer in JSON may be just that."""
-        del specials
-        return write_bare_grammar(
-            tools, "parameters", "; ", must_call=must_call, is_parallel=is_parallel, answer=answer
-        )
+        return write_bare_grammar(asked, "parameters", "; ")
 
 
 _INTRODUCTION = (
@@ -382,18 +364,9 @@ class GenericFormat(ToolFormat):
         leads = ("```json", "```")
         return BareJsonParser(names, keys, leads=leads, separators=",;", is_enforced=is_enforced)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls where there must be one; otherwise an answer in JSON may be just that."""
-        del specials
-        return write_bare_grammar(tools, "arguments", "\n", must_call=must_call, is_parallel=is_parallel, answer=answer)
+        return write_bare_grammar(asked, "arguments", "\n")
 
 
 def _introduce(messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:

@@ -15,6 +15,7 @@ from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.arguments import ArgumentsReader, CallReader
 from mlxr.service.tools.format import (
+    Asked,
     CallParser,
     ToolFormat,
     quote_lark,
@@ -59,18 +60,10 @@ class MistralFormat(ToolFormat):
         """Return a parser of the calls behind Mistral's marker."""
         return MarkedParser(frozenset(tool.name for tool in tools), CALLS, is_enforced=is_enforced)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call."""
-        rules = self._write_calls(tools, is_parallel, specials)
-        return write_marked_grammar(CALLS, rules, must_call=must_call, specials=specials, answer=answer)
+        rules = self._write_calls(asked.tools, asked.is_parallel, asked.specials)
+        return write_marked_grammar(CALLS, rules, asked)
 
     def _write_calls(self, tools: Sequence[Tool], is_parallel: bool, specials: Mapping[str, str]) -> str:
         """The rule `calls` and those below it."""
@@ -220,19 +213,11 @@ class Phi4Format(ToolFormat):
         """Return a parser of the calls behind the marker."""
         return MarkedParser(frozenset(tool.name for tool in tools), self._start, self._end, is_enforced=is_enforced)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call."""
-        end = specials.get(self._end, quote_lark(self._end)) if self._end else ""
-        rules = self.write_rules(tools, end, is_parallel=is_parallel)
-        return write_marked_grammar(self._start, rules, must_call=must_call, specials=specials, answer=answer)
+        end = asked.specials.get(self._end, quote_lark(self._end)) if self._end else ""
+        rules = self.write_rules(asked.tools, end, is_parallel=asked.is_parallel)
+        return write_marked_grammar(self._start, rules, asked)
 
     def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
         """The rule `calls` of a Lark grammar, which ends with `end`, and those below it."""
@@ -248,21 +233,11 @@ class CohereFormat(Phi4Format):
     def __init__(self) -> None:
         super().__init__(COHERE_START, COHERE_END)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls where there must be one, or calls beside a given answer."""
-        if not must_call and answer is None:
+        if not asked.must_call and asked.answer is None:
             return None
-        return super().write_grammar(
-            tools, must_call=must_call, is_parallel=is_parallel, specials=specials, answer=answer
-        )
+        return super()._write_grammar(asked)
 
     def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
         """The rule `calls`, on lines as the templates write them, and those below it."""

@@ -17,7 +17,7 @@ from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.arguments import PYTHON_WORDS, Arguments
 from mlxr.service.tools.blocks import BlockParser, Call
-from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
+from mlxr.service.tools.format import Asked, CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 
 _NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # that Python has not
 _CALL = re.compile(r"\s*([^\s(]+)\((.*)\)\s*", re.DOTALL)
@@ -42,23 +42,15 @@ class PythonicFormat(ToolFormat):
         heads = [f"{self._opens}{tool.name}(" for tool in tools] if is_enforced else []
         return BlockParser((start,), lambda _: _Finder(end, read), lambda _, text: read(text), heads=heads)
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call."""
         start, end = self.markers
-        more = f"({quote_lark(self._separator)} call)*" if is_parallel else ""
+        more = f"({quote_lark(self._separator)} call)*" if asked.is_parallel else ""
         opens, closes = (quote_lark(sign) if sign else "" for sign in (self._opens, self._closes))
-        rules = f"calls: {opens} call {more} {closes} {specials.get(end, quote_lark(end))}\n"
-        rules += write_rule("call", [f"call_{index}" for index in range(len(tools))])
-        rules += "".join(_write_call_rules(f"call_{index}", tool) for index, tool in enumerate(tools))
-        return write_marked_grammar(start, rules, must_call=must_call, specials=specials, answer=answer)
+        rules = f"calls: {opens} call {more} {closes} {asked.specials.get(end, quote_lark(end))}\n"
+        rules += write_rule("call", [f"call_{index}" for index in range(len(asked.tools))])
+        rules += "".join(_write_call_rules(f"call_{index}", tool) for index, tool in enumerate(asked.tools))
+        return write_marked_grammar(start, rules, asked)
 
     def write_calls(self, calls: Sequence[object]) -> str:
         """Earlier calls, in the shape of messages, as the model wrote them."""

@@ -17,6 +17,7 @@ from mlxr.service.requests import Tool
 from mlxr.service.tools.arguments import Arguments
 from mlxr.service.tools.blocks import BlockParser, Call, TagFinder
 from mlxr.service.tools.format import (
+    Asked,
     CallParser,
     ToolFormat,
     quote_lark,
@@ -49,25 +50,17 @@ class GlmFormat(ToolFormat):
             heads=heads,
         )
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
-        start, end, *marks, value_end = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
+        start, end, *marks, value_end = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
         key, key_end, value = marks
         new_line = quote_lark(self._break) if self._break else ""
-        more = f"({new_line} {start} call)*" if is_parallel else ""
-        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
-        is_token = ARG_VALUE_END in specials  # else a text ends where the marker is spelt
+        more = f"({new_line} {start} call)*" if asked.is_parallel else ""
+        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(asked.tools))])
+        is_token = ARG_VALUE_END in asked.specials  # else a text ends where the marker is spelt
         words = f"text: WORDS? {value_end}\nWORDS: {write_text_without(ARG_VALUE_END)}\n"
         rules += words if is_token else f"text[suffix={value_end}]: /(?s:.*)/\n"
-        for index, tool in enumerate(tools):
+        for index, tool in enumerate(asked.tools):
             arguments, parts, values = Arguments(tool), [quote_lark(tool.name), new_line], ""
             for number, name in enumerate(arguments.properties):
                 rule = f"call_{index}_{number}"
@@ -75,7 +68,7 @@ class GlmFormat(ToolFormat):
                 parts.append(pair if name in arguments.required else f"({pair})?")
                 values += arguments.write_value_rule(rule, name, value_end)
             rules += f"call_{index}: {' '.join(parts)} {end}\n{values}"
-        return write_marked_grammar(GLM_START, rules, must_call=must_call, specials=specials, answer=answer)
+        return write_marked_grammar(GLM_START, rules, asked)
 
 
 def read_glm_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
@@ -134,23 +127,15 @@ class QwenXmlFormat(ToolFormat):
             heads,
         )
 
-    def write_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        must_call: bool,
-        is_parallel: bool,
-        specials: Mapping[str, str],
-        answer: str | None = None,
-    ) -> str | None:
+    def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
-        start, end = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
-        more = f'("\\n" {start} call)*' if is_parallel else ""
-        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
+        start, end = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
+        more = f'("\\n" {start} call)*' if asked.is_parallel else ""
+        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(asked.tools))])
         rules += f"text[suffix={quote_lark(self._spelling.value_end)}]: /(?s:.*)/\n"
-        for index, tool in enumerate(tools):
+        for index, tool in enumerate(asked.tools):
             rules += _write_call_rules(self._spelling, f"call_{index}", tool, end)
-        return write_marked_grammar(self._spelling.start, rules, must_call=must_call, specials=specials, answer=answer)
+        return write_marked_grammar(self._spelling.start, rules, asked)
 
 
 def _write_call_rules(own: Spelling, rule: str, tool: Tool, end: str) -> str:
