@@ -19,7 +19,7 @@ from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import AUTO_DRAFTS, DraftOptions, Grammar, SamplingParams
 from mlxr.loading import Progress
 from mlxr.service.adapters import AdapterChoice
-from mlxr.service.embedding import Pooling, choose_pooling, scale_vector
+from mlxr.service.embedding import Pooling, PromptChoice, check_dimensions, choose_pooling, scale_vector
 from mlxr.service.opening import find_adapter_path, find_own_adapter, find_record, open_model, split_adapter
 from mlxr.service.requests import ChatRequest, Message, Prompt, TextRequest
 from mlxr.service.session import Session
@@ -137,17 +137,31 @@ class LLM:
             for stream in streams:
                 stream.close()
 
-    def embed(self, texts: str | Sequence[str], *, pooling: Pooling | None = None) -> list[list[float]]:
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling | None = None,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> list[list[float]]:
         """A vector of length 1 for each text, (hidden size,); all of them are computed together.
 
         `pooling` says of which tokens: of all (`mean`), of the `last` or of the first (`cls`); None: as the model's
-        files state, else of all. Raises InvalidRequest for a text that is too long, and where the files state what mlxr
-        does not do.
+        files state, else of all. A prompt of the model goes before each text, by its `prompt_name` or what the texts
+        are (`input_type`: query, document, ...), or a `prompt` of your own. `dimensions` keeps the first so many
+        numbers, scaled to length 1 again; `truncate` cuts what is too long. Raises InvalidRequest for a text that is
+        too long, and where the files state what mlxr does not do.
         """
         session, listed = self._session, [texts] if isinstance(texts, str) else list(texts)
         used = choose_pooling(session.loaded.pooling, pooling, "texts")
-        token_ids = [session.tokenizer.encode(text) for text in listed]
-        return [scale_vector(vector).tolist() for vector in session.embed_all(token_ids, used)]
+        check_dimensions(dimensions, session.config.vector_size)
+        choice = PromptChoice(prompt_name, input_type, prompt)
+        token_ids, _ = session.encode_texts(listed, "texts", choice, truncates=truncate)
+        return [scale_vector(vector, dimensions).tolist() for vector in session.embed_all(token_ids, used)]
 
     def rerank(
         self, query: str, documents: Sequence[str], *, instruction: str | None = None

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -46,6 +46,7 @@ from mlxr.model_files.files import (
     read_template,
     read_unknown_keys,
 )
+from mlxr.model_files.text_rules import TextRules
 from mlxr.model_files.tower import TowerFile, find_tower
 from mlxr.models import Decoder, Model
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
@@ -71,6 +72,7 @@ __all__ = [
     "Progress",
     "Routing",
     "SourceModel",
+    "TextRules",
     "TowerSpec",
     "add_adapters",
     "check_vocabulary",
@@ -115,7 +117,8 @@ class LoadedModel:
     configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
     numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of
     its own file that does; their weights count among the bytes in memory.
-    `pooling` is how the files say that texts become vectors (`mean`, `last`, `cls`, ...), None where they do not.
+    `pooling` is how the files say that texts become vectors (`mean`, `last`, `cls`, ...), None where they do not;
+    `text_rules` what they say of the texts before.
     `group` are the GPUs that compute it together, if there are several.
     """
 
@@ -132,6 +135,7 @@ class LoadedModel:
     file: GGUFFile | SafetensorsFolder
     fingerprint: bytes
     pooling: str | None = None
+    text_rules: TextRules = field(default_factory=TextRules)
     draft: LoadedModel | None = None
     head: DraftHead | EagleHead | None = None
     group: Group | None = None
@@ -274,6 +278,7 @@ def load(
         pooling=parts.pooling,
         tower=tower,
         blind=blind,
+        text_rules=parts.text_rules,
     )
 
 

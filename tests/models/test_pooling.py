@@ -15,10 +15,18 @@ from safetensors.numpy import load_file
 
 from mlxr import LLM
 from mlxr.conversion import plan_tensors, write_model
-from mlxr.core.errors import FormatError, InvalidRequest, ModelError
+from mlxr.core.errors import ContextFull, FormatError, InvalidRequest, ModelError
 from mlxr.loading import ASSETS, open_source
 from mlxr.model_files.files import GGUF_POOLINGS, read_folder_pooling, read_gguf_pooling
-from mlxr.service.embedding import choose_pooling, describe_pooling
+from mlxr.model_files.text_rules import TextRules, read_folder_rules, read_gguf_rules
+from mlxr.service.embedding import (
+    PromptChoice,
+    check_dimensions,
+    choose_pooling,
+    choose_prompt,
+    describe_pooling,
+    spell_vector,
+)
 
 MODULES = "sentence_transformers.models."
 
@@ -151,3 +159,69 @@ def test_a_dense_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = make_encoder_folder(tmp_path, "bert", ("Pooling:cls_token", "Dense:Mish"))
     with pytest.raises(ModelError, match=r"2_Dense.activation_function is .*Mish', expected one of Identity"):
         open_source(folder)
+
+
+PROMPTS = {"query": "where is ", "passage": "the cat "}
+
+
+def test_prompts_and_the_length_of_texts_are_those_of_the_files(tmp_path: Path) -> None:
+    folder = make_encoder_folder(tmp_path / "folder", "bert", ("Pooling:mean_tokens",))
+    stated = {"prompts": PROMPTS, "default_prompt_name": "passage"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    source = open_source(folder)
+    with source.file:
+        write_model(source, plan_tensors(source, None), None, tmp_path / "model.gguf")
+    for path in (folder, tmp_path / "model.gguf"):
+        with LLM(path, threads=1) as llm:
+            plain = {text: llm.embed(text, prompt="") for text in ("paris", "where is paris", "the cat paris")}
+            assert llm.embed("paris") == plain["the cat paris"] != plain["paris"]
+            assert llm.embed("paris", prompt_name="query") == plain["where is paris"]
+            assert llm.embed("paris", input_type="search_query") == plain["where is paris"]
+            assert llm.embed("paris", input_type="document") == plain["the cat paris"]
+            assert llm.embed("paris", input_type="clustering") == plain["paris"]
+            assert len(llm.embed("paris", dimensions=8)[0]) == 8
+            with pytest.raises(InvalidRequest, match="'other' is no prompt of this model, which has query"):
+                llm.embed("paris", prompt_name="other")
+            with pytest.raises(InvalidRequest, match="prompt: cannot hold together with prompt_name"):
+                llm.embed("paris", prompt_name="query", prompt="a")
+            with pytest.raises(InvalidRequest, match="input_type: 'song' is not known; there are query, passage"):
+                llm.embed("paris", input_type="song")
+            with pytest.raises(ContextFull, match=r"text 1: .*length is 8 tokens for a text, and this one has 12"):
+                llm.embed(["cat", "rain " * 10], prompt="")
+            long, cut = llm.embed(["cat " * 200_000, "cat " * 6], prompt="", truncate=True)
+            assert long == cut
+
+
+def test_prompts_that_only_model_cards_tell_are_known_by_names(tmp_path: Path) -> None:
+    for name, query in (("multilingual-e5-small", "query: "), ("bge-base-en-v1.5", "Represent"), ("e5", None)):
+        folder = tmp_path / name
+        folder.mkdir()
+        found = read_folder_rules(folder, "1_Pooling/config.json")
+        assert str(found.prompts.get("query"))[:7] == str(query)[:7]
+        assert choose_prompt(found, PromptChoice()) == (None, "")
+    qwen = read_gguf_rules({"general.name": "Qwen3 Embedding 0.6B"})
+    assert choose_prompt(qwen, PromptChoice(input_type="query"))[1].endswith("answer the query\nQuery:")
+    assert choose_prompt(qwen, PromptChoice(input_type="document")) == ("document", "")
+    with pytest.raises(InvalidRequest, match="pools texts without their prompts"):
+        choose_prompt(TextRules({"query": "a"}, None, None, True), PromptChoice("query"))
+    for wrong in ({"prompts": [1]}, {"prompts": {"a": 1}}, {"prompts": {}, "default": "b"}):
+        with pytest.raises(ModelError, match=r"mlxr.embedding.prompts"):
+            read_gguf_rules({"mlxr.embedding.prompts": json.dumps(wrong)})
+    with pytest.raises(ModelError, match="max_seq_length is -1"):
+        read_gguf_rules({"mlxr.embedding.max_tokens": -1})
+
+
+def test_vectors_in_fewer_bits() -> None:
+    vector = np.array([0.5, -0.25, 0.0, 1.0, -1.0, 0.1, 0.2, -0.3, 0.7], np.float32)
+    assert spell_vector(vector, "int8") == [64, -32, 0, 127, -127, 13, 25, -38, 89]
+    assert spell_vector(vector, "uint8") == [192, 96, 128, 255, 1, 141, 153, 90, 217]
+    assert spell_vector(vector, "ubinary") == [0b10010110, 0b10000000]
+    assert spell_vector(vector, "binary") == [0b10010110 - 128, 0]
+    assert spell_vector(vector, "float") == vector.tolist()
+    assert spell_vector(vector, "ubinary", packs=True) == "loA="
+    assert spell_vector(np.zeros(2, np.float32), "int8") == [0, 0]
+    with pytest.raises(InvalidRequest, match="dimensions: must be at most 64"):
+        check_dimensions(65, 64)
+    with pytest.raises(InvalidRequest, match="must be a multiple of 8 for binary and ubinary; got 12"):
+        check_dimensions(12, 64, ["ubinary"])

@@ -318,7 +318,7 @@ def test_embed(api: ollama.Client) -> None:
     assert api.embed("demo", []).embeddings == []
     long = "word " * 5000
     assert api.embed("demo", long).prompt_eval_count == 2048
-    with pytest.raises(ollama.ResponseError, match=r"input\[0\]: has.* input length exceeds"):
+    with pytest.raises(ollama.ResponseError, match=r"input: text 0: .*and this one has.* input length exceeds"):
         api.embed("demo", long, truncate=False)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from encoder_folder import make_encoder_folder
 from model_folder import write_with
 from running_server import MakeServer
+from safetensors.numpy import load_file, save_file
 
 from mlxr.loading import ASSETS
 
@@ -114,3 +118,77 @@ def test_documents_are_ranked_in_the_shape_that_is_asked_for(make_server: MakeSe
         chat = client.post("/v1/completions", json={"prompt": "a"})
         assert chat.status_code == 400
         assert "is an encoder, which writes no text" in chat.text
+
+
+def test_vectors_in_the_shapes_of_several_apis(make_server: MakeServer, tmp_path: Path) -> None:
+    path = make_encoder_folder(tmp_path / "texts", "bert", ("Pooling:mean_tokens",))
+    stated = {"prompts": {"query": "where is ", "document": ""}}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    with make_server(default_model=str(path)).client() as client:
+
+        def ask(route: str, status: int = 200, **body: Any) -> Any:
+            reply = client.post(route, json=body)
+            assert reply.status_code == status, reply.text
+            return reply.json()
+
+        plain = ask("/v1/embeddings", input=["where is paris"])["data"][0]["embedding"]
+        asked = client.post("/v1/embeddings", json={"input": "paris", "input_type": "query"})
+        assert asked.headers["x-mlxr-prompt"] == "query"
+        assert asked.json()["data"][0]["embedding"] == plain
+        packed = ask("/v1/embeddings", input="paris", prompt_name="query", encoding_format="base64")["data"][0]
+        assert np.frombuffer(base64.b64decode(packed["embedding"]), "<f4").tolist() == plain
+        bits = ask("/v1/embeddings", input="where is paris", output_dtype="ubinary")["data"][0]["embedding"]
+        assert bits == np.packbits(np.array(plain) > 0).tolist()
+        short = ask("/v1/embeddings", input="where is paris", output_dtype="int8", dimensions=8)["data"][0]["embedding"]
+        assert len(short) == 8
+        assert max(map(abs, short)) == 127
+        cohere = ask("/v2/embed", texts=["paris"], input_type="search_query", embedding_types=["float", "binary"])
+        assert cohere["embeddings"]["float"] == [plain]
+        assert cohere["embeddings"]["binary"] == [[bit - 128 for bit in bits]]
+        inputs = [{"content": [{"type": "text", "text": "where is paris"}]}]
+        assert ask("/v2/embed", inputs=inputs, input_type="classification")["embeddings"] == {"float": [plain]}
+        first = ask("/v1/embed", texts=["paris", "rain " * 100], input_type="search_query")
+        assert first["embeddings"][0] == plain
+        assert first["response_type"] == "embeddings_floats"
+        assert ask("/embed", inputs=["paris", "rain"], prompt_name="query")[0] == plain
+        assert ask("/embed", inputs="paris", prompt_name="query", truncate=True) == [plain]
+        raw = ask("/embed", inputs="where is paris", normalize=False)[0]
+        np.testing.assert_allclose(np.array(raw) / np.linalg.norm(raw), plain, rtol=1e-5)
+        assert "length is 64 tokens" in json.dumps(ask("/embed", 400, inputs="rain " * 100))
+        assert ask("/api/embed", model="texts", input="paris", input_type="query")["embeddings"] == [plain]
+        assert ask("/embedding", content="paris", input_type="query")[0]["embedding"] == [plain]
+        for route, body, words in (
+            ("/v1/embeddings", {"input": []}, "empty list"),
+            ("/v1/embeddings", {"input": ["a"] * 10_000}, "10000"),
+            ("/v1/embeddings", {"input": "a" * 1_000_000}, "1000000 characters"),
+            ("/v1/embeddings", {"input": "a", "dimensions": 65}, "at most 64"),
+            ("/v1/embeddings", {"input": [[5, 6]], "prompt": "a"}, "these are token ids"),
+            ("/v2/embed", {"texts": []}, "has 0 texts"),
+            ("/v2/embed", {"texts": ["a"], "truncate": "START"}, "START is not supported"),
+            ("/v2/embed", {"texts": ["a"], "embedding_types": ["ubinary"], "output_dimension": 9}, "multiple of 8"),
+            ("/embed", {"inputs": [{"a": 1}]}, "inputs[0]"),
+            ("/v1/classify", {"input": "a"}, "tells no labels apart"),
+        ):
+            assert words in json.dumps(ask(route, 400, **body)), route
+
+
+def test_labels_of_texts(make_server: MakeServer, tmp_path: Path) -> None:
+    path = make_encoder_folder(tmp_path / "kinds", "bert-ranks", id2label={"0": "good", "1": "bad"})
+    weights = load_file(path / "model.safetensors")
+    random = np.random.RandomState(5)
+    weights["classifier.weight"] = random.standard_normal((2, 64)).astype(np.float32)
+    weights["classifier.bias"] = np.zeros(2, np.float32)
+    save_file(weights, path / "model.safetensors")
+    with make_server(default_model=str(path)).client() as client:
+        reply = client.post("/v1/classify", json={"input": ["the cat sat", "rain falls"]}).json()
+        for row in reply["data"]:
+            assert sum(row["probs"]) == pytest.approx(1)
+            assert row["label"] == ("good", "bad")[row["probs"].index(max(row["probs"]))]
+            assert row["num_classes"] == 2
+        tei = client.post("/predict", json={"inputs": "rain falls"}).json()
+        assert {one["label"]: one["score"] for one in tei} == dict(
+            zip(("good", "bad"), reply["data"][1]["probs"], strict=True)
+        )
+        raw = client.post("/predict", json={"inputs": ["rain falls"], "raw_scores": True}).json()[0]
+        shares = np.exp([one["score"] for one in raw])
+        np.testing.assert_allclose(shares / shares.sum(), [one["score"] for one in tei], rtol=1e-5)

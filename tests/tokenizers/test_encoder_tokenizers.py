@@ -89,3 +89,21 @@ def test_a_broken_unigram_is_refused(change: dict[str, object], match: str, tmp_
     write_unigram(tmp_path)
     with pytest.raises(TokenizerError, match=match):
         from_gguf(to_gguf_metadata(tmp_path) | change)
+
+
+def test_a_folder_with_only_a_list_of_words_reads_as_one_with_a_file_of_the_library(tmp_path: Path) -> None:
+    write_word_piece(tmp_path)
+    full, stated = from_folder(tmp_path), to_gguf_metadata(tmp_path)
+    texts = [full.token_text(index) for index in range(full.vocab_size)]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("".join(f"{text}\n" for text in texts))
+    words = from_folder(tmp_path)
+    assert to_gguf_metadata(tmp_path) == stated
+    for text in TEXTS:
+        assert words.encode(text) == full.encode(text)
+        assert words.encode(text, parse_special=True) == full.encode(text, parse_special=True)
+    parts = words.encode("the cat", add_special=False), words.encode("rain", add_special=False)
+    assert words.join_pair(*parts, 64) == full.join_pair(*parts, 64)
+    (tmp_path / "vocab.txt").write_text("the\ncat\n")
+    with pytest.raises(TokenizerError, match=r"vocab.txt: unk_token '\[UNK\]' is not in it"):
+        from_folder(tmp_path)

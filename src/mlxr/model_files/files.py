@@ -31,6 +31,7 @@ from mlxr.formats.recipes import RECIPES
 from mlxr.formats.safetensors import read_json_list, read_json_object
 from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import TensorSource
+from mlxr.model_files.text_rules import TextRules, read_folder_rules, read_gguf_rules
 from mlxr.models import Model, list_unknown_keys, model_from_gguf
 from mlxr.models.components.encoder import DENSE
 from mlxr.models.draft_head import is_eagle, read_eagle_config
@@ -262,7 +263,8 @@ def name_in_errors(path: Path) -> Iterator[None]:
 class ModelFiles:
     """An opened model: its tensors by their names in GGUF, its configuration and its tokenizer.
 
-    `pooling` is how its files say that texts become vectors, None where they say nothing.
+    `pooling` is how its files say that texts become vectors, None where they say nothing; `text_rules` what they say
+    of the texts before.
     """
 
     file: GGUFFile | SafetensorsFolder
@@ -271,6 +273,7 @@ class ModelFiles:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     pooling: str | None
+    text_rules: TextRules
 
 
 def open_model_files(path: Path) -> ModelFiles:
@@ -289,8 +292,8 @@ def _open_gguf(path: Path) -> ModelFiles:
                 logger.warning("%s: has keys that mlxr does not know and that have no effect: %s", path, shown)
             tokenizer = from_gguf(file.metadata)
             template = chat_template_from_gguf(file.metadata, tokenizer)
-            pooling = read_gguf_pooling(file.metadata)
-            return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling)
+            pooling, rules = read_gguf_pooling(file.metadata), read_gguf_rules(file.metadata)
+            return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling, rules)
     except BaseException:
         file.close()
         raise
@@ -304,7 +307,8 @@ def _open_folder(path: Path) -> ModelFiles:
             tokenizer = from_folder(path)
             template = chat_template_from_folder(path, tokenizer)
             pooling = read_folder_pooling(path) or ("rank" if contents.config.classifier else None)
-            return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling)
+            rules = read_folder_rules(path, _read_modules(path)[0])
+            return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling, rules)
     except BaseException:
         file.close()
         raise
@@ -366,6 +370,7 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
         metadata={"general.name": path.resolve().name}
         | dict(metadata)
         | _state_pooling(path, metadata)
+        | read_folder_rules(path, _read_modules(path)[0]).to_metadata()
         | to_gguf_metadata(path),
         metadata_types={},
         tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},

@@ -231,6 +231,8 @@ OWN_KEYS = {
     "dense_2.bias": "true if it has a bias",
     "dense_3.activation": "what follows the second one",
     "dense_3.bias": "true if that has a bias",
+    "embedding.max_tokens": "the most tokens of a text that becomes a vector",
+    "embedding.prompts": "what goes before such a text, by names, and which of them does unasked, as JSON",
     "expert_group_count": "groups that experts are chosen by",
     "expert_group_used_count": "groups that a token's experts come from",
     "expert_layers": "a flag for each layer: it has experts",

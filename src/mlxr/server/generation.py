@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -32,10 +33,12 @@ from mlxr.server.request_fields import ParameterFields
 from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look
+from mlxr.service.embedding import PromptChoice
 from mlxr.service.identity import Planned, current_identity, find_hooks
-from mlxr.service.requests import ChatRequest, R, TextRequest
+from mlxr.service.requests import ChatRequest, Prompt, R, TextRequest
 
 if TYPE_CHECKING:
+    from mlxr.engine.request import EngineRequest
     from mlxr.registry import AdapterRecord
     from mlxr.service.embedding import Pooling, Vector
     from mlxr.service.model_pool import ModelLease
@@ -321,26 +324,42 @@ def fill_chat(wanted: ChatRequest, record: ModelRecord, body: BaseModel) -> Chat
 
 
 P = TypeVar("P")
-POOLING_HEADER, RANKING_HEADER = "x-mlxr-pooling", "x-mlxr-ranking"
+POOLING_HEADER, PROMPT_HEADER, RANKING_HEADER = "x-mlxr-pooling", "x-mlxr-prompt", "x-mlxr-ranking"
 UNSTATED_RANKING = "yes or no; the files of this model do not say that it ranks, so it may not be made for that"
 MAX_AT_ONCE = 64  # so that one request with many texts does not fill the queue
 
 
 async def embed_all(
-    request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]], asked: Pooling | None, field: str = "input"
-) -> tuple[list[Vector], dict[str, str]]:
-    """One vector (hidden,) for each prompt, not normalised, and the headers of the reply, which say how it was made.
+    request: Request,
+    lease: ModelLease,
+    texts: Sequence[Prompt],
+    asked: Pooling | None = None,
+    choice: PromptChoice | None = None,
+    *,
+    field: str = "input",
+    truncates: bool = False,
+    parse_special: bool = False,
+) -> tuple[list[Vector], int, dict[str, str]]:
+    """A vector (hidden,) of each text, not normalised, the tokens of all, and headers that say how they were made.
 
     ClientGone when the client goes before. Raises InvalidRequest, naming `field`, for a model that pools in a way that
-    mlxr has not, and what `Session.embed` raises, for the first prompt that fails; the others are given up then.
+    mlxr has not, and what `Session.encode_texts` and `Session.embed` raise, for the first text that fails; the others
+    are given up then.
     """
-    pooling = lease.session.choose_pooling(asked, field)
+    session = lease.session
+    pooling = session.choose_pooling(asked, field)
+    encode = partial(session.encode_texts, truncates=truncates, parse_special=parse_special)
+    prompts, name = await session.run(encode, texts, field, choice or PromptChoice(), reads=texts)
+    if choice is not None and choice.input_type is not None and name is None:
+        note_ignored(request, ["input_type"])  # the model has no prompt for it
     note_prompts(request, lease, prompts)
     deadline_s: float | None = parts_of(request).settings.request_deadline_s
     peer = in_flight(request).peer
     embed = partial(lease.session.embed, pooling=pooling, client=peer, deadline_s=deadline_s, adapter=lease.adapter)
     vectors = await until_disconnected(request, _gather(embed, prompts))
-    return vectors, {POOLING_HEADER: lease.session.describe_pooling(pooling)}
+    headers = {POOLING_HEADER: session.describe_pooling(pooling)}
+    headers |= {} if name is None else {PROMPT_HEADER: quote(name, safe=" .")}
+    return vectors, sum(map(len, prompts)), headers
 
 
 async def rank_all(
@@ -352,13 +371,23 @@ async def rank_all(
     """
     session = lease.session
     pairs = await session.run(session.prepare_pairs, query, documents, instruction, reads=documents)
-    prompts = [pair.token_ids for pair in pairs]
+    headers = {} if session.ranker.is_stated else {RANKING_HEADER: UNSTATED_RANKING}
+    return *await _read_logits(request, lease, pairs), headers
+
+
+async def classify_all(request: Request, lease: ModelLease, texts: Sequence[str]) -> tuple[list[Vector], int]:
+    """The logits of the classifier for each text, and the tokens of all texts. Raises as `embed_all` does."""
+    session = lease.session
+    asked = await session.run(lambda: [session.ranker.prepare_text(text) for text in texts], reads=texts)
+    return await _read_logits(request, lease, asked)
+
+
+async def _read_logits(request: Request, lease: ModelLease, asked: Sequence[EngineRequest]) -> tuple[list[Vector], int]:
+    prompts = [one.token_ids for one in asked]
     note_prompts(request, lease, prompts)
     deadline_s: float | None = parts_of(request).settings.request_deadline_s
-    rank = partial(session.rank, client=in_flight(request).peer, deadline_s=deadline_s)
-    logits = await until_disconnected(request, _gather(rank, pairs))
-    headers = {} if session.ranker.is_stated else {RANKING_HEADER: UNSTATED_RANKING}
-    return logits, sum(map(len, prompts)), headers
+    rank = partial(lease.session.rank, client=in_flight(request).peer, deadline_s=deadline_s)
+    return await until_disconnected(request, _gather(rank, asked)), sum(map(len, prompts))
 
 
 async def _gather(embed: Callable[[P], Awaitable[Vector]], prompts: Sequence[P]) -> list[Vector]:

@@ -1,7 +1,11 @@
-"""Vectors of texts as clients want them: pooled as the model was made, scaled to length 1, cut to fewer dimensions."""
+"""Vectors of texts as clients want them: behind the prompt of their task, pooled as the model was made, scaled to
+length 1, cut to fewer dimensions, and in fewer bits."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -9,6 +13,7 @@ from numpy.typing import NDArray
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.engine.request import Pooling as Pooling
+from mlxr.loading import TextRules
 
 VectorPooling = Literal["mean", "last", "cls"]  # those that make one vector, which may be asked for
 POOLINGS: tuple[VectorPooling, ...] = get_args(VectorPooling)
@@ -46,3 +51,100 @@ def describe_pooling(stated: str | None, used: Pooling) -> str:
     """What to tell of a vector that is made with `used`."""
     unstated = stated is None or stated == "none"
     return f"{used}; the files of this model state none, so it may not be made for embeddings" if unstated else used
+
+
+Encoding = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+Numbers = NDArray[np.float32 | np.int8 | np.uint8]
+_BITS = ("binary", "ubinary")
+
+
+def quantise_vector(vector: Vector, encoding: Encoding) -> Numbers:
+    """The numbers of a vector in that encoding; `float` and `base64` leave them as they are.
+
+    `int8` makes the largest of them 127 or -127, so cosines stay; `uint8` is 128 more. `ubinary` has a bit for each
+    number, 1 above 0, the first in the highest bit of a byte, and `binary` is that less 128 (as Cohere's API has it).
+    """
+    if encoding in _BITS:
+        packed: NDArray[np.uint8] = np.packbits(vector > 0)
+        return packed if encoding == "ubinary" else (packed ^ np.uint8(128)).view(np.int8)
+    if encoding in ("int8", "uint8"):
+        peak = float(np.abs(vector).max(initial=0.0))
+        whole: NDArray[np.int16] = np.rint(vector * np.float32(127 / peak if peak else 0)).astype(np.int16)
+        return whole.astype(np.int8) if encoding == "int8" else (whole + np.int16(128)).astype(np.uint8)
+    return vector
+
+
+def spell_vector(vector: Vector, encoding: Encoding, *, packs: bool = False) -> list[float] | str:
+    """A vector as JSON has it: numbers, or with `base64` or `packs` their bytes, little-endian, in base64."""
+    numbers = quantise_vector(vector, encoding)
+    if packs or encoding == "base64":
+        return base64.b64encode(numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()).decode()
+    listed: list[float] = numbers.tolist()
+    return listed
+
+
+def check_dimensions(asked: int | None, size: int, encodings: Iterable[str] = (), field: str = "dimensions") -> None:
+    """Raise InvalidRequest where a model's vectors have no so many numbers, or bits that do not fill bytes."""
+    if asked is not None and asked > size:
+        raise InvalidRequest(field, f"must be at most {size}, the model's own; got {asked}")
+    if (asked or size) % 8 and any(one in _BITS for one in encodings):
+        raise InvalidRequest(field, f"must be a multiple of 8 for {' and '.join(_BITS)}; got {asked or size}")
+
+
+_SAME_PROMPTS = (  # names that APIs and files have for one task
+    ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query"),
+    ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
+    ("text-matching", "semantic_similarity", "sts", "STS"),
+    ("clustering", "separation", "Clustering"),
+    ("classification", "Classification"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChoice:
+    """What goes before texts: a prompt of the model by its `name` or by what its texts are (`input_type`), or `text`.
+
+    Without any of them it is what the model's files put before texts unasked.
+    """
+
+    name: str | None = None
+    input_type: str | None = None
+    text: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """True if the request says something."""
+        return (self.name, self.input_type, self.text) != (None, None, None)
+
+
+def choose_prompt(rules: TextRules, choice: PromptChoice) -> tuple[str | None, str]:
+    """The name and the text of the prompt; no name where it is the request's own, or none.
+
+    An `input_type` that the model has no prompt for adds nothing, as models differ in what they are trained with.
+    Raises InvalidRequest for a name that the model does not have, an input type that nobody has, and two choices.
+    """
+    given = [key for key in ("name", "input_type", "text") if getattr(choice, key) is not None]
+    if len(given) > 1:
+        fields = {"name": "prompt_name", "text": "prompt"}
+        first, second = (fields.get(key, key) for key in given[:2])
+        raise InvalidRequest(second, f"cannot hold together with {first}")
+    name = choice.name if choice.is_given else rules.default_prompt
+    if choice.name is not None and choice.name not in rules.prompts:
+        known = ", ".join(rules.prompts) or "none"
+        raise InvalidRequest("prompt_name", f"{choice.name!r:.80} is no prompt of this model, which has {known}")
+    if choice.input_type is not None:
+        name = _find_prompt(rules, choice.input_type)
+    text = choice.text if choice.text is not None else rules.prompts[name] if name is not None else ""
+    if text and rules.leaves_prompts_out:
+        raise InvalidRequest("prompt", "this model pools texts without their prompts, which mlxr does not do")
+    return name, text
+
+
+def _find_prompt(rules: TextRules, input_type: str) -> str | None:
+    if input_type in rules.prompts:
+        return input_type
+    names = next((names for names in _SAME_PROMPTS if input_type in names), None)
+    if names is None:
+        known = ", ".join(dict.fromkeys([*rules.prompts, *(names[0] for names in _SAME_PROMPTS)]))
+        raise InvalidRequest("input_type", f"{input_type!r:.80} is not known; there are {known}")
+    return next((name for name in names if name in rules.prompts), None)

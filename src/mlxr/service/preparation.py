@@ -166,6 +166,13 @@ class Preparation:
             self.tokenizer, self._vocab_size, prompt, add_special=add_special, parse_special=parse_special
         )
 
+    def bound_characters(self, text: str, *, truncates: bool) -> str:
+        """The text, cut with `truncates` to what the context can hold at most; else ContextFull for a longer one."""
+        if truncates:
+            return self._size_bound.cut(text)
+        self._size_bound.check("prompt", text)
+        return text
+
     def encode_chat(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
         chat, request = self._find_chat(request)

@@ -82,6 +82,21 @@ class Ranker:
         token_ids, second_start = self.tokenizer.join_pair(first, second, self.context_tokens)
         return EngineRequest(token_ids, pooling="rank", second_start=second_start)
 
+    def prepare_text(self, text: str) -> EngineRequest:
+        """The request for the labels of one text, which is cut where it is too long. Raises InvalidRequest."""
+        if not self.config.classifier:
+            raise InvalidRequest("model", "tells no labels apart: its files have no classifier")
+        return EngineRequest(self.tokenizer.cut(self.tokenizer.encode(text), self.context_tokens), pooling="rank")
+
+    def read_shares(self, logits: Sequence[float], *, apart: bool = False) -> list[float]:
+        """How likely each label is, from 0 to 1: all together 1 unless there is but one, or each is asked `apart`."""
+        if apart or len(logits) == 1:
+            return [_sigmoid(float(one)) for one in logits]
+        peak = max(map(float, logits))
+        shares = [math.exp(float(one) - peak) for one in logits]
+        total = math.fsum(shares)
+        return [share / total for share in shares]
+
     def _render(self, query: str, document: str, instruction: str) -> list[int]:
         """The template's text as tokens, with what the request says as plain characters; the document's end is cut."""
         before, _, after = (self.template or TEMPLATE).partition(DOCUMENT)
@@ -107,9 +122,7 @@ class Ranker:
         """The number from 0 to 1 of the logits that the model gave."""
         if self._yes is None:
             return _sigmoid(float(logits[0]))
-        peak = max(map(float, logits))
-        shares = [math.exp(float(one) - peak) for one in logits]
-        return shares[self._yes] / math.fsum(shares)
+        return self.read_shares(logits)[self._yes]
 
     def read_raw(self, logits: Sequence[float]) -> float:
         """The logit that `score` makes the number of: the only one, or how far yes is above no."""

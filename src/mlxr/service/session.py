@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Dispatch, LiveReading, MachineLimits, PageRecord, WatchedModel
 from mlxr.engine.engine import Engine
@@ -30,7 +31,7 @@ from mlxr.loading import Adapter, GGUFFile, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
 from mlxr.service.adapters import SessionAdapters
 from mlxr.service.chat import SpecialGuard
-from mlxr.service.embedding import Pooling, choose_pooling, describe_pooling
+from mlxr.service.embedding import Pooling, PromptChoice, choose_pooling, choose_prompt, describe_pooling
 from mlxr.service.identity import PageNames, PageSource
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
@@ -330,6 +331,13 @@ class Session:
             )
         return [self.ranker.prepare(query, document, instruction) for document in documents]
 
+    @property
+    def labels_stand_apart(self) -> bool:
+        """True where a text may have several labels of the classifier at once, as a folder's files say."""
+        file = self.loaded.file
+        stated = {} if isinstance(file, GGUFFile) else file.config
+        return stated.get("problem_type") == "multi_label_classification"
+
     async def rank(
         self, request: EngineRequest, *, client: str | None = None, deadline_s: float | None = None
     ) -> Floats:
@@ -356,9 +364,55 @@ class Session:
         """What to tell of vectors that are pooled so."""
         return describe_pooling(self.loaded.pooling, used)
 
-    def cut_text(self, token_ids: Sequence[int]) -> list[int]:
-        """As much of a text as the context holds, with what the tokenizer puts around every text."""
-        return self.tokenizer.cut(token_ids, self.context_tokens)
+    @property
+    def text_tokens(self) -> int:
+        """The most tokens of a text that becomes a vector: the context, or less where the model's files say so."""
+        return min(self.context_tokens, self.loaded.text_rules.max_tokens or self.context_tokens)
+
+    def encode_texts(
+        self,
+        texts: Sequence[Prompt],
+        field: str,
+        choice: PromptChoice = PromptChoice(),  # noqa: B008 - a constant
+        *,
+        truncates: bool = False,
+        parse_special: bool = False,
+    ) -> tuple[list[list[int]], str | None]:
+        """Token ids of texts to embed, each behind the prompt of that choice, and the prompt's name.
+
+        What is too long is cut with `truncates`, what goes around every text stays; else ContextFull tells the counts.
+        Raises InvalidRequest naming `field` and the text's number.
+        """
+        name, prompt = choose_prompt(self.loaded.text_rules, choice)
+        encoded = []
+        for number, text in enumerate(texts):
+            try:
+                encoded.append(self._encode_text(text, prompt, choice, truncates, parse_special))
+            except ContextFull as error:
+                reason = f"text {number}: {error.reason}"
+                raise ContextFull(field, reason, error.prompt_tokens, error.context_tokens) from None
+            except InvalidRequest as error:
+                raise InvalidRequest(field, f"text {number}: {error.reason}") from None
+        return encoded, name
+
+    def _encode_text(
+        self, text: Prompt, prompt: str, choice: PromptChoice, truncates: bool, parse_special: bool
+    ) -> list[int]:
+        if isinstance(text, str):
+            text = self._preparation.bound_characters(f"{prompt}{text}", truncates=truncates)
+        elif prompt and choice.is_given:
+            raise InvalidRequest("prompt", "goes before texts, and these are token ids")
+        token_ids = self.encode_prompt(text, parse_special=parse_special)
+        limit = self.text_tokens
+        if len(token_ids) <= limit:
+            return token_ids
+        if truncates:
+            return self.tokenizer.cut(token_ids, limit)
+        reason = (
+            f"this model's maximum context length is {limit} tokens for a text, and this one has {len(token_ids)}; "
+            "`truncate` cuts it"
+        )
+        raise ContextFull("input", reason, len(token_ids), limit)
 
     async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
         """Which pages the prompt of a request fills, by the names under which the cache knows them.

@@ -22,6 +22,7 @@ from mlxr.tokenizers.folder import (
     DEFAULT_TEMPLATE,
     JSON_FILE,
     MODEL_FILE,
+    WORDS_FILE,
     FolderConfig,
     from_folder,
     make_model_rules,
@@ -61,6 +62,8 @@ def to_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, object]:
         metadata = _convert_tokenizer_json(config)
     elif (config.folder / MODEL_FILE).is_file():
         metadata = _convert_sentencepiece(config)
+    elif (config.folder / WORDS_FILE).is_file():
+        metadata = _convert_tokenizer_json(config)
     else:
         raise refuse_folder(config.folder)
     return metadata | _convert_templates(config.read_templates()) | config.name_sampling()
@@ -70,7 +73,7 @@ def _convert_tokenizer_json(config: FolderConfig) -> dict[str, object]:
     tokenizer = from_folder(config.folder)
     if not isinstance(tokenizer, VocabularyTokenizer):
         raise TypeError("a folder's tokenizer is built on a vocabulary")
-    _, parts = read_tokenizer_json(config.folder / JSON_FILE)
+    _, parts = read_tokenizer_json(config)
     _check_size(tokenizer.vocabulary, config)
     vocabulary, rules = tokenizer.vocabulary, tokenizer.rules
     if parts.kind != "BPE":

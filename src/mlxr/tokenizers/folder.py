@@ -157,7 +157,8 @@ def _read_template(file: Path) -> str:
 
 JSON_FILE = "tokenizer.json"
 MODEL_FILE = "tokenizer.model"
-_OTHER_FILES = ("tekken.json", "tokenizer.tiktoken", "qwen.tiktoken", "vocab.json", "vocab.txt", "spiece.model")
+WORDS_FILE = "vocab.txt"  # of BERT's first tokenizers: a token on each line
+_OTHER_FILES = ("tekken.json", "tokenizer.tiktoken", "qwen.tiktoken", "vocab.json", "spiece.model")
 
 
 def from_folder(path: str | os.PathLike[str]) -> Tokenizer:
@@ -167,6 +168,8 @@ def from_folder(path: str | os.PathLike[str]) -> Tokenizer:
         return _from_tokenizer_json(config)
     if (config.folder / MODEL_FILE).is_file():
         return _from_sentencepiece(config)
+    if (config.folder / WORDS_FILE).is_file():
+        return _from_tokenizer_json(config)
     raise refuse_folder(config.folder)
 
 
@@ -181,8 +184,15 @@ def refuse_folder(folder: Path) -> NotFound | TokenizerError:
     )
 
 
-def read_tokenizer_json(file: Path) -> tuple[str, TokenizerJson]:
-    """The text of a tokenizer.json and its parts; raises TokenizerError naming the file."""
+def read_tokenizer_json(config: FolderConfig) -> tuple[str, TokenizerJson]:
+    """The text of a folder's tokenizer.json and its parts; without one, what vocab.txt would have there.
+
+    Raises TokenizerError naming the file.
+    """
+    file = config.folder / JSON_FILE
+    if not file.is_file():
+        stated = _state_words(config)
+        return json.dumps(stated), TokenizerJson(stated, str(config.folder / WORDS_FILE))
     try:
         text = file.read_text(encoding="utf-8")
         data = json.loads(text)
@@ -191,6 +201,58 @@ def read_tokenizer_json(file: Path) -> tuple[str, TokenizerJson]:
     if not isinstance(data, dict):
         raise TokenizerError(f"{file}: must hold a JSON object")
     return text, TokenizerJson(data, str(file))
+
+
+def _state_words(config: FolderConfig) -> dict[str, object]:
+    """BERT's WordPiece over the words of vocab.txt, as tokenizer.json has it."""
+    file = config.folder / WORDS_FILE
+    try:
+        words = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{file}: cannot be read as UTF-8: {error}") from error
+    words = [word.rstrip("\r") for word in (words[:-1] if words[-1] == "" else words)]
+    vocab = {word: index for index, word in enumerate(words)}
+    if len(vocab) > MAX_VOCABULARY_TOKENS:
+        raise TokenizerError(f"{file}: has {len(vocab)} tokens; {MAX_VOCABULARY_TOKENS} are allowed")
+    usual = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+    roles = {role: config.read_role(f"{role}_token") or text for role, text in usual.items()}
+    for role in ("unk", "cls", "sep"):
+        if roles[role] not in vocab:
+            raise TokenizerError(f"{file}: {role}_token {roles[role]!r} is not in it")
+    first, last = ({"SpecialToken": {"id": roles[role], "type_id": 0}} for role in ("cls", "sep"))
+    parts = [{"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB")]
+    behind = {"SpecialToken": {"id": roles["sep"], "type_id": 1}}
+    ends = {text: {"id": text, "ids": [vocab[text]], "tokens": [text]} for text in (roles["cls"], roles["sep"])}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = sorted(vocab[text] for text in set(roles.values()) if text in vocab)
+    lowercase, accents = config.read_flag("do_lower_case"), config.read_flag("strip_accents")
+    chinese = config.read_flag("tokenize_chinese_chars")
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": index, "content": words[index], **flags} for index in special],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": chinese is not False,
+            "strip_accents": accents,
+            "lowercase": lowercase is not False,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [first, parts[0], last],
+            "pair": [first, parts[0], last, parts[1], behind],
+            "special_tokens": ends,
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": roles["unk"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocab,
+        },
+    }
 
 
 def make_json_vocabulary(parts: TokenizerJson, config: FolderConfig) -> Vocabulary:
@@ -207,7 +269,7 @@ def make_json_vocabulary(parts: TokenizerJson, config: FolderConfig) -> Vocabula
 
 
 def _from_tokenizer_json(config: FolderConfig) -> Tokenizer:
-    text, parts = read_tokenizer_json(config.folder / JSON_FILE)
+    text, parts = read_tokenizer_json(config)
     vocabulary = make_json_vocabulary(parts, config)
     with explain_failures(parts.name):
         library = Library.from_str(text)

@@ -25,7 +25,7 @@ from mlxr.server.errors import ServerError, spell_fields
 from mlxr.server.generation import borrow, embed_all
 from mlxr.server.llamacpp.completion import ERRORS, CompletionFields, describe_settings
 from mlxr.server.openai.chat import FIELDS, ChatCompletionRequest
-from mlxr.server.openai.fields import AdapterShare
+from mlxr.server.openai.fields import AdapterShare, PromptFields
 from mlxr.server.openai.models import describe_model
 from mlxr.server.openai.replies import fit_effort
 from mlxr.server.parts import parts_of
@@ -159,7 +159,7 @@ def _show(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-class EmbeddingBody(RequestModel):
+class EmbeddingBody(PromptFields):
     """Texts to turn into vectors; `content` and `input` are two names of the same."""
 
     model: str | None = None
@@ -191,10 +191,10 @@ async def create_embedding(request: Request, body: EmbeddingBody) -> Response:
     texts, _ = split_prompts(given, field)
     lease = await borrow(request, body.model)
     session = lease.session
-    prompts = await session.run(
-        lambda: [session.encode_prompt(read_prompt(session, one, field)) for one in texts], reads=texts
+    read = [read_prompt(session, one, field) for one in texts]
+    vectors, _, headers = await embed_all(
+        request, lease, read, body.pooling, body.prompt_choice, field=field, parse_special=True
     )
-    vectors, headers = await embed_all(request, lease, prompts, body.pooling, field)
     norm = 2 if body.embd_normalize is None else body.embd_normalize
     return JSONResponse(
         [{"index": index, "embedding": [_normalise(one, norm).tolist()]} for index, one in enumerate(vectors)],

@@ -9,21 +9,20 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.registry.modelfile import check_options
 from mlxr.server.activity import in_flight
 from mlxr.server.generation import borrow, embed_all
 from mlxr.server.ollama.answers import KeepAlive, Options, note_options, read_keep_alive
 from mlxr.server.ollama.reply import ERRORS, to_ns
+from mlxr.server.openai.fields import PromptFields
 from mlxr.server.routes import ReplyModel, RequestModel, Router, Text, reply_json
-from mlxr.service.embedding import scale_vector
-from mlxr.service.model_pool import ModelLease
+from mlxr.service.embedding import check_dimensions, scale_vector
 
 MAX_INPUTS = 2048
 router = Router()
 
 
-class EmbedBody(RequestModel):
+class EmbedBody(PromptFields):
     """The body of a request to `/api/embed`: texts that become vectors."""
 
     model: Text
@@ -67,18 +66,17 @@ async def embed(request: Request, body: EmbedBody) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     texts = [] if texts == [""] else texts
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
-    size = lease.session.config.vector_size
-    if body.dimensions is not None and body.dimensions > size:
-        raise InvalidRequest("dimensions", f"must be at most {size}, the model's own; got {body.dimensions}")
-    prompts = [_encode(lease, text, f"input[{index}]", body.truncate) for index, text in enumerate(texts)]
-    vectors, headers = await embed_all(request, lease, prompts, None)
+    check_dimensions(body.dimensions, lease.session.config.vector_size)
+    vectors, tokens, headers = await embed_all(
+        request, lease, texts, None, body.prompt_choice, truncates=body.truncate is not False
+    )
     return reply_json(
         EmbedReply(
             model=body.model,
             embeddings=[scale_vector(vector, body.dimensions or None).tolist() for vector in vectors],
             total_duration=to_ns(monotonic() - in_flight(request).arrived_s),
             load_duration=to_ns(lease.load_s),
-            prompt_eval_count=sum(len(prompt) for prompt in prompts),
+            prompt_eval_count=tokens,
         ),
         headers=headers,
     )
@@ -90,18 +88,6 @@ async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
     check_options(body.options or {})
     note_options(request, body.options)
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
-    prompts = [_encode(lease, body.prompt, "prompt", True)] if body.prompt else []
-    vectors, headers = await embed_all(request, lease, prompts, None, "prompt")
+    texts = [body.prompt] if body.prompt else []
+    vectors, _, headers = await embed_all(request, lease, texts, field="prompt", truncates=True)
     return reply_json(EmbeddingsReply(embedding=vectors[0].tolist() if vectors else []), headers=headers)
-
-
-def _encode(lease: ModelLease, text: str, field: str, truncate: bool | None) -> list[int]:
-    """Token ids of a text, cut at the end of the context unless the request forbids that."""
-    try:
-        ids = lease.session.encode_prompt(text, parse_special=False)
-    except InvalidRequest as error:
-        raise InvalidRequest(field, error.reason) from error
-    limit = lease.session.context_tokens
-    if len(ids) > limit and truncate is False:
-        raise ContextFull(field, f"has {len(ids)} tokens, more than the context of {limit}", len(ids), limit)
-    return lease.session.cut_text(ids)

@@ -17,6 +17,7 @@ from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, DraftOptions, SamplingParams
 from mlxr.server.request_fields import GrammarFields, OpenAIParameters, SamplerFields
 from mlxr.server.routes import JsonObject, RequestModel
+from mlxr.service.embedding import PromptChoice
 from mlxr.service.requests import NamedTool, R, Tool, ToolChoice
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -39,6 +40,25 @@ class ReasoningOptions(RequestModel):
     def think(self) -> bool | str | None:
         """The effort, or whether to think."""
         return self.enabled if self.effort is None else self.effort
+
+
+class PromptFields(RequestModel):
+    """Says which of the model's prompts goes before each text that becomes a vector."""
+
+    prompt_name: str | None = Field(
+        None, description="A prompt of the model by its name, as sentence-transformers and TEI have it."
+    )
+    input_type: str | None = Field(
+        None,
+        validation_alias=AliasChoices("input_type", "task"),
+        description="What the texts are: `query`, `document`, or Cohere's, Voyage's and Jina's names (`task`) of it.",
+    )
+    prompt: str | None = Field(None, description="An addition: what goes before each text, in your own words.")
+
+    @property
+    def prompt_choice(self) -> PromptChoice:
+        """The choice as the service takes it."""
+        return PromptChoice(self.prompt_name, self.input_type, self.prompt)
 
 
 class StreamOptions(RequestModel):

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.generation import borrow, rank_all
+from mlxr.server.generation import borrow, classify_all, rank_all
 from mlxr.server.openai.fields import Count
 from mlxr.server.openai.replies import ERRORS
 from mlxr.server.routes import JsonObject, RequestModel, Router
@@ -104,6 +104,44 @@ async def score(request: Request, body: ScoreRequest) -> Response:
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
     return JSONResponse(reply, headers=headers)
+
+
+class ClassifyRequest(RequestModel):
+    """Texts to tell the labels of: vLLM's `input`, or TEI's `inputs`, which asks for its reply."""
+
+    model: str | None = None
+    input: Texts | None = None
+    inputs: Texts | None = None
+    raw_scores: bool | None = Field(None, description="TEI's: logits in place of numbers from 0 to 1.")
+
+
+@router.post("/v1/classify", responses=ERRORS)
+@router.post("/v1/predict", responses=ERRORS)
+async def classify(request: Request, body: ClassifyRequest) -> Response:
+    """How likely each label of a model with a classifier is for each text."""
+    given = body.inputs if body.input is None else body.input
+    if given is None:
+        raise InvalidRequest("input", "is missing")
+    texts = [given] if isinstance(given, str) else given
+    lease = await borrow(request, body.model)
+    session = lease.session
+    logits, tokens = await classify_all(request, lease, texts)
+    apart, raw = session.labels_stand_apart, body.raw_scores
+    shares = [one.tolist() if raw else session.ranker.read_shares(one.tolist(), apart=apart) for one in logits]
+    names = [*session.config.labels, *(f"LABEL_{index}" for index in range(len(session.config.labels), len(shares[0])))]
+    if body.input is None:
+        ranked = [
+            [{"label": label, "score": share} for share, label in sorted(zip(row, names, strict=True), reverse=True)]
+            for row in shares
+        ]
+        return JSONResponse(ranked[0] if isinstance(given, str) else ranked)
+    data = [
+        {"index": index, "label": names[row.index(max(row))], "probs": row, "num_classes": len(row)}
+        for index, row in enumerate(shares)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    name = body.model or lease.record.short_name
+    return JSONResponse({"object": "list", "id": str(uuid4()), "model": name, "data": data, "usage": usage})
 
 
 def _read_document(document: Document, index: int) -> str:

@@ -1,0 +1,137 @@
+"""What a model's files say of a text before it becomes a vector: prompts that go before it, and how long it may be.
+
+Folders of sentence-transformers have `config_sentence_transformers.json` with named prompts and the length in
+`sentence_bert_config.json`; files that `mlxr convert` makes of them have both in keys of our own. Many models are
+trained with prompts that only their model cards tell; those are in a table by the model's name, and never go before a
+text unasked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from mlxr.core.errors import ModelError
+from mlxr.formats.safetensors import read_json_object
+from mlxr.models.fields import OWN
+from mlxr.models.limits import MAX_CONTEXT
+
+PROMPTS_KEY, TOKENS_KEY = f"{OWN}embedding.prompts", f"{OWN}embedding.max_tokens"
+MAX_PROMPTS, MAX_CHARACTERS = 256, 8192
+_CONFIG = "config_sentence_transformers.json"
+_LENGTHS = ("bert", "roberta", "distilbert", "xlm-roberta", "camembert", "albert", "xlnet")
+_RETRIEVE = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+_REPRESENT = {"query": "Represent this sentence for searching relevant passages: ", "document": ""}
+# The model cards' own words, for models whose files may not state them; the first name that fits counts.
+_KNOWN: tuple[tuple[str, Mapping[str, str]], ...] = (
+    (r"qwen3-embedding", {"query": _RETRIEVE, "document": ""}),
+    (r"e5-.*instruct|e5-mistral", {"query": f"{_RETRIEVE} ", "document": ""}),
+    (r"(^|[^a-z])e5-", {"query": "query: ", "document": "passage: "}),
+    (r"bge-(small|base|large)-en", _REPRESENT),
+    (r"bge-(small|base|large)-zh", {"query": "为这个句子生成表示以用于检索相关文章：", "document": ""}),
+    (r"mxbai-embed-(large|2d)", _REPRESENT),
+    (r"arctic-embed.*v2", {"query": "query: ", "document": ""}),
+    (r"arctic-embed", _REPRESENT),
+    (
+        r"nomic-embed-text|modernbert-embed",
+        {
+            "query": "search_query: ",
+            "document": "search_document: ",
+            "classification": "classification: ",
+            "clustering": "clustering: ",
+        },
+    ),
+    (
+        r"embedding-?gemma",
+        {
+            "query": "task: search result | query: ",
+            "document": "title: none | text: ",
+            "classification": "task: classification | query: ",
+            "clustering": "task: clustering | query: ",
+            "text-matching": "task: sentence similarity | query: ",
+        },
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """`prompts` by their names, that which goes before texts that ask for none, and the most tokens that a text has.
+
+    With `leaves_prompts_out` the prompt's tokens are not pooled, which is not done here.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    default_prompt: str | None = None
+    max_tokens: int | None = None
+    leaves_prompts_out: bool = False
+
+    def to_metadata(self) -> dict[str, object]:
+        """The keys that say the same in a GGUF file."""
+        stated: dict[str, object] = {}
+        if self.prompts:
+            words = {"prompts": dict(self.prompts), "default": self.default_prompt}
+            stated[PROMPTS_KEY] = json.dumps(words, ensure_ascii=False)
+        if self.max_tokens is not None:
+            stated[TOKENS_KEY] = self.max_tokens
+        return stated
+
+
+def read_folder_rules(folder: Path, pooling_place: str) -> TextRules:
+    """The rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and key."""
+    stated = _read(folder / _CONFIG)
+    pooled = _read(folder / pooling_place)
+    lengths = [_read(folder / f"sentence_{kind}_config.json").get("max_seq_length") for kind in _LENGTHS]
+    length = next((one for one in lengths if one is not None), None)
+    rules = _make_rules(stated.get("prompts"), stated.get("default_prompt_name"), length, _CONFIG)
+    if not any(rules.prompts.values()):
+        name = str(_read(folder / "config.json").get("_name_or_path") or "")
+        place = folder.resolve()
+        place = place.parent.parent if place.parent.name == "snapshots" else place  # of a hub's cache
+        rules = TextRules(_find_known(f"{place.name}/{name}"), None, rules.max_tokens)
+    return TextRules(rules.prompts, rules.default_prompt, rules.max_tokens, pooled.get("include_prompt") is False)
+
+
+def read_gguf_rules(metadata: Mapping[str, object]) -> TextRules:
+    """The rules of a GGUF file; raises ModelError naming the key."""
+    text, length = metadata.get(PROMPTS_KEY), metadata.get(TOKENS_KEY)
+    words: object = {}
+    if isinstance(text, str):
+        try:
+            words = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{PROMPTS_KEY} is no JSON: {error}") from None
+    if not isinstance(words, Mapping):
+        raise ModelError(f"{PROMPTS_KEY} must hold a JSON object")
+    rules = _make_rules(words.get("prompts"), words.get("default"), length, PROMPTS_KEY)
+    if rules.prompts:
+        return rules
+    names = "/".join(str(metadata.get(f"general.{key}") or "") for key in ("name", "basename", "size_label"))
+    return TextRules(_find_known(names), None, rules.max_tokens)
+
+
+def _make_rules(prompts: object, default: object, length: object, place: str) -> TextRules:
+    prompts = {} if prompts is None else prompts
+    if not isinstance(prompts, Mapping) or len(prompts) > MAX_PROMPTS:
+        raise ModelError(f"{place}: prompts must be an object of at most {MAX_PROMPTS} texts")
+    for name, text in prompts.items():
+        if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+            raise ModelError(f"{place}: prompts.{name:.40} must be a text of at most {MAX_CHARACTERS} characters")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise ModelError(f"{place}: default_prompt_name is {default!r:.40}, which is none of its prompts")
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ModelError(f"max_seq_length is {length!r:.40}, expected a whole number of at least 1")
+    return TextRules(MappingProxyType(dict(prompts)), default, None if length is None else min(length, MAX_CONTEXT))
+
+
+def _find_known(name: str) -> Mapping[str, str]:
+    plain = re.sub(r"[\s_]+", "-", name.lower())
+    return next((prompts for pattern, prompts in _KNOWN if re.search(pattern, plain)), {})
+
+
+def _read(path: Path) -> dict[str, object]:
+    return read_json_object(path) if path.is_file() else {}
