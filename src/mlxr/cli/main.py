@@ -64,8 +64,9 @@ GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
     "Use a model": (
         CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
         CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
-        CommandRow("embed", "mlxr.cli.run", "Print a vector of length 1 for each text."),
-        CommandRow("rerank", "mlxr.cli.run", "Rank documents by how well they answer a query."),
+        CommandRow("embed", "mlxr.cli.retrieval", "Print a vector of length 1 for each text."),
+        CommandRow("rerank", "mlxr.cli.retrieval", "Rank documents by how well they answer a query."),
+        CommandRow("find", "mlxr.cli.retrieval", "Search the files of a folder by meaning."),
     ),
     "Models": (
         CommandRow("list", "mlxr.cli.models", "List the models here."),

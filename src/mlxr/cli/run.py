@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json as json_text
 import os
 import re
 import select
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,7 +21,6 @@ from mlxr.cli.flags import (
     Sampling,
     System,
     SystemFile,
-    complete_models,
     make_sampling,
     read_system,
     read_text,
@@ -34,14 +31,12 @@ from mlxr.cli.remote import (
     RemoteModel,
     Url,
     ask_parameters,
-    ask_server,
     find_here,
     find_own_key,
     name_default,
     open_model,
-    refuse_model_settings,
 )
-from mlxr.cli.terminal import make_renderer, print_json, print_note, show_progress, write_piece, write_thought
+from mlxr.cli.terminal import make_renderer, print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
@@ -330,132 +325,3 @@ def format_stats(completion: Completion, timing: dict[str, float]) -> str:
         f"{usage.completion_tokens} tokens{thoughts} in {timing['total_ms']:.0f} ms, "
         f"{timing['ms_per_later_token']:.2f} ms each after the first; ended by {completion.finish_reason.value}"
     )
-
-
-EmbedModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A file, a folder or a name.", autocompletion=complete_models)
-]
-Texts = Annotated[
-    list[str] | None, typer.Argument(metavar="TEXT", help="The texts. If there are none, each line of stdin is a text.")
-]
-LastToken = Annotated[bool, typer.Option("--last-token", help="The same as --pooling last.")]
-Pooling = Literal["mean", "last", "cls"]
-PoolingOption = Annotated[
-    Pooling | None,
-    typer.Option(
-        "--pooling",
-        help="Make vectors of the states of all tokens, of the last or of the first one; default: as the model's files "
-        "state, else of all.",
-    ),
-]
-
-
-def embed(
-    model: EmbedModel,
-    settings: Settings,
-    texts: Texts = None,
-    pooling: PoolingOption = None,
-    last_token: LastToken = False,
-    json: Json = False,
-    url: Url = None,
-) -> None:
-    """Print a vector of length 1 for each text. Each line of output is the JSON list of the numbers of one vector."""
-    wanted = texts or _read_lines()
-    if last_token and pooling not in (None, "last"):
-        raise InvalidRequest("--last-token", f"is the same as --pooling last; got --pooling {pooling} as well")
-    pooling = "last" if last_token else pooling
-    if url is not None:
-        refuse_model_settings(settings)
-        vectors = _ask(settings, url, model, wanted, pooling)
-    else:
-        vectors = asyncio.run(_compute(settings, model, wanted, pooling))
-    if json:
-        print_json({"model": model, "embeddings": vectors})
-        return
-    for vector in vectors:
-        print(json_text.dumps(vector))
-
-
-def _read_lines() -> list[str]:
-    try:
-        lines = sys.stdin.buffer.read().decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("TEXT", f"is not UTF-8: {error.reason} at byte {error.start} of stdin") from error
-    if not lines:
-        raise InvalidRequest("TEXT", "is missing: none was given, and stdin is empty")
-    return lines
-
-
-def _ask(settings: Settings, url: str, model: str, texts: Sequence[str], pooling: Pooling | None) -> list[list[float]]:
-    body: dict[str, object] = {"model": model, "input": list(texts), "pooling": pooling}
-    reply = ask_server(settings, url, "/v1/embeddings", body, timeout_s=None)
-    return [entry["embedding"] for entry in reply["data"]]
-
-
-async def _compute(settings: Settings, model: str, texts: Sequence[str], pooling: Pooling | None) -> list[list[float]]:
-    from mlxr.service.embedding import scale_vector
-    from mlxr.service.opening import open_model
-    from mlxr.service.session import Session
-
-    with show_progress("loading") as progress:
-        session = Session(open_model(model, settings, progress), settings)
-    try:
-        vectors = []
-        for number, text in enumerate(texts):
-            try:
-                vector = await session.embed(session.encode_prompt(text, parse_special=False), pooling)
-            except InvalidRequest as error:
-                raise InvalidRequest("TEXT", f"number {number + 1}: {error.reason}") from error
-            vectors.append(scale_vector(vector).tolist())
-        return vectors
-    finally:
-        await session.stop()
-
-
-Query = Annotated[str, typer.Argument(metavar="QUERY", help="What the documents shall answer.")]
-Files = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="FILE", help="Each is a document. If there are none, each line of stdin is one."),
-]
-TopN = Annotated[int | None, typer.Option("--top", min=1, help="Print only the best so many.")]
-
-
-def rerank(
-    model: EmbedModel,
-    query: Query,
-    settings: Settings,
-    files: Files = None,
-    top: TopN = None,
-    json: Json = False,
-    url: Url = None,
-) -> None:
-    """Rank documents by how well they answer a query: a number from 0 to 1 and a name, or the text, on each line."""
-    documents = [read_text(file, "FILE") for file in files] if files else _read_lines()
-    names = [str(file) for file in files] if files else documents
-    if url is not None:
-        refuse_model_settings(settings)
-        body: dict[str, object] = {"model": model, "query": query, "documents": documents}
-        reply = ask_server(settings, url, "/v1/rerank", body, timeout_s=None)
-        ranked = [(row["index"], row["relevance_score"]) for row in reply["results"]]
-    else:
-        ranked = _rank(settings, model, query, documents)
-    ranked = ranked[:top]
-    if json:
-        rows = [{"index": index, "name": names[index], "score": score} for index, score in ranked]
-        print_json({"model": model, "results": rows})
-        return
-    for index, score in ranked:
-        print(f"{score:.6f}\t{names[index]}")
-
-
-def _rank(settings: Settings, model: str, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
-    from mlxr.service.opening import open_model
-    from mlxr.service.session import Session
-
-    with show_progress("loading") as progress:
-        session = Session(open_model(model, settings, progress), settings)
-    try:
-        scores = session.rank_all(query, documents)
-    finally:
-        session.close()
-    return sorted(enumerate(scores), key=lambda pair: -pair[1])

@@ -23,7 +23,7 @@ from mlxr.models.limits import MAX_CONTEXT
 PROMPTS_KEY, TOKENS_KEY = f"{OWN}embedding.prompts", f"{OWN}embedding.max_tokens"
 MAX_PROMPTS, MAX_CHARACTERS = 256, 8192
 _CONFIG = "config_sentence_transformers.json"
-_LENGTHS = ("bert", "roberta", "distilbert", "xlm-roberta", "camembert", "albert", "xlnet")
+_LENGTHS = "sentence_*_config.json"  # * is the kind of the encoder
 _RETRIEVE = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 _REPRESENT = {"query": "Represent this sentence for searching relevant passages: ", "document": ""}
 # The model cards' own words, for models whose files may not state them; the first name that fits counts.
@@ -85,7 +85,7 @@ def read_folder_rules(folder: Path, pooling_place: str) -> TextRules:
     """The rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and key."""
     stated = _read(folder / _CONFIG)
     pooled = _read(folder / pooling_place)
-    lengths = [_read(folder / f"sentence_{kind}_config.json").get("max_seq_length") for kind in _LENGTHS]
+    lengths = [_read(path).get("max_seq_length") for path in sorted(folder.glob(_LENGTHS))]
     length = next((one for one in lengths if one is not None), None)
     rules = _make_rules(stated.get("prompts"), stated.get("default_prompt_name"), length, _CONFIG)
     if not any(rules.prompts.values()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -40,7 +40,7 @@ from mlxr.service.ranking import Ranker
 from mlxr.service.requests import ChatRequest, Prompt, TextRequest
 from mlxr.service.sight import Sight
 from mlxr.service.stats import SessionStats, collect_stats
-from mlxr.service.streams import AsyncStream, Stream, embed_all, forward_to, open_streams
+from mlxr.service.streams import AsyncStream, Stream, embed_each, forward_to, open_streams
 from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
@@ -287,7 +287,11 @@ class Session:
 
     def embed_all(self, prompts: Iterable[Prompt], pooling: Pooling) -> list[Floats]:
         """Return the embedding of each text, in order, for a program that waits; raises as `embed` does."""
-        return embed_all(self._engine, [self._preparation.prepare_text(prompt, pooling) for prompt in prompts])
+        return list(self.embed_each(prompts, pooling))
+
+    def embed_each(self, prompts: Iterable[Prompt], pooling: Pooling) -> Iterator[Floats]:
+        """`embed_all`, each as it comes; texts are read as there is room for them."""
+        return embed_each(self._engine, (self._preparation.prepare_text(prompt, pooling) for prompt in prompts))
 
     async def embed(
         self,
@@ -346,7 +350,7 @@ class Session:
 
     def rank_all(self, query: str, documents: Sequence[str], instruction: str | None = None) -> list[float]:
         """How well each document answers the query, from 0 to 1, for a program that waits; raises as `rank` does."""
-        logits = embed_all(self._engine, self.prepare_pairs(query, documents, instruction))
+        logits = embed_each(self._engine, self.prepare_pairs(query, documents, instruction))
         return [self.ranker.score(one.tolist()) for one in logits]
 
     def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
@@ -383,17 +387,28 @@ class Session:
         What is too long is cut with `truncates`, what goes around every text stays; else ContextFull tells the counts.
         Raises InvalidRequest naming `field` and the text's number.
         """
-        name, prompt = choose_prompt(self.loaded.text_rules, choice)
-        encoded = []
+        name, _ = choose_prompt(self.loaded.text_rules, choice)
+        return list(self.encode_each(texts, field, choice, truncates=truncates, parse_special=parse_special)), name
+
+    def encode_each(
+        self,
+        texts: Iterable[Prompt],
+        field: str,
+        choice: PromptChoice = PromptChoice(),  # noqa: B008 - a constant
+        *,
+        truncates: bool = False,
+        parse_special: bool = False,
+    ) -> Iterator[list[int]]:
+        """`encode_texts`, one text after the other."""
+        _, prompt = choose_prompt(self.loaded.text_rules, choice)
         for number, text in enumerate(texts):
             try:
-                encoded.append(self._encode_text(text, prompt, choice, truncates, parse_special))
+                yield self._encode_text(text, prompt, choice, truncates, parse_special)
             except ContextFull as error:
                 reason = f"text {number}: {error.reason}"
                 raise ContextFull(field, reason, error.prompt_tokens, error.context_tokens) from None
             except InvalidRequest as error:
                 raise InvalidRequest(field, f"text {number}: {error.reason}") from None
-        return encoded, name
 
     def _encode_text(
         self, text: Prompt, prompt: str, choice: PromptChoice, truncates: bool, parse_special: bool

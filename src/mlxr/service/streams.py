@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from time import monotonic
 from types import TracebackType
 from typing import Literal, NamedTuple
@@ -224,29 +225,33 @@ def open_streams(engine: EngineThread, prepared: Sequence[Prepared], *, waits_fo
     return streams
 
 
-def embed_all(engine: EngineThread, requests: Sequence[EngineRequest]) -> list[Floats]:
+def embed_each(engine: EngineThread, requests: Iterable[EngineRequest]) -> Iterator[Floats]:
     """Wait for the embeddings of texts, (hidden size,) and not normalised; at most MAX_TEXTS are in the queue at once.
+
+    Requests are taken as there is room for them, and embeddings given in their order as they come.
 
     Raises as `Engine.submit` does, and RequestFailed for a text that could not be computed; the others end then.
     """
-    waiting, vectors = deque(requests), list[Floats]()
+    waiting = iter(requests)
     started: deque[tuple[Ticket, queue.SimpleQueue[TokenEvent]]] = deque()
     try:
-        while waiting or started:
+        while True:
             added = []
-            while waiting and len(started) < MAX_TEXTS:
+            for request in islice(waiting, MAX_TEXTS - len(started)):
                 ended: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-                ticket = engine.open(waiting.popleft(), ended.put)
+                ticket = engine.open(request, ended.put)
                 started.append((ticket, ended))
                 added.append(ticket)
             if added:
                 engine.start_all(added)
-            vectors.append(read_embedding(started[0][1].get()))
+            if not started:
+                return
+            vector = read_embedding(started[0][1].get())
             started.popleft()
+            yield vector
     finally:
         for ticket, _ in started:
             ticket.cancel()
-    return vectors
 
 
 def forward_to(stream: AnswerStream) -> Callable[[TokenEvent], None]:

@@ -1,0 +1,300 @@
+"""Vectors of texts on disk: each is computed once, whatever interrupts; and a search by question over a folder's files.
+
+One SQLite file keeps vectors as little-endian float32 under the digests of their texts, each from the moment it is
+computed, so a process that is killed loses what was under way alone. It belongs to one way of making vectors, which
+its `identity` names. A search reads all vectors and multiplies: for some ten thousand that is quicker than an index of
+neighbours, and exact. Knows no model: who calls computes vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.service.embedding import Vector, scale_vector
+
+Embed = Callable[[Sequence[str]], Iterable[Vector]]
+Report = Callable[[int, int], None]
+SUFFIXES = frozenset({".md", ".markdown", ".rst", ".txt", ".pdf"})
+MAX_FILE_BYTES = 32 << 20
+_VERSION = "1"
+# Large pages, and a map of the file, as a search reads all vectors.
+_PRAGMAS = "PRAGMA page_size=32768; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA mmap_size=1073741824;"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS vectors (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, vector BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, mtime_ns INTEGER NOT NULL, size INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks (path TEXT NOT NULL, line INTEGER NOT NULL, text TEXT NOT NULL, digest BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS chunks_of_files ON chunks (path);
+CREATE INDEX IF NOT EXISTS chunks_of_texts ON chunks (digest);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A part of a file that begins at that line, and how near it is to the question: the cosine of their vectors."""
+
+    path: str
+    line: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an update did: files that were read anew, files that are gone, vectors that were computed."""
+
+    read: int
+    gone: int
+    computed: int
+    skipped: tuple[str, ...] = ()  # files that could not be read, each with the reason
+
+
+class VectorStore:
+    """The vectors in the SQLite file at `path`, which is made where it is not there.
+
+    Raises InvalidRequest where it holds those of another `identity`, MlxrError where it is none of ours or broken.
+    """
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path = path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.executescript(_PRAGMAS + _SCHEMA)
+            stated = dict(self._db.execute("SELECT key, value FROM about WHERE key IN ('version', 'identity')"))
+            if stated and stated != {"version": _VERSION, "identity": identity}:
+                self._db.close()
+                raise InvalidRequest(
+                    str(path), "holds vectors of another model, prompt or version; delete it to begin anew"
+                )
+            rows = [("version", _VERSION), ("identity", identity)]
+            self._db.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            raise MlxrError(f"{path}: cannot be used as a file of vectors: {error}; delete it to begin anew") from error
+
+    def fill(self, texts: Sequence[str], embed: Embed, progress: Report | None = None) -> int:
+        """Compute the vectors of those texts that have none, each kept as it comes; returns how many there were."""
+        wanted = {digest_text(text): text for text in texts}
+        have = self._list_digests()
+        missing = {digest: text for digest, text in wanted.items() if digest not in have}
+        done = len(wanted) - len(missing)
+        for digest, vector in zip(missing, embed(list(missing.values())), strict=True):
+            self._db.execute(
+                "INSERT OR REPLACE INTO vectors (digest, vector) VALUES (?, ?)",
+                (digest, vector.astype("<f4").tobytes()),
+            )
+            done += 1
+            if progress is not None:
+                progress(done, len(wanted))
+        return len(missing)
+
+    def read(self, texts: Sequence[str]) -> Vector:
+        """The vectors of texts that all have one, (texts, size)."""
+        stored = dict(self._db.execute("SELECT digest, vector FROM vectors"))
+        return _join([stored[digest_text(text)] for text in texts])
+
+    def _list_digests(self) -> set[bytes]:
+        return {digest for (digest,) in self._db.execute("SELECT digest FROM vectors")}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def delete(self) -> None:
+        """Close and remove the file."""
+        self.close()
+        for end in ("", "-wal", "-shm"):
+            Path(f"{self.path}{end}").unlink(missing_ok=True)
+
+
+class TextIndex(VectorStore):
+    """The text files of a folder in passages of at most `characters`, with their vectors, to be asked."""
+
+    def __init__(self, path: Path, identity: str, characters: int = 800) -> None:
+        super().__init__(path, f"{identity}, passages of {characters}")
+        self._characters = characters
+        self._loaded: tuple[list[bytes], Vector] | None = None
+
+    def update(self, folder: Path, embed: Embed, progress: Report | None = None) -> Change:
+        """Read the files that are new or changed since, forget those that are gone, and compute what is missing.
+
+        Files of other kinds, hidden ones and those behind links are left alone. Raises InvalidRequest for no folder.
+        """
+        if not folder.is_dir():
+            raise InvalidRequest("FOLDER", f"{folder} is no folder")
+        found = dict(_list_files(folder))
+        known = {path: stamp for path, *stamp in self._db.execute("SELECT path, mtime_ns, size FROM files")}
+        gone = [path for path in known if path not in found]
+        changed = [path for path, stamp in found.items() if known.get(path) != list(stamp)]
+        skipped = []
+        for path in gone:
+            self._forget(path)
+        for path in changed:
+            try:
+                passages = list(split_passages(read_text(folder / path), self._characters))
+            except MlxrError as error:
+                skipped.append(f"{path}: {error}")
+                passages = []
+            self._replace(path, found[path], passages)
+        missing = "SELECT DISTINCT text FROM chunks WHERE digest NOT IN (SELECT digest FROM vectors)"
+        texts = [text for (text,) in self._db.execute(missing)]
+        computed = self.fill(texts, lambda wanted: map(scale_vector, embed(wanted)), progress) if texts else 0
+        if gone or changed:
+            self._db.execute("DELETE FROM vectors WHERE digest NOT IN (SELECT digest FROM chunks)")
+        if gone or changed or computed:
+            self._loaded = None
+        return Change(len(changed), len(gone), computed, tuple(skipped))
+
+    def find(self, question: Vector, count: int = 5) -> list[Passage]:
+        """The passages nearest to the vector of a question, the nearest first."""
+        digests, vectors = self._load()
+        if not digests:
+            return []
+        if question.shape != vectors.shape[1:]:
+            raise InvalidRequest("question", f"has {question.size} numbers, and this index {vectors.shape[1]}")
+        scores = vectors @ question.astype(np.float32)
+        passages: list[Passage] = []
+        for place in np.argsort(-scores, kind="stable")[:count]:
+            named = "SELECT path, line, text FROM chunks WHERE digest = ? ORDER BY path, line"
+            rows = self._db.execute(named, (digests[place],))
+            passages += [Passage(path, line, text, float(scores[place])) for path, line, text in rows]
+        return passages[:count]
+
+    def remember_model(self, name: str) -> None:
+        """Keep the name of the model that makes the vectors, for `recall_model`."""
+        self._db.execute("INSERT OR REPLACE INTO about VALUES ('model', ?)", (name,))
+
+    def _load(self) -> tuple[list[bytes], Vector]:
+        if self._loaded is None:
+            rows = self._db.execute("SELECT digest, vector FROM vectors ORDER BY id").fetchall()
+            self._loaded = [digest for digest, _ in rows], _join([vector for _, vector in rows])
+        return self._loaded
+
+    def _forget(self, path: str) -> None:
+        self._db.execute("BEGIN")
+        self._db.execute("DELETE FROM chunks WHERE path = ?", (path,))
+        self._db.execute("DELETE FROM files WHERE path = ?", (path,))
+        self._db.execute("COMMIT")
+
+    def _replace(self, path: str, stamp: tuple[int, int], passages: Sequence[tuple[int, str]]) -> None:
+        self._db.execute("BEGIN")
+        self._db.execute("DELETE FROM chunks WHERE path = ?", (path,))
+        rows = [(path, line, text, digest_text(text)) for line, text in passages]
+        self._db.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?)", rows)
+        self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (path, *stamp))
+        self._db.execute("COMMIT")
+
+
+def recall_model(path: Path) -> str | None:
+    """The name of the model that made the vectors of an index, None where there is none yet."""
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(path)) as db:
+            row = db.execute("SELECT value FROM about WHERE key = 'model'").fetchone()
+    except sqlite3.Error as error:
+        raise MlxrError(f"{path}: is no index of ours: {error}; delete it to begin anew") from error
+    return None if row is None else str(row[0])
+
+
+def digest_text(text: str) -> bytes:
+    """The name under which a text's vector is kept, 16 bytes."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def split_passages(text: str, characters: int) -> Iterator[tuple[int, str]]:
+    """Passages of at most `characters` with the lines, from 1, where they begin.
+
+    Paragraphs stay together as far as they fit. A heading of Markdown begins a passage; a paragraph that is too long is
+    cut behind a sentence, else behind a word.
+    """
+    line, held, held_line = 1, "", 1
+    for paragraph in re.split(r"(\n[ \t]*\n\s*|\n(?=#{1,6} ))", text):
+        plain = paragraph.strip()
+        if plain:
+            start = line + paragraph[: len(paragraph) - len(paragraph.lstrip())].count("\n")
+            if held and (len(held) + len(plain) + 2 > characters or plain.startswith("#")):
+                yield held_line, held
+                held = ""
+            for offset, piece in _cut(plain, characters):
+                if held and len(held) + len(piece) + 2 > characters:
+                    yield held_line, held
+                    held = ""
+                held, held_line = (f"{held}\n\n{piece}", held_line) if held else (piece, start + offset)
+        line += paragraph.count("\n")
+    if held:
+        yield held_line, held
+
+
+def _cut(text: str, characters: int) -> Iterator[tuple[int, str]]:
+    """Pieces of a paragraph, and how many lines are before each."""
+    at = 0
+    while at < len(text):
+        piece = text[at : at + characters]
+        if at + characters < len(text):
+            ends = [match.end() for match in re.finditer(r"[.!?]\s|\n", piece)] or [piece.rfind(" ") + 1]
+            piece = piece[: ends[-1]] if ends[-1] > characters // 3 else piece
+        if piece.strip():
+            yield text[:at].count("\n"), piece.strip()
+        at += len(piece)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8, or of a PDF where pypdf is there; raises MlxrError saying why there is none."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise MlxrError(f"has more than {MAX_FILE_BYTES >> 20} MiB")
+        return _read_pdf(path) if path.suffix.lower() == ".pdf" else path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MlxrError(f"cannot be read as UTF-8: {error}") from error
+
+
+def _read_pdf(path: Path) -> str:
+    try:
+        pypdf = import_module("pypdf")
+    except ImportError:
+        raise MlxrError("PDF needs pypdf: pip install 'mlxr[pdf]'") from None
+    try:
+        return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
+    except Exception as error:  # whatever a stranger's file makes it raise
+        raise MlxrError(f"cannot be read as PDF: {error}") from error
+
+
+def _list_files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(place, name)
+            if name.startswith(".") or path.suffix.lower() not in SUFFIXES or path.is_symlink():
+                continue
+            try:
+                stat = path.stat()
+                os.fsencode(path).decode()
+            except (OSError, UnicodeDecodeError):
+                continue
+            yield path.relative_to(folder).as_posix(), (stat.st_mtime_ns, stat.st_size)
+
+
+def _join(blobs: Sequence[bytes]) -> Vector:
+    vectors = np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1 if blobs else 0)
+    return vectors.astype(np.float32, copy=False)
