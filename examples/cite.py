@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlxr import LLM, SamplingParams
 from mlxr.service.text_index import TextIndex
 
 EMBEDDER, WRITER = "demo", "demo"
+POOLING = "mean"  # as the files of this embedder state none; else leave it out
 NOTES = {
     "paths.md": "# os.path.join\n\nIt joins parts of a path with the separator of the system.",
     "json.md": "# json.dumps\n\nIt writes a Python object as JSON text.",
@@ -24,8 +27,13 @@ NOTES = {
 def answer(folder: Path, question: str) -> None:
     """Print the answer and the passages."""
     with LLM(EMBEDDER) as llm, TextIndex(folder / "index.sqlite", EMBEDDER) as index:
-        index.update(folder, lambda texts: map(np.float32, llm.embed(texts, input_type="document", truncate=True)))
-        passages = index.find(np.float32(llm.embed(question, input_type="query")[0]), count=2)
+
+        def embed(texts: Sequence[str], kind: str = "document") -> list[NDArray[np.float32]]:
+            vectors = llm.embed(texts, input_type=kind, pooling=POOLING, truncate=True)
+            return [np.array(vector, np.float32) for vector in vectors]
+
+        index.update(folder, embed)
+        passages = index.find(embed([question], "query")[0], count=2)
     quoted = "\n\n".join(f"[{number}] {passage.text}" for number, passage in enumerate(passages, 1))
     asked = f"{quoted}\n\nAnswer from these passages and name their numbers: {question}"
     with LLM(WRITER) as llm:

@@ -117,6 +117,7 @@ def test_one_command_answers() -> None:
         ("ask.py", "Join two or more pathname components"),
         ("stream.py", "ended by stop: 'formatted'"),
         ("batch.py", "equal: True"),
+        ("cite.py", "[1] paths.md:1"),
     ],
 )
 def test_examples_run(name: str, expected: str) -> None:
@@ -135,4 +136,4 @@ def test_the_readme_example_runs() -> None:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"ask.py", "stream.py", "batch.py"}
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"ask.py", "stream.py", "batch.py", "cite.py"}

@@ -76,7 +76,7 @@ def embed(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print a vector of length 1 for each text, each line of output the JSON list of its numbers.
+    """Print a vector of length 1 for each text. Each line of output is the JSON list of the numbers of one vector.
 
     With --out the arguments are files: each is a text, but of a .jsonl each line, a JSON text or an object with `text`.
     """
@@ -226,7 +226,7 @@ def _import_arrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
-        raise InvalidRequest("--out", ".parquet needs pyarrow: pip install 'mlxr[parquet]'; or take .npy") from None
+        raise InvalidRequest("--out", ".parquet needs pyarrow: pip install pyarrow; or take .npy") from None
 
 
 def _read_texts(file: Path) -> Iterator[tuple[str, int, str]]:
@@ -331,7 +331,7 @@ def find(
     index: IndexPath = None,
     json: Json = False,
 ) -> None:
-    """Search a folder's files by meaning. The first time they are read and kept as vectors, later only what changed."""
+    """Search the files of a folder by meaning. They are read and kept as vectors once, and later only what changed."""
     from mlxr.service.embedding import PromptChoice
     from mlxr.service.text_index import TextIndex, recall_model
 

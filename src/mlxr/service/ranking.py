@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.engine.request import EngineRequest
+from mlxr.engine.request import EngineRequest as EngineRequest
 from mlxr.loading import Model
 from mlxr.service.chat import SpecialGuard, refuse_unprotected
 from mlxr.tokenizers import Tokenizer

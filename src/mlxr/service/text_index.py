@@ -273,7 +273,7 @@ def _read_pdf(path: Path) -> str:
     try:
         pypdf = import_module("pypdf")
     except ImportError:
-        raise MlxrError("PDF needs pypdf: pip install 'mlxr[pdf]'") from None
+        raise MlxrError("PDF needs pypdf: pip install pypdf") from None
     try:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
     except Exception as error:  # whatever a stranger's file makes it raise
