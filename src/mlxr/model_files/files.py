@@ -314,6 +314,8 @@ def _open_folder(path: Path) -> ModelFiles:
         raise
 
 
+# What llama.cpp wants of encoders: bytes as such, and how many types of tokens there are.
+_CHARSMAP, _TYPE_COUNT = "tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.token_type_count"
 _FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is read of a folder beside its weights
 
 
@@ -365,14 +367,16 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
         metadata = drop_draft_layer(metadata)
     else:
         tensors |= name_draft_layer(layer, config)
+    tokenizer = to_gguf_metadata(path)
     return SourceModel(
         config=config,
         metadata={"general.name": path.resolve().name}
         | dict(metadata)
         | _state_pooling(path, metadata)
         | read_folder_rules(path, _read_modules(path)[0]).to_metadata()
-        | to_gguf_metadata(path),
-        metadata_types={},
+        | tokenizer
+        | ({_TYPE_COUNT: types} if (types := metadata.get(f"{OWN}token_types")) else {}),
+        metadata_types={_CHARSMAP: "array[u8]"} if _CHARSMAP in tokenizer else {},
         tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
         file=folder,
         head_config=None if layer is None else layer.model,

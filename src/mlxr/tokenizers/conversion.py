@@ -137,7 +137,7 @@ def _convert_unigram(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, 
         f"{_PREFIX}scores": parts.list_scores(len(vocabulary)),
         f"{_PREFIX}add_space_prefix": prefixed,
         f"{_PREFIX}remove_extra_whitespaces": removes,
-        f"{_PREFIX}precompiled_charsmap": list(charsmap),
+        **({f"{_PREFIX}precompiled_charsmap": list(charsmap)} if charsmap else {}),
     }
 
 

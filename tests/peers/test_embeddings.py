@@ -1,0 +1,63 @@
+"""Vectors and rank scores against llama.cpp, of the same GGUF file: pooled as the file says, with its own end token."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+from encoder_folder import make_encoder_folder
+from llama_losses import ignore_log
+from model_folder import write_with
+from test_families import FAMILIES, make_folder, run
+
+from mlxr import LLM
+
+TEXTS = ["where is paris?", "The CAT sat on the mat.", "rain " * 20, "a", "berlin, germany"]
+LEAST_COSINE = 0.9999
+ENCODERS = {"bert": "mean_tokens", "xlm-roberta": "cls_token", "nomic": "mean_tokens"}
+
+
+def open_their_embedder(path: Path) -> llama_cpp.Llama:
+    llama_cpp.llama_log_set(ignore_log, ctypes.c_void_p(0))
+    return llama_cpp.Llama(str(path), embedding=True, n_ctx=512, n_batch=512, n_ubatch=512, verbose=False)
+
+
+def check_vectors(path: Path) -> None:
+    with LLM(path, device="cpu", kv_type="f32") as llm:
+        ours = np.array(llm.embed(TEXTS))
+        tokens = [llm._session.encode_prompt(text, parse_special=False) for text in TEXTS]
+    theirs = open_their_embedder(path)
+    vectors = np.array([theirs.embed(text, normalize=True) for text in TEXTS])
+    assert [theirs.tokenize(text.encode(), add_bos=True, special=False) for text in TEXTS] == tokens
+    assert (ours * vectors).sum(axis=1).min() > LEAST_COSINE
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_encoders(case: str, tmp_path: Path) -> None:
+    folder = make_encoder_folder(tmp_path / "folder", case, (f"Pooling:{ENCODERS[case]}",))
+    run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
+    check_vectors(tmp_path / "model.gguf")
+
+
+def test_a_causal_model_by_its_own_keys(tmp_path: Path) -> None:
+    run("convert", make_folder(tmp_path / "folder", *FAMILIES["qwen3"]), tmp_path / "plain.gguf", "--type", "f32")
+    keys = {"qwen3__pooling_type": 3, "tokenizer__ggml__add_eos_token": True}
+    check_vectors(write_with(tmp_path / "plain.gguf", tmp_path / "model.gguf", **keys))
+
+
+def test_rank_scores(tmp_path: Path) -> None:
+    folder = make_encoder_folder(tmp_path / "folder", "xlm-roberta-ranks")
+    run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
+    query, documents = "where is paris?", ["paris is the capital of france.", "the cat sat on the mat", "rain falls"]
+    with LLM(tmp_path / "model.gguf", device="cpu") as llm:
+        pairs = [list(llm._session.ranker.prepare(query, document).token_ids) for document in documents]
+        ours = [dict(llm.rerank(query, [document]))[0] for document in documents]
+    theirs = open_their_embedder(tmp_path / "model.gguf")
+    waiting = iter(pairs)
+    theirs.tokenize = lambda text, add_bos=True, special=False: next(waiting)  # the pairs, as we put them together
+    logits = [np.ravel(theirs.embed(document))[0] for document in documents]
+    np.testing.assert_allclose(ours, 1 / (1 + np.exp(-np.array(logits))), atol=1e-4)
+    assert len(set(np.round(ours, 3))) > 1
