@@ -66,6 +66,12 @@ GEMMA = BASE | {
     "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+EURO = BASE | {
+    "model_type": "eurobert",
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
+}
 RANKS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 CASES: dict[str, dict[str, Any]] = {
     "bert": BERT | {"architectures": ["BertModel"]},
@@ -75,6 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
     "modernbert": MODERN | {"architectures": ["ModernBertModel"]},
     "modernbert-ranks": MODERN | RANKS | {"architectures": ["ModernBertForSequenceClassification"]},
     "nomic": NOMIC | {"architectures": ["NomicBertModel"]},
+    "eurobert": EURO | {"architectures": ["EuroBertModel"]},
     "gemma": GEMMA | {"architectures": ["Gemma3TextModel"]},
 }
 

@@ -17,7 +17,7 @@ from mlxr import LLM
 
 TEXTS = ["where is paris?", "The CAT sat on the mat.", "rain " * 20, "a", "berlin, germany"]
 LEAST_COSINE = 0.9999
-ENCODERS = {"bert": "mean_tokens", "xlm-roberta": "cls_token", "nomic": "mean_tokens"}
+ENCODERS = {"bert": "mean_tokens", "xlm-roberta": "cls_token", "nomic": "mean_tokens", "eurobert": "mean_tokens"}
 
 
 def open_their_embedder(path: Path) -> llama_cpp.Llama:
@@ -38,6 +38,13 @@ def check_vectors(path: Path) -> None:
 @pytest.mark.parametrize("case", ENCODERS)
 def test_encoders(case: str, tmp_path: Path) -> None:
     folder = make_encoder_folder(tmp_path / "folder", case, (f"Pooling:{ENCODERS[case]}",))
+    run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
+    check_vectors(tmp_path / "model.gguf")
+
+
+def test_a_llama_that_sees_whole_texts(tmp_path: Path) -> None:
+    own = {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"]}
+    folder = make_encoder_folder(tmp_path / "folder", "eurobert", ("Pooling:mean_tokens",), **own)
     run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
     check_vectors(tmp_path / "model.gguf")
 

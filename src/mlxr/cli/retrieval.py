@@ -231,7 +231,10 @@ def _import_arrow() -> tuple[Any, Any]:
 
 def _read_texts(file: Path) -> Iterator[tuple[str, int, str]]:
     """The texts of a file, each with the file's name and the line where it begins."""
-    text = read_text(file, "FILE")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("FILE", f"{file} cannot be read as UTF-8: {error}") from error
     if file.suffix != ".jsonl":
         yield str(file), 1, text
         return
