@@ -73,6 +73,7 @@ EURO = BASE | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
 }
 RANKS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+SAME = {"LlamaBidirectionalModel": {"model_type": "eurobert", "architectures": ["EuroBertModel"]}}  # what computes it
 CASES: dict[str, dict[str, Any]] = {
     "bert": BERT | {"architectures": ["BertModel"]},
     "bert-ranks": BERT | RANKS | {"architectures": ["BertForSequenceClassification"]},
@@ -82,6 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
     "modernbert-ranks": MODERN | RANKS | {"architectures": ["ModernBertForSequenceClassification"]},
     "nomic": NOMIC | {"architectures": ["NomicBertModel"]},
     "eurobert": EURO | {"architectures": ["EuroBertModel"]},
+    "llama-embed": EURO | {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"]},
     "gemma": GEMMA | {"architectures": ["Gemma3TextModel"]},
 }
 
@@ -89,9 +91,10 @@ CASES: dict[str, dict[str, Any]] = {
 def make_golden(case: str) -> None:
     """Run one case and store it."""
     config = CASES[case]
-    hf_config = transformers.AutoConfig.for_model(**{k: v for k, v in config.items() if k != "architectures"})
+    run = config | SAME.get(config["architectures"][0], {})
+    hf_config = transformers.AutoConfig.for_model(**{k: v for k, v in run.items() if k != "architectures"})
     hf_config._attn_implementation = "eager"
-    model = getattr(transformers, config["architectures"][0])(hf_config).eval().float()
+    model = getattr(transformers, run["architectures"][0])(hf_config).eval().float()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items() if value.dtype.is_floating_point}
     weights = {name: torch.from_numpy(value) for name, value in draw_weights(shapes, SEED).items()}
     missing, unexpected = model.load_state_dict(weights, strict=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from mlxr.models.components import Layer, Norms
-from mlxr.models.family import Family, FolderFamily
+from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
@@ -29,11 +29,11 @@ def build(m: Metadata, *, interleaved: bool) -> Model:
     return m.model([Layer(attention, m.feed_forward(), Norms(m.rms_eps))] * m.layers, has_output=False)
 
 
-FOLDERS = (
-    FolderFamily("eurobert", "EuroBertModel", "eurobert", state),
-    FolderFamily("llama_bidirec", "LlamaBidirectionalModel", "llama-embed", state),
-)
 FAMILIES = (
-    Family("eurobert", partial(build, interleaved=False)),
-    Family("llama-embed", partial(build, interleaved=True)),
+    Family("eurobert", partial(build, interleaved=False), (Folder("eurobert", "EuroBertModel", state),)),
+    Family(
+        "llama-embed",
+        partial(build, interleaved=True),
+        (Folder("llama_bidirec", "LlamaBidirectionalModel", state),),
+    ),
 )
