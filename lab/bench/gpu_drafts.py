@@ -27,11 +27,11 @@ from gpu_comparison.ours import Ours
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.postprocess import Drafted, Drawing
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import Chunk
 from mlxr.engine.speculative.drafters import ModelDrafter
 from mlxr.engine.speculative.planner import DraftSource
-from mlxr.engine.step import Drafted, Drawing
 from mlxr.kernels.sample import SampleResult
 from synthetic import SHAPES
 

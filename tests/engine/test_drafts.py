@@ -15,11 +15,11 @@ from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.postprocess import Drawing
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.speculative.costs import StepCosts
 from mlxr.engine.speculative.drafters import Lookup
 from mlxr.engine.speculative.planner import DraftSource, Planner, can_draft
-from mlxr.engine.step import Drawing
 
 PROMPT = [3, 1, 4, 1, 5]
 

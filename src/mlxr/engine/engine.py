@@ -21,6 +21,7 @@ from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, s
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.memory_plan import choose_context, count_pages_alone, open_store, plan_arenas, plan_memory
 from mlxr.engine.pictures import Encoder, Pictures
+from mlxr.engine.postprocess import Drawing, Postprocess
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.requests import Admission, Limits, RequestTable
 from mlxr.engine.runner import BatchPart, Doubles, Model, Runner, choose_chunk_tokens, score_tokens
@@ -29,7 +30,6 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.planner import DraftSource, HeadSource, Planner, can_draft, open_drafts
 from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Live, Work, read_counters, read_queue
-from mlxr.engine.step import Drawing, Postprocess
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.graph import MAX_SEQUENCES
 from mlxr.kernels.sample import SampleRow, sample
