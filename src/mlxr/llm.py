@@ -247,6 +247,11 @@ class LLM:
         return self._session.can_chat
 
     @property
+    def blind(self) -> str:
+        """Why the model sees no pictures, and the remedy; empty where it does."""
+        return self._session.blind
+
+    @property
     def context_tokens(self) -> int:
         """How many tokens a prompt and its answer may have together."""
         return self._session.context_tokens

@@ -393,6 +393,8 @@ def test_what_a_chat_cannot_do_is_said_and_it_goes_on(
         "/copy": "/copy: there is no answer",
         "/read": "/read: needs a file",
         '/read "no file" why': "/read: no file cannot be read: No such file",
+        "/image": "/image: needs a file",
+        "/image photo.png": "reads text only: ",
         "/system": "there is no system message",
         "/set parameter top_p 2": "top_p: must be at least 0",
         "/set everything": "/set: sets parameter",

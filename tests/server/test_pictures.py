@@ -165,3 +165,36 @@ def test_programs_and_commands_show_files(folder: Path, tmp_path: Path, capfd: p
     capfd.readouterr()
     assert main([*words, "--arena-bytes", "16M"]) == 0
     assert capfd.readouterr().out.strip() == found.text.strip()
+
+
+def test_a_chat_shows_pictures(
+    folder: Path,
+    server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from mlxr.cli.main import main
+
+    path, text_path = tmp_path / "a b.png", tmp_path / "a.txt"
+    path.write_bytes(make_png())
+    text_path.write_text("no picture")
+    user = {"role": "user", "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": "the quick"}]}
+    params = SamplingParams(max_tokens=4, temperature=0)
+    with LLM(folder, threads=1, arena_bytes="16M") as llm:
+        assert llm.blind == ""
+        first = llm.chat([user], params).text
+        turns = [user, {"role": "assistant", "content": first}, {"role": "user", "content": "the fox"}]
+        second = llm.chat(turns, params).text
+    lines = [f"/image '{path}'", "the quick", "/retry", "the fox", "/image none.png", f"/image {text_path} the dog"]
+    lines += ["/undo", "/edit", "the quick"]
+    here = [str(folder), "--threads", "1", "--arena-bytes", "16M"]
+    for words, named in ((here, f"/image {text_path}: "), (["--url", server.url], "messages[4].content[0]: ")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+        assert main(["chat", *words, "--max-tokens", "4", "--temperature", "0"]) == 0
+        out, err = capsys.readouterr()
+        assert out.splitlines() == [text.strip() for text in (first, first, second, first)], err
+        assert "goes with the next question" in err
+        assert "/image: none.png cannot be read" in err
+        assert f"{named}is none of the kinds that can be read" in err
+        assert "left out from now on" in err

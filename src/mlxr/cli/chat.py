@@ -19,7 +19,7 @@ from typing import Annotated, Protocol
 
 import typer
 
-from mlxr.cli.chat_model import ChatModel, Conversation, Turn
+from mlxr.cli.chat_model import ChatModel, Conversation, Pictures, Turn
 from mlxr.cli.flags import (
     Sampling,
     System,
@@ -46,6 +46,7 @@ from mlxr.core.sampling import BY_SPELLING, Parameter
 from mlxr.core.settings import Settings
 from mlxr.core.types import PARAMETERS, FinishReason, Grammar
 from mlxr.service.reasoning import EFFORTS
+from mlxr.service.sight import make_part, read_picture
 
 PROMPT, MORE_PROMPT = "> ", "... "
 _FILE = re.compile(r"""(?:["'](.+?)["']|(\S+))(.*)""", re.DOTALL)
@@ -157,9 +158,13 @@ class Session(Protocol):
     renders: bool  # Markdown, where stdout is a terminal
     draft: str  # what the next line begins with
     files: list[str]  # that go with the next question
+    pictures: list[Mapping[str, object]]  # that go with it, too
 
-    def answer(self, question: str) -> None:
-        """Ask the model and show what it says; raises MlxrError."""
+    def answer(self, question: str, pictures: Pictures = ()) -> None:
+        """Ask the model, about `pictures` and those that go with the next question, and show what it says.
+
+        Raises MlxrError.
+        """
 
     def begin(self) -> None:
         """Start the conversation anew with the model and the parameters as they are now."""
@@ -210,6 +215,7 @@ def _end(session: Session, _: str) -> None:
 
 def _reset(session: Session, _: str) -> None:
     session.conversation.reset()
+    session.pictures.clear()
     print_note("the conversation starts anew")
 
 
@@ -240,7 +246,7 @@ def _answer_anew(session: Session, turn: Turn, question: str) -> None:
     """Ask instead of a turn that was taken; it comes back where the question fails."""
     turns = list(session.conversation.turns)
     try:
-        session.answer(question)
+        session.answer(question, turn.pictures)
     except MlxrError:
         session.conversation.turns = [*turns, turn]
         raise
@@ -262,7 +268,7 @@ def _edit(session: Session, text: str) -> None:
         session.conversation.turns.append(turn)
         raise InvalidRequest("/edit", "takes the new text, as the question has several lines")
     else:
-        session.draft = turn.question
+        session.draft, session.pictures[:0] = turn.question, turn.pictures
 
 
 def _copy(session: Session, _: str) -> None:
@@ -276,11 +282,30 @@ def _copy(session: Session, _: str) -> None:
 
 
 def _read(session: Session, words: str) -> None:
+    path, question = _split_file("/read", words)
+    session.files.append(f"{path}:\n{read_text(Path(path), '/read')}")
+    _go_on(session, path, question)
+
+
+def _add_picture(session: Session, words: str) -> None:
+    path, question = _split_file("/image", words)
+    blind = session.model.answerer.blind
+    if blind:
+        raise InvalidRequest("/image", f"{session.model.title} reads text only: {blind}")
+    session.pictures.append(make_part(read_picture(path, "/image"), field=f"/image {path[:200]}"))
+    _go_on(session, path, question)
+
+
+def _split_file(command: str, words: str) -> tuple[str, str]:
+    """The file that a command names, and the question behind it; raises InvalidRequest where it names none."""
     match = _FILE.match(words)
     if match is None:
-        raise InvalidRequest("/read", "needs a file, in quotes where its name has spaces, and perhaps a question")
-    path, question = match[1] or match[2], match[3].strip()
-    session.files.append(f"{path}:\n{read_text(Path(path), '/read')}")
+        raise InvalidRequest(command, "needs a file, in quotes where its name has spaces, and perhaps a question")
+    return match[1] or match[2], match[3].strip()
+
+
+def _go_on(session: Session, path: str, question: str) -> None:
+    """Ask the question that followed a file, or say that the file waits for one."""
     if question:
         session.answer(question)
     else:
@@ -309,6 +334,8 @@ def _save(session: Session, words: str) -> None:
     parameters = {BY_SPELLING[key].list_names("ollama")[-1]: value for key, value in session.given.items()}
     listed = {key: list(value) if isinstance(value, tuple) else value for key, value in parameters.items()}
     conversation, replaces = session.conversation, name != words
+    if any(turn.pictures for turn in conversation.turns):
+        print_note("(pictures are not saved; the model will have the text alone)")
     session.model.save(name, conversation.system, listed, conversation.messages, replaces=replaces)
     print_note(f"saved as {name}")
 
@@ -472,6 +499,7 @@ COMMANDS: tuple[ChatCommand, ...] = (
     ChatCommand("/edit", "[TEXT]", "Change the last question: by TEXT, or on the next line.", _edit),
     ChatCommand("/copy", "", "Copy the last answer to the clipboard.", _copy),
     ChatCommand("/read", "FILE [QUESTION]", "Add the text of a file to the question, or to the next one.", _read),
+    ChatCommand("/image", "FILE [QUESTION]", "Show a picture with the question, or with the next one.", _add_picture),
     ChatCommand("/load", "MODEL", "Talk with another model.", _load),
     ChatCommand(
         "/save",
@@ -528,12 +556,14 @@ class Chat:
         self.is_verbose = self.is_over = False
         self.renders, self.draft = True, ""
         self.files: list[str] = []
+        self.pictures: list[Mapping[str, object]] = []
         self._is_interactive = is_interactive
         self.conversation = self._make_conversation(system)
 
     def begin(self) -> None:
         """Start the conversation anew with the model and the parameters as they are now."""
         self.conversation = self._make_conversation(None)
+        self.pictures.clear()
 
     def apply_parameters(self) -> None:
         """Let the parameters as they are now hold for the next answers; raises InvalidRequest for wrong ones."""
@@ -562,11 +592,21 @@ class Chat:
         draft, self.draft = self.draft, ""
         return draft
 
-    def answer(self, question: str) -> None:
-        """Ask the model, with the files that were read for it, and show what it says; raises MlxrError."""
+    def answer(self, question: str, pictures: Pictures = ()) -> None:
+        """Ask the model, with the files and pictures that were read for it, and show what it says.
+
+        Raises MlxrError. Pictures that waited are left out from then on, as one of them may be the reason.
+        """
         start_s = time.perf_counter()
         whole = "\n\n".join([question, *self.files])
-        finish = self.conversation.ask(whole, partial(show_answer, renders=self.renders))
+        shown, waited = [*pictures, *self.pictures], len(self.pictures)
+        self.pictures.clear()
+        try:
+            finish = self.conversation.ask(whole, partial(show_answer, renders=self.renders), shown)
+        except MlxrError:
+            if waited:
+                print_note("(the picture is left out from now on; /image adds it again)")
+            raise
         self.files.clear()
         if self.is_verbose:
             seconds = time.perf_counter() - start_s

@@ -24,19 +24,24 @@ from mlxr.service.opening import find_own_adapter, find_record, note_use
 ANSWER_SHARE = 4  # a question leaves at least this part of the context to its answer, as long as turns can be dropped
 BYTES_PER_TOKEN = 3  # an estimate for text that nobody has tokenised yet
 Show = Callable[[AnswerStream], tuple[str, Finish]]
+Pictures = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer; `tokens` is what they take of the context, the first with the system message."""
+    """A question and its answer; `tokens` is what they take of the context, the first with the system message.
+
+    `pictures` are parts of the question, as `make_part` makes them.
+    """
 
     question: str
     answer: str
     tokens: int
+    pictures: Pictures = ()
 
     @property
     def messages(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The two as messages."""
+        """The two as messages, without pictures."""
         return {"role": "user", "content": self.question}, {"role": "assistant", "content": self.answer}
 
 
@@ -65,16 +70,17 @@ class Conversation:
 
     @property
     def messages(self) -> list[Mapping[str, str]]:
-        """All that was said, without the system message."""
+        """All that was said, without the system message and without pictures."""
         return [*self._opening, *(message for turn in self.turns for message in turn.messages)]
 
     def reset(self) -> None:
         """Forget all turns; the system message stays."""
         self.turns.clear()
 
-    def ask(self, question: str, show: Show) -> Finish:
-        """Answer a question; `show` prints the stream of the answer and returns its text and its end. Returns the end.
+    def ask(self, question: str, show: Show, pictures: Pictures = ()) -> Finish:
+        """Answer a question about `pictures`, if there are any. Returns how the answer ended.
 
+        `show` prints the stream of the answer and returns its text and its end.
         The oldest turns are dropped while the context is full, and a note says how many. Raises ContextFull for a
         question that is too long by itself, and what the model raises; the turns are as before then.
         """
@@ -82,7 +88,10 @@ class Conversation:
         while True:
             try:
                 stream = self._answerer.stream_chat(
-                    self._write_messages(kept, question), self.sampling, think=self.think, grammar=self.grammar
+                    self._write_messages(kept, question, pictures),
+                    self.sampling,
+                    think=self.think,
+                    grammar=self.grammar,
                 )
                 break
             except (ContextFull, OutOfPages):
@@ -96,14 +105,14 @@ class Conversation:
             answer, finish = show(stream)
         tokens = finish.usage.prompt_tokens + finish.usage.completion_tokens
         if self.keeps_history:
-            self.turns = [*kept, Turn(question, answer, max(tokens - _sum_tokens(kept), 0))]
+            self.turns = [*kept, Turn(question, answer, max(tokens - _sum_tokens(kept), 0), pictures)]
         self._note_end(finish, tokens)
         return finish
 
-    def _write_messages(self, turns: list[Turn], question: str) -> list[Mapping[str, str]]:
+    def _write_messages(self, turns: list[Turn], question: str, pictures: Pictures) -> list[Mapping[str, object]]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        said = [message for turn in turns for message in turn.messages]
-        return [*system, *self._opening, *said, {"role": "user", "content": question}]
+        said = [message for turn in turns for message in (_show_with(turn.pictures, turn.question), turn.messages[1])]
+        return [*system, *self._opening, *said, _show_with(pictures, question)]
 
     def _drop_estimated(self, question: str) -> list[Turn]:
         """The turns that leave room for the question and a fair answer, by what is known of their tokens."""
@@ -124,6 +133,11 @@ class Conversation:
         if finish.reason is FinishReason.LENGTH and finish.usage.completion_tokens != max_tokens:
             self._context_tokens = tokens
             print_note("(the context is full: the answer ends here, and the next question forgets the oldest turns)")
+
+
+def _show_with(pictures: Pictures, question: str) -> Mapping[str, object]:
+    """A question as a message, its pictures before it."""
+    return {"role": "user", "content": [*pictures, {"type": "text", "text": question}] if pictures else question}
 
 
 def _sum_tokens(turns: list[Turn]) -> int:

@@ -195,6 +195,10 @@ class Answerer(Protocol):
     def context_tokens(self) -> int | None:
         """How many tokens a prompt and its answer may have together; None where that is not known."""
 
+    @property
+    def blind(self) -> str:
+        """Why the model sees no pictures, in words; empty where it does, or where that is not known."""
+
     def stream(self, prompt: str, params: SamplingParams, /) -> AnswerStream:
         """Continue a text; returns the answer as a stream of events."""
 
@@ -317,6 +321,18 @@ class RemoteModel:
             return [str(model["id"]) for model in response.json()["data"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise _explain_silence(self._url, error) from error
+
+    @property
+    def blind(self) -> str:
+        """What `/props` says, as servers of llama.cpp do; one that does not know it refuses pictures itself."""
+        import httpx
+
+        try:
+            reply = self._client.get("/props", params={} if self._model is None else {"model": self._model})
+            sees = reply.json()["modalities"]["vision"] is not False
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return ""
+        return "" if sees else f"{self._url} says so; /load one that sees, or put the vision tower beside it there"
 
     def stream(self, prompt: str, params: SamplingParams) -> RemoteStream:
         """Continue a text; returns the answer as a stream of events."""

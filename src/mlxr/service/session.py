@@ -201,6 +201,11 @@ class Session:
         return self._preparation.capabilities
 
     @property
+    def blind(self) -> str:
+        """Why the model sees no pictures, in words; empty where it does."""
+        return self._sight.blind
+
+    @property
     def can_chat(self) -> bool:
         """Whether the model has a chat template."""
         return self._preparation.can_chat

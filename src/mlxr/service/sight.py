@@ -60,9 +60,12 @@ def read_picture(path: str, field: str) -> bytes:
     """The bytes of a file. Raises InvalidRequest where there is none, or it is too large for a picture."""
     try:
         with Path(path).open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(field, f"{path[:200]} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidRequest(field, f"{path[:200]} is larger than {MAX_FILE_BYTES >> 20} MiB; take a smaller picture")
+    return data
 
 
 def spell_pictures(messages: Sequence[Message]) -> list[Message]:
@@ -142,6 +145,11 @@ class Sight:
     def is_there(self) -> bool:
         """Whether the model sees."""
         return self._spec is not None
+
+    @property
+    def blind(self) -> str:
+        """Why the model does not see, in words; empty where it does."""
+        return "" if self.is_there else self._blind
 
     def take(self, request: ChatRequest) -> tuple[ChatRequest, Shown]:
         """The conversation with marks for its pictures, and these. Raises InvalidRequest, naming the part."""
