@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from mlxr.cli.terminal import format_bytes, print_json, print_table
 from mlxr.core.errors import InvalidRequest, MlxrError
@@ -99,6 +100,7 @@ SystemFile = Annotated[Path | None, typer.Option("--system-file", metavar="FILE"
 MAX_TEXT_BYTES = 64 << 20  # of a file that becomes a part of a prompt
 
 
+UNIT_OF = {bool: "", str: "TEXT", Path: "FILE", int: "NUMBER", float: "NUMBER"}  # what stands behind a flag in the help
 FLAG_TYPES: Mapping[ParameterKind, Any] = {"flag": bool, "texts": list[str]}  # numbers are text, read below
 # Flags of llama.cpp, Ollama, vLLM and others, and what is written here: the first of those that the command has. {}
 # stands for the command.
@@ -181,6 +183,11 @@ def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Ca
         given = {name: value for name, value in values.items() if name in own}
         function(**given, **{name: read(values) for name, read in flags.items()})
 
+    for parameter in parameters:
+        note = getattr(parameter.annotation, "__metadata__", (None,))[0]
+        if isinstance(note, OptionInfo) and note.metavar is None:
+            kinds = [parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)]
+            note.metavar = next((unit for kind, unit in UNIT_OF.items() if kind in kinds), None)
     shared = [parameter for parameter in parameters if parameter.name not in own]
     if not shows_all and len(shared) > FEW:
         for parameter in shared:
