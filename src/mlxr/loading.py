@@ -54,7 +54,7 @@ from mlxr.models.decoder import Routing
 from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
-from mlxr.models.tower import Tower, TowerSpec
+from mlxr.models.tower import Tower, TowerSpec, takes_pictures
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "read_sampling",
     "read_template",
     "read_unknown_keys",
+    "takes_pictures",
 ]
 
 logger = logging.getLogger(__name__)
@@ -231,12 +232,14 @@ def load(
     progress: Progress | None = None,
     ctx: Context | None = None,
     mmproj: str | Path | None = None,
+    tower: Path | None = None,
 ) -> LoadedModel:
     """Open a model and make it ready on `device` ("auto": see `choose_device`) for contexts of up to `context_tokens`.
 
     With a `ctx`, the model shares the threads of whoever has it.
 
-    It sees by the tower in the file `mmproj`, or by that of its folder or of a file mmproj*.gguf beside it.
+    It sees by the tower in the file `mmproj`, or by that of its folder, of the file `tower` that a registry has for it,
+    or of a file mmproj*.gguf beside it.
 
     Of its experts `expert_bytes` are in memory at most; see `Decoder`.
 
@@ -257,7 +260,7 @@ def load(
         with name_in_errors(path):
             model = Decoder(ctx, parts.config, parts.tensors, progress, expert_bytes)
         fingerprint = _fingerprint(ctx, parts)
-        tower, blind = find_tower(path, parts.file, parts.config, ctx.device, mmproj)
+        seen_by, blind = find_tower(path, parts.file, parts.config, ctx.device, mmproj, tower)
         _tell_residency(str(path_or_name), model)
     except BaseException:
         parts.file.close()
@@ -276,7 +279,7 @@ def load(
         file=parts.file,
         fingerprint=fingerprint,
         pooling=parts.pooling,
-        tower=tower,
+        tower=seen_by,
         blind=blind,
         text_rules=parts.text_rules,
     )

@@ -94,3 +94,65 @@ def write_chat_folder(folder: Path, case: str) -> Path:
     }
     write_folder(folder, replace(golden, config=golden.config | {"text_config": text}, shapes=shapes))
     return folder
+
+
+def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
+    """The tower of a case as llama.cpp's converter writes it."""
+    from mlxr.formats import TensorToWrite, write_gguf
+    from mlxr.models.tower import read_folder_spec
+
+    golden = read_golden(case)
+    weights = draw_weights(golden.config, golden.shapes)
+    spec = read_folder_spec(golden.config, golden.preprocessor)
+    assert spec is not None
+    flags = [index in spec.taps for index in range(spec.layers)]
+    metadata: dict[str, Any] = {
+        "general.architecture": "clip",
+        "clip.projector_type": "qwen3vl_merger",
+        "clip.use_gelu": True,
+        "clip.vision.embedding_length": spec.hidden,
+        "clip.vision.block_count": spec.layers,
+        "clip.vision.attention.head_count": spec.heads,
+        "clip.vision.feed_forward_length": spec.features,
+        "clip.vision.patch_size": spec.patch,
+        "clip.vision.image_size": spec.patch * spec.positions,
+        "clip.vision.projection_dim": spec.columns,
+        "clip.vision.spatial_merge_size": spec.merge,
+        "clip.vision.image_min_pixels": spec.least_pixels,
+        "clip.vision.image_max_pixels": spec.most_pixels,
+        "clip.vision.image_mean": list(spec.mean),
+        "clip.vision.image_std": list(spec.deviation),
+        "clip.vision.attention.layer_norm_epsilon": spec.eps,
+        "clip.vision.is_deepstack_layers": flags,
+    }
+    metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
+    tensors = {}
+    for full_name, values in weights.items():
+        if ".visual." not in full_name:
+            continue
+        name = full_name.split("visual.")[1]
+        stem, _, end = name.rpartition(".")
+        parts = stem.split(".")
+        if name == "patch_embed.proj.weight":
+            tensors |= {"v.patch_embd.weight": values[:, :, 0], "v.patch_embd.weight.1": values[:, :, 1]}
+        elif parts[0] == "patch_embed":
+            tensors["v.patch_embd.bias"] = values
+        elif parts[0] == "pos_embed":
+            tensors["v.position_embd.weight"] = values
+        elif parts[0] == "blocks":
+            block = {"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2"} | {
+                "mlp.linear_fc1": "ffn_up",
+                "mlp.linear_fc2": "ffn_down",
+            }
+            tensors[f"v.blk.{parts[1]}.{block['.'.join(parts[2:])]}.{end}"] = values
+        elif parts[0] == "merger":
+            tensors[f"{ {'norm': 'v.post_ln', 'linear_fc1': 'mm.0', 'linear_fc2': 'mm.2'}[parts[1]] }.{end}"] = values
+        else:
+            part = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[parts[2]]
+            tensors[f"v.deepstack.{spec.taps[int(parts[1])]}.{part}.{end}"] = values
+    write_gguf(
+        path,
+        metadata,
+        [TensorToWrite.from_array(name, "f32", np.ascontiguousarray(values)) for name, values in tensors.items()],
+    )
+    return path

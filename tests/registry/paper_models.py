@@ -6,17 +6,22 @@ import hashlib
 from pathlib import Path
 
 from mlxr.core.errors import FormatError, ModelError
+from mlxr.core.types import is_tower_file
 from mlxr.registry import ModelFacts, Registry
 
 
-def make_model(seed: int = 0, size_bytes: int = 1000) -> bytes:
-    """A paper model: its length and the checksum of its body in front."""
+def make_model(seed: int = 0, size_bytes: int = 1000, *, sees: bool = False) -> bytes:
+    """A paper model: its length and the checksum of its body in front. One that `sees` takes towers."""
     body = hashlib.shake_128(b"%d" % seed).digest(size_bytes)
-    return b"paper %d %s\n" % (size_bytes, hashlib.sha256(body).hexdigest().encode()) + body
+    kind = b"seeing" if sees else b"paper"
+    return kind + b" %d %s\n" % (size_bytes, hashlib.sha256(body).hexdigest().encode()) + body
 
 
-def inspect_paper(path: Path) -> ModelFacts:
-    """The facts of one file, or of all parts beside it; refuses what is not whole."""
+TOWER = b"tower\n" + bytes(2000)
+
+
+def inspect_paper(path: Path, tower: Path | None = None, /) -> ModelFacts:
+    """The facts of one file, or of all parts beside it, with a tower that fits; refuses what is not whole."""
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.suffix in {".safetensors", ".json"})
     elif "-00001-of-" in path.name:
@@ -26,6 +31,9 @@ def inspect_paper(path: Path) -> ModelFacts:
         files = [path]
     for file in files:
         check_paper(file)
+    takes_tower = files[0].read_bytes().startswith(b"seeing") and not path.is_dir()
+    towers = [tower] if tower else sorted(one for one in path.parent.glob("*.gguf") if is_tower_file(one.name))
+    seen_by = [one for one in towers if takes_tower and one.read_bytes().startswith(b"tower")][:1]
     return ModelFacts(
         format="safetensors" if path.is_dir() else "gguf",
         architecture="paper",
@@ -34,8 +42,9 @@ def inspect_paper(path: Path) -> ModelFacts:
         context_tokens=2048,
         embedding_length=64,
         template="{{ messages }}",
-        capabilities=frozenset({"completion"}),
-        files=tuple(files),
+        capabilities=frozenset({"completion", "vision"} if seen_by else {"completion"}),
+        files=(*files, *seen_by),
+        takes_tower=takes_tower,
     )
 
 
@@ -46,7 +55,7 @@ def check_paper(file: Path) -> None:
         return
     if head.startswith(b"unknown"):
         raise ModelError(f"{file}: architecture 'unknown' is not supported")
-    if head != b"paper %d %s" % (len(body), hashlib.sha256(body).hexdigest().encode()):
+    if head.replace(b"seeing", b"paper") != b"paper %d %s" % (len(body), hashlib.sha256(body).hexdigest().encode()):
         raise FormatError(file, "body", None, "is not whole")
 
 

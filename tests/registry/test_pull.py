@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_hub import Behaviour, FakeHub, SlowHub
-from paper_models import make_model
+from paper_models import TOWER, make_model
 
 from mlxr.core.errors import HubError, InvalidRequest, ModelError, NotFound, RegistryError
 from mlxr.core.work_threads import Stop
@@ -73,6 +73,66 @@ def test_quants_and_files_are_chosen(registry: Registry, hub: FakeHub) -> None:
         assert record.name == f"hf.co/{REPO}:{tag}"
     with pytest.raises(NotFound, match=r"no model for 'Q5_1'.*Tiny\.Q2_K, Tiny\.Q4_K_M"):
         fetch(registry, hub, f"hf.co/{REPO}:Q5_1")
+
+
+SEEING = make_model(3, 200_000, sees=True)
+TOWERS = {"mmproj-F32.gguf": b"not this", "mmproj-BF16.gguf": TOWER, "mmproj-Q8_0.gguf": b"nor this"}
+
+
+def test_a_model_that_can_see_brings_its_tower(registry: Registry, hub: FakeHub) -> None:
+    repository = hub.add(REPO, {FILE: SEEING, **TOWERS, "Tiny.Q8_0.gguf": make_model(4, sees=True)})
+    repository.behaviour["mmproj-BF16.gguf"] = Behaviour(drop_after=900, drops=1)
+    stop = Stop()
+
+    def interrupt(progress: PullProgress) -> None:
+        if progress.file.startswith("mmproj") and progress.done_bytes:
+            stop.set()
+
+    with pytest.raises(PullStopped):
+        fetch(registry, hub, stop=stop, report=interrupt)
+    assert registry.list() == ()
+    hub.requests.clear()
+    seen: list[PullProgress] = []
+    record = fetch(registry, hub, report=seen.append)
+    assert downloads(hub) == ["bytes=900-"], "the model and the beginning of its tower are kept"
+    assert list(dict.fromkeys(progress.file for progress in seen)) == ["", FILE, "mmproj-BF16.gguf"]
+    assert record.tower is not None
+    assert (record.path.name, record.path.read_bytes(), record.tower.read_bytes()) == (FILE, SEEING, TOWER)
+    assert (record.size_bytes, "vision" in record.capabilities) == (len(SEEING) + len(TOWER), True)
+    again = registry.copy(record, "again")
+    other = fetch(registry, hub, f"hf.co/{REPO}:q8_0")
+    digest = hashlib.sha256(TOWER).hexdigest()
+    for removed in (record, again):
+        registry.remove(removed.name)
+        assert registry.get(other.name).tower is not None
+    assert not registry.blobs.has(hashlib.sha256(SEEING).hexdigest())
+    registry.sweep(0.0)
+    assert registry.blobs.has(digest)
+    registry.remove(other.name)
+    assert_nothing_kept(registry)
+    assert list((registry.folder / "bundles").iterdir()) == []
+
+
+def test_towers_of_others_are_left_out_and_old_models_get_theirs(registry: Registry, hub: FakeHub) -> None:
+    repository = hub.add(REPO, {FILE: MODEL, **TOWERS})
+    assert fetch(registry, hub).tower is None
+    assert len(downloads(hub)) == 1, "a model that reads text only asks for none"
+    repository.files[FILE], repository.files["mmproj-BF16.gguf"] = SEEING, b"of another model"
+    record = fetch(registry, hub)
+    assert (record.tower, record.path.read_bytes(), len(list(registry.blobs.digests()))) == (None, SEEING, 1)
+    repository.files["mmproj-BF16.gguf"] = TOWER
+    assert fetch(registry, hub).tower is not None, "what was pulled before gets it"
+    assert len(list(registry.blobs.digests())) == 2
+    repository.files["mmproj-BF16.gguf"] = TOWER + b"newer"
+    repository.behaviour["mmproj-BF16.gguf"] = Behaviour(refusals=99, status=403)
+    with pytest.raises(HubError, match=r"mmproj-BF16\.gguf: the hub answered 403"):
+        fetch(registry, hub)
+    assert registry.get(record.name).tower is not None
+    parts = {f"q4/Big-0000{n}-of-00002.gguf": make_model(4 + n, sees=True) for n in (1, 2)}
+    hub.add("me/Split", {**parts, "mmproj-F16.gguf": b"for others", "q4/mmproj-F32.gguf": TOWER})
+    split = fetch(registry, hub, "hf.co/me/Split")
+    assert split.tower is not None
+    assert (split.path.name, split.tower.name) == ("Big-00001-of-00002.gguf", "mmproj-F32.gguf")
 
 
 def remote(*paths: str) -> list[RemoteFile]:

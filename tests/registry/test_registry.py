@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from paper_models import inspect_paper, make_model, paper_registry
+from paper_models import TOWER, inspect_paper, make_model, paper_registry
 
 from mlxr.core.errors import FormatError, InvalidRequest, NameTaken, NotFound, RegistryError
 from mlxr.registry import Changes, ModelFacts, Registry, blobs
@@ -394,12 +394,31 @@ def test_many_threads_and_registries_at_once(tmp_path: Path) -> None:
     assert all(record.problem is None for record in registry.list())
 
 
+def test_towers_beside_imported_files_belong_to_their_models(registry: Registry, tmp_path: Path) -> None:
+    named, other = (tmp_path / name for name in ("named", "other"))
+    for folder, names in ((named, ("Tiny-Q4_0.gguf", "Tiny.mmproj-f16.gguf")), (other, ("sha256-0a", "sha256-0b"))):
+        folder.mkdir()
+        for name, data in zip(names, (make_model(1, sees=True), TOWER), strict=True):
+            (folder / name).write_bytes(data)
+    first = registry.import_file(named / "Tiny-Q4_0.gguf", "named")
+    blind = registry.import_file(other / "sha256-0a", "other")
+    assert (blind.tower, len(blind.files)) == (None, 1)
+    second = registry.import_file(other / "sha256-0a", "other", tower=other / "sha256-0b")
+    assert (first.tower, second.tower) == (named / "Tiny.mmproj-f16.gguf", other / "sha256-0b")
+    assert "vision" in second.capabilities
+    assert first.size_bytes == second.size_bytes == blind.size_bytes + len(TOWER)
+    assert registry.derive("made", registry.get("other"), Changes(system="x")).tower == second.tower
+    (other / "sha256-0b").write_bytes(TOWER + b"more")
+    with pytest.raises(RegistryError, match="sha256-0b changed since it was imported"):
+        registry.get("made")
+
+
 def test_a_blob_that_goes_while_its_model_is_read_is_named(tmp_path: Path) -> None:
     """Another process removes the last model that has it."""
     registry = paper_registry(tmp_path / "store")
     digest = store(registry, make_model(1))
 
-    def inspect(path: Path) -> ModelFacts:
+    def inspect(path: Path, tower: Path | None = None, /) -> ModelFacts:
         path.unlink()
         return inspect_paper(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 from running_server import RunningServer, start_server
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("models", "registry")]
 Image = pytest.importorskip("PIL.Image")
 
-from vision_models import draw_picture, write_chat_folder  # noqa: E402 -- needs the path
+from fake_hub import FakeHub  # noqa: E402 -- needs the path
+from vision_models import draw_picture, write_chat_folder, write_mmproj  # noqa: E402
 
 from mlxr import LLM, SamplingParams  # noqa: E402
+from mlxr.cli.main import main  # noqa: E402
 from mlxr.core.errors import InvalidRequest  # noqa: E402
 
 
@@ -37,8 +40,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = start_server(tmp_path_factory.mktemp("registry"), default_model=str(folder))
+def eyes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same model as a GGUF file, and its tower far from it."""
+    place = tmp_path_factory.mktemp("files")
+    assert main(["convert", str(folder), str(place / "eyes-F32.gguf"), "--type", "f32"]) == 0
+    return place / "eyes-F32.gguf", write_mmproj(place / "far.bin", "qwen3vl")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    running = start_server(tmp_path_factory.mktemp("registry"), default_model=str(folder), hub_url=hub.url)
     yield running
     running.stop()
 
@@ -142,6 +159,50 @@ def test_what_a_model_can_do_says_that_it_sees(server: RunningServer) -> None:
         assert "vision" in client.get(f"/v1/models/{model}").json()["capabilities"]
 
 
+def test_a_model_that_is_pulled_sees(server: RunningServer, hub: FakeHub, eyes: tuple[Path, Path], capfd: Any) -> None:
+    """A file and its tower from a hub, and copies and models made of them."""
+    name, folder = "hf.co/me/Eyes-GGUF", str(server.settings.models_folder)
+    hub.add("me/Eyes-GGUF", {"eyes-F32.gguf": eyes[0].read_bytes(), "mmproj-F16.gguf": eyes[1].read_bytes()})
+    assert post(server, "/api/pull", model=name, stream=False).json() == {"status": "success"}
+    created = {"template": "{{ messages[0].content }}", "quantize": "f16", "stream": False}
+    assert post(server, "/api/create", model="made", **{"from": name}, **created).status_code == 200
+    assert post(server, "/api/copy", source=name, destination="again").status_code == 200
+    for one in (name, "made", "again"):
+        assert "vision" in post(server, "/api/show", model=one).json()["capabilities"], one
+    content = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "the quick"}]
+    answer = chat(server, content, model="again")
+    assert answer.status_code == 200, answer.text
+    capfd.readouterr()
+    for command in (["ps", "--url", server.url], ["list", "--models-folder", folder]):
+        assert main(command) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("again:latest ") and "  yes  " in line]
+    assert [line for line in lines if line.startswith("again ") and "F32, vision" in line]
+    assert main(["show", "again", "--models-folder", folder]) == 0
+    assert "mmproj-F16.gguf" in capfd.readouterr().out
+
+
+def test_a_tower_of_ollama_belongs_to_its_model(
+    eyes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, blobs = tmp_path / "manifests" / "hf.co/me/eyes/latest", tmp_path / "blobs"
+    for made in (manifest.parent, blobs):
+        made.mkdir(parents=True)
+    layers = []
+    for kind, digest, file in zip(("model", "projector"), ("0a", "0b"), eyes, strict=True):
+        (blobs / f"sha256-{digest}").write_bytes(file.read_bytes())
+        layers.append({"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}"})
+    manifest.write_text(json.dumps({"layers": layers[::-1]}))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path / "models"))
+    assert main(["import", "--from", "ollama"]) == 0
+    with LLM("hf.co/me/eyes", threads=1, arena_bytes="16M") as llm:
+        found = llm.chat(
+            [{"role": "user", "content": [{"type": "image", "image": make_png()}]}], SamplingParams(max_tokens=2)
+        )
+    assert found.finish_reason in ("stop", "length")
+
+
 def test_a_model_of_text_refuses_and_says_what_is_missing() -> None:
     with LLM("demo", threads=1, arena_bytes="16M") as llm:
         picture = {"type": "image", "image": make_png()}
@@ -152,8 +213,6 @@ def test_a_model_of_text_refuses_and_says_what_is_missing() -> None:
 
 
 def test_programs_and_commands_show_files(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from mlxr.cli.main import main
-
     path = tmp_path / "a b.png"
     path.write_bytes(make_png())
     parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": "the quick"}]

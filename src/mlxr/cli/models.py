@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -62,6 +63,7 @@ def describe_model(record: ModelRecord) -> dict[str, object]:
         "name": record.name,
         "digest": record.digest,
         "path": str(record.path),
+        "tower": None if record.tower is None else str(record.tower),
         "is_owned": record.is_owned,
         "size_bytes": record.size_bytes,
         "format": record.format,
@@ -84,7 +86,7 @@ def _model_row(record: ModelRecord) -> tuple[str, ...]:
         record.digest[:12],
         format_bytes(record.size_bytes),
         record.parameter_size,
-        make_printable(f"{record.architecture} {record.quantization}"),
+        make_printable(f"{record.architecture} {record.quantization}") + ", vision" * ("vision" in record.capabilities),
         format_age((datetime.now(UTC) - record.modified_at).total_seconds()),
     )
 
@@ -142,7 +144,7 @@ def import_(
     for one in models:
         try:
             with show_progress(f"reading {one.name}") as progress:
-                record = registry.import_file(one.path, one.name, progress=progress, replaces=force)
+                record = registry.import_file(one.path, one.name, progress=progress, replaces=force, tower=one.tower)
             print_fields([("imported", f"{record.short_name}  {format_bytes(record.size_bytes)}")])
         except NameTaken:
             print_note(f"{one.name} is here already; --force replaces it")
@@ -160,10 +162,7 @@ def _find_elsewhere(source: str) -> list[Foreign]:
     if not models:
         raise NotFound(f"{source}: no models of it are on this disk")
     return [
-        Foreign(
-            one.name if "/" in one.name or ":" in one.name else name_for(Path(one.name)).short, one.path, one.size_bytes
-        )
-        for one in models
+        replace(one, name=one.name if {"/", ":"} & {*one.name} else name_for(Path(one.name)).short) for one in models
     ]
 
 

@@ -519,15 +519,15 @@ def ps(url: ServerUrl = None, port: Port = None, json: Json = False) -> None:
     elif not models:
         print_note("no model is loaded")
     else:
-        print_table(("NAME", "ID", " SIZE", " CACHE", " CONTEXT", "UNTIL"), [_row(model) for model in models])
+        print_table(("NAME", "ID", " SIZE", " CACHE", " CONTEXT", "SEES", "UNTIL"), [_row(model) for model in models])
 
 
 def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
     left_s = (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
     until = "for ever" if left_s > 10 * 365 * 86400 else f"{left_s / 60:.0f} minutes from now"
-    size = format_bytes(int(model["size"]))
+    size, sees = format_bytes(int(model["size"])), "yes" if "vision" in model.get("capabilities", ()) else "no"
     name, digest = make_printable(model["name"]), str(model["digest"])[:12]
-    return name, digest, size, _tell_cache(model), str(model["context_length"]), until
+    return name, digest, size, _tell_cache(model), str(model["context_length"]), sees, until
 
 
 def _tell_cache(model: Mapping[str, Any]) -> str:

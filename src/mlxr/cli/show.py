@@ -249,6 +249,8 @@ def print_record(record: ModelRecord) -> None:
     rows = [("name", record.short_name), ("id", record.digest), ("from", record.from_name or "")]
     rows += [("system", make_printable(record.system or "")), ("template", make_printable(record.template or ""))]
     rows += [("options", ", ".join(list_parameters(record.parameters)))]
+    rows += [("can do", ", ".join(sorted(record.capabilities)))]
+    rows += [("tower", "" if record.tower is None else make_printable(record.tower.name))]
     rows += [("adapter", "" if record.adapter is None else record.adapter.digest)]
     rows += [("messages", str(len(record.messages)) if record.messages else "")]
     print_fields([(name, value) for name, value in rows if value])

@@ -5,6 +5,7 @@ No arrays, no text processing; every value checks itself when it is made.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -87,3 +88,18 @@ class Grammar:
     kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
     text: str = ""
     field: str = field(default="grammar", compare=False)
+
+
+_TOWER_TYPES = ("f16", "bf16", "q8_0", "f32")
+
+
+def is_tower_file(name: str) -> bool:
+    """Whether a file is by its name the tower of a GGUF model (`mmproj`), not a model."""
+    return "mmproj" in name.lower() and name.lower().endswith(".gguf")
+
+
+def rank_tower_file(name: str) -> tuple[int, str]:
+    """Order several towers of a model by the type that their names say: the least is the one to take."""
+    name = name.lower()
+    found = [rank for rank, word in enumerate(_TOWER_TYPES) if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", name)]
+    return (found[0] if found else len(_TOWER_TYPES)), name

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from mlxr.core.errors import FormatError, ModelError
+from mlxr.core.types import is_tower_file, rank_tower_file
 from mlxr.formats import GGUFFile, SafetensorsFolder, hash_tensors, open_gguf
 from mlxr.formats.safetensors import read_json_object
 from mlxr.kernels.context import Context
@@ -72,17 +72,21 @@ def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, obje
 
 
 MMPROJ = "mmproj*.gguf"
-_MMPROJ_ORDER = ("f16", "bf16", "q8_0", "f32")  # of several, the first by what its name says
 _SEEING_DEVICES = ("cpu", "reference")
 
 
 def find_tower(
-    path: Path, opened: GGUFFile | SafetensorsFolder, model: Model, device: str, mmproj: str | Path | None = None
+    path: Path,
+    opened: GGUFFile | SafetensorsFolder,
+    model: Model,
+    device: str,
+    mmproj: str | Path | None = None,
+    recorded: Path | None = None,
 ) -> tuple[TowerFile | None, str]:
     """The tower that a model sees by, or why it has none: where that is and what would help.
 
     A file that is named must have one that fits; raises NotFound, FormatError or ModelError. Of what lies beside a
-    model nothing is refused, as it may belong to another one.
+    model nothing is refused, as it may belong to another one; nor is a `recorded` file, which counts instead of those.
     """
     if mmproj is None and device not in _SEEING_DEVICES:
         return None, f"pictures are read on device 'cpu' only, and it runs on {device!r}"
@@ -95,7 +99,8 @@ def find_tower(
             named = path / "preprocessor_config.json"
             tower = take_folder_tower(opened, read_json_object(named) if named.is_file() else {}, model)
             return tower, "" if tower else f"{path / 'config.json'} has no vision_config"
-        found = sorted(path.parent.glob(MMPROJ), key=_rank_mmproj)
+        beside = [recorded] if recorded else [one for one in path.parent.glob("*.gguf") if is_tower_file(one.name)]
+        found = sorted(beside, key=lambda one: rank_tower_file(one.name))
         if not found:
             return None, f"there is no file {MMPROJ} beside {path}; put its vision tower there, or name it with mmproj"
         reasons = []
@@ -107,12 +112,6 @@ def find_tower(
         return None, reasons[0]
     except (ModelError, FormatError) as error:
         return None, str(error)
-
-
-def _rank_mmproj(path: Path) -> tuple[int, str]:
-    name = path.name.lower()
-    found = [place for place, word in enumerate(_MMPROJ_ORDER) if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", name)]
-    return (found[0] if found else len(_MMPROJ_ORDER)), name
 
 
 def _open_tower(path: Path, model: Model) -> TowerFile:

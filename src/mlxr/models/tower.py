@@ -46,6 +46,12 @@ _MAX_PATCH, _MAX_MERGE, _MAX_SIDE, _MAX_PIXELS = 64, 4, 1024, 1 << 28
 _CHANNELS = 3
 
 
+def takes_pictures(model: Model) -> bool:
+    """Whether the text of a model has places for pictures, which a tower that fits would fill."""
+    rope = None if model.attention is None else model.attention.rope
+    return rope is not None and rope.sections is not None
+
+
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
     """The sizes of a tower. Raises ModelError for such as contradict each other."""
@@ -85,13 +91,12 @@ class TowerSpec:
 
     def fit(self, model: Model) -> None:
         """Raise ModelError unless the text of `model` takes this tower's rows."""
-        rope = None if model.attention is None else model.attention.rope
         if self.columns != model.hidden or len(self.taps) != model.picture_layers:
             raise ModelError(
                 f"its rows are {self.columns} wide with {len(self.taps)} more, those of the model {model.hidden} with "
                 f"{model.picture_layers} more; take the tower of the same model"
             )
-        if rope is None or rope.sections is None:
+        if not takes_pictures(model):
             raise ModelError("the model does not say by which axes pictures turn (rope.dimension_sections)")
 
     @property

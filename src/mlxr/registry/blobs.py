@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NoSpace, NotFound, RegistryError
+from mlxr.core.types import is_tower_file
 from mlxr.registry.record import AdapterRecord, ModelFile, ModelRecord, Progress
 
 REMEDY = "free space, let the folder be written, or name another one with the setting models_folder"
@@ -289,8 +290,10 @@ def _name_bundle(files: Mapping[str, str]) -> str:
 
 
 def _find_entry(folder: Path, files: Mapping[str, str]) -> Path:
-    """The first part of a split GGUF file, the folder itself for everything else."""
+    """The first part of a split GGUF file, or the one beside its tower; the folder itself for everything else."""
     first = [name for name in files if _FIRST_PART.fullmatch(name)]
+    if not first and all(name.endswith(".gguf") for name in files):
+        first = [name for name in files if not is_tower_file(name)]
     return folder / first[0] if len(first) == 1 else folder
 
 

@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 import httpx
 
 from mlxr.core.errors import HubError, InvalidRequest, NotFound
+from mlxr.core.types import is_tower_file, rank_tower_file
 from mlxr.core.work_threads import Stop
 from mlxr.registry.library import find as find_short
 from mlxr.registry.library import suggest as suggest_short
@@ -124,7 +125,6 @@ _REFERENCE = re.compile(
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.ASCII)
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors", re.ASCII)
 _BESIDE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.(json|jinja|model|txt)", re.ASCII)
-_NO_MODEL = ("mmproj", "imatrix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,12 +332,23 @@ def choose_files(reference: Reference, files: Sequence[RemoteFile]) -> list[Remo
     return weights + [file for file in top if _BESIDE.fullmatch(file.path)]
 
 
+def choose_tower(model: Sequence[RemoteFile], files: Sequence[RemoteFile]) -> RemoteFile | None:
+    """The tower that may belong to the files of a GGUF model: in their folder, else at the top of the repository."""
+    folder = PurePosixPath(model[0].path).parent
+    ranks = {
+        (PurePosixPath(file.path).parent != folder, *rank_tower_file(file.name)): file
+        for file in files
+        if is_tower_file(file.name) and PurePosixPath(file.path).parent in (folder, PurePosixPath())
+    }
+    return ranks[min(ranks)] if ranks and model[0].name.lower().endswith(".gguf") else None
+
+
 def _group_gguf(files: Sequence[RemoteFile]) -> dict[str, list[RemoteFile]]:
     """GGUF models by path without ending and part number, the parts of each in order."""
     models: dict[str, list[RemoteFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         name = file.name.lower()
-        if name.endswith(".gguf") and not any(word in name for word in _NO_MODEL):
+        if name.endswith(".gguf") and not is_tower_file(name) and "imatrix" not in name:
             stem = file.path[: -len(".gguf")]
             split = _SPLIT.fullmatch(stem)
             models.setdefault(split[1] if split else stem, []).append(file)

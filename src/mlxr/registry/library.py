@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.core.errors import MlxrError
+from mlxr.core.types import is_tower_file
 
 FILE_NAME = "library.json"
 SHIPPED = Path(__file__).parents[1] / "assets" / FILE_NAME
@@ -126,16 +127,20 @@ def _read(path: Path, _changed_ns: int) -> list[LibraryModel]:
 
 
 MAX_MANIFEST_BYTES = 1 << 20
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_MODEL, _OLLAMA_TOWER = "application/vnd.ollama.image.model", "application/vnd.ollama.image.projector"
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A model of another program: the name it has there, made fit for ours, and its file or folder."""
+    """A model of another program: the name it has there, made fit for ours, and its file or folder.
+
+    A `tower` is told where its name does not say that it is one.
+    """
 
     name: str
     path: Path
     size_bytes: int
+    tower: Path | None = None
 
 
 def find_ollama() -> list[Foreign]:
@@ -175,26 +180,33 @@ def find_hub_cache() -> list[Foreign]:
 
 
 def _read_manifests(folder: Path) -> Iterator[Foreign]:
-    manifests = folder / "manifests"
+    manifests, kinds = folder / "manifests", (_OLLAMA_MODEL, _OLLAMA_TOWER)
     for path in manifests.glob("*/*/*/*"):
         host, namespace, model, tag = path.relative_to(manifests).parts
         try:
             with path.open("rb") as file:
                 layers: list[dict[str, Any]] = json.loads(file.read(MAX_MANIFEST_BYTES))["layers"]
-            digest = next(str(one["digest"]) for one in layers if one["mediaType"] == _OLLAMA_MODEL)
-        except (OSError, ValueError, KeyError, TypeError, StopIteration):
+            digests = {kind: [str(one["digest"]) for one in layers if one["mediaType"] == kind] for kind in kinds}
+            blob = _find_blob(folder, digests[_OLLAMA_MODEL][0])
+            tower = next((_find_blob(folder, digest) for digest in digests[_OLLAMA_TOWER]), None)
+        except (OSError, ValueError, LookupError, TypeError):
             continue  # a manifest without weights is an adapter, a cloud model or damaged
-        blob = folder / "blobs" / digest.replace(":", "-")
-        if "/" not in digest and blob.is_file():
+        if blob is not None:
             prefix = "" if namespace == "library" else f"{namespace}/"
             prefix = prefix if host == "registry.ollama.ai" else f"{host}/{namespace}/"
-            yield Foreign(f"{prefix}{model}:{tag}", blob, blob.stat().st_size)
+            size_bytes = sum(file.stat().st_size for file in (blob, tower) if file is not None)
+            yield Foreign(f"{prefix}{model}:{tag}", blob, size_bytes, tower)
+
+
+def _find_blob(folder: Path, digest: str) -> Path | None:
+    blob = folder / "blobs" / digest.replace(":", "-")
+    return blob if "/" not in digest and blob.is_file() else None
 
 
 def _from_gguf(path: Path) -> Foreign | None:
     """A GGUF file under its own name; None for what belongs to another model: later parts, projectors, matrices."""
     name = path.name.removesuffix(".gguf")
-    if any(word in name.lower() for word in ("mmproj", "imatrix")):
+    if is_tower_file(path.name) or "imatrix" in name.lower():
         return None
     head, part, rest = name.rpartition("-of-")
     if part and rest.isdecimal():

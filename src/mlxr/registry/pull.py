@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,16 @@ import httpx
 from mlxr.core.errors import HubError, MlxrError, NotFound, RegistryError
 from mlxr.core.work_threads import Stop
 from mlxr.registry.blobs import Blobs, writing
-from mlxr.registry.hub import HubClient, PullStopped, Reference, RemoteFile, choose_files, list_files, parse_reference
+from mlxr.registry.hub import (
+    HubClient,
+    PullStopped,
+    Reference,
+    RemoteFile,
+    choose_files,
+    choose_tower,
+    list_files,
+    parse_reference,
+)
 from mlxr.registry.record import ModelRecord
 from mlxr.registry.registry import Registry
 
@@ -261,8 +270,9 @@ def pull(
 
     A short name of the library means its repository. Under its own name a newer state of the repository takes the
     place of an older one; another `name`, or a short one, that is taken by other files is refused unless it `replaces`
-    that model. `report` is called from this thread, for every piece. Raises
-    InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot run; then nothing is kept.
+    that model. The tower of the repository comes along where a GGUF model takes one. `report` is called from this
+    thread, for every piece. Raises InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot
+    run; then nothing is kept.
     """
     from mlxr.registry.hub import HubClient
 
@@ -272,20 +282,36 @@ def pull(
         registry.check_free(name or str(wanted.name), replaces=replaces)
     report(PullProgress("listing"))
     with HubClient(stop or Stop()) as client:
-        files = choose_files(wanted, list_files(wanted, endpoint, client))
+        listed = list_files(wanted, endpoint, client)
+        files = choose_files(wanted, listed)
+        tower = choose_tower(files, listed)
         if wanted.short:
             replaces = replaces or _was_pulled(registry, name or wanted.short, files)
             registry.check_free(name or wanted.short, replaces=replaces)
-        names = _check_names(wanted, files)
-        digests = _fetch_all(registry, files, report, client, retry_delay_s)
+        _check_names(wanted, files if tower is None else [*files, tower])
+        stored = _fetch_all(registry, files, report, client, retry_delay_s)
+        with _discarding(registry, stored):
+            wants_tower = tower is not None and registry.inspect(stored).takes_tower
+        if tower is not None and wants_tower:
+            fetched = _fetch_all(registry, [tower], report, client, retry_delay_s)
+            if tower.name in {path.name for path in registry.inspect(stored | fetched).files}:
+                stored |= fetched
+            else:  # it is that of another model, or of a kind that does not run
+                registry.discard(list(fetched.values()))
     report(PullProgress("adding"))
-    stored = dict(zip(names, digests, strict=True))
-    try:
+    with _discarding(registry, stored):
         return registry.add(name or str(wanted.name), stored, replaces=replaces)
+
+
+@contextmanager
+def _discarding(registry: Registry, stored: Mapping[str, str]) -> Iterator[None]:
+    """Keep nothing of a model that the block refuses; what the store itself cannot do may go on later."""
+    try:
+        yield
     except RegistryError:
         raise
     except MlxrError:
-        registry.discard(digests)
+        registry.discard(list(stored.values()))
         raise
 
 
@@ -295,15 +321,15 @@ def _was_pulled(registry: Registry, name: str, files: Sequence[RemoteFile]) -> b
         record = registry.get(name)
     except NotFound:
         return False
-    return record.is_owned and {file.name for file in record.files} == {file.name for file in files}
+    tower = set() if record.tower is None else {record.tower.name}
+    return record.is_owned and {file.name for file in record.files} - tower == {file.name for file in files}
 
 
-def _check_names(wanted: Reference, files: Sequence[RemoteFile]) -> list[str]:
+def _check_names(wanted: Reference, files: Sequence[RemoteFile]) -> None:
     names = [file.name for file in files if file.identity]
     for name in names:
         if _LOCAL_NAME.fullmatch(name) is None or names.count(name) > 1:
             raise HubError(f"{wanted.repo_id}: lists {name[:80]!r}, which cannot be stored under that name")
-    return names
 
 
 def _fetch_all(
@@ -312,20 +338,18 @@ def _fetch_all(
     report: Callable[[PullProgress], None],
     client: HubClient,
     retry_delay_s: float,
-) -> list[str]:
-    """Bring all files into the store; their SHA-256s, in order."""
-    from mlxr.registry.pull import Downloader
-
+) -> dict[str, str]:
+    """Bring all files into the store; their names and SHA-256s."""
     missing = [file for file in files if file.sha256 is None or not registry.blobs.has(file.sha256)]
     _check_space(registry, sum(file.size_bytes for file in missing))
     downloader = Downloader(registry.downloads, registry.blobs, client, retry_delay_s)
-    digests = []
+    digests = {}
     for file in files:
 
         def report_bytes(done_bytes: int, file: RemoteFile = file) -> None:
             report(PullProgress("fetching", file.path, file.identity, done_bytes, file.size_bytes))
 
-        digests.append(downloader.fetch(file, report_bytes))
+        digests[file.name] = downloader.fetch(file, report_bytes)
     report(PullProgress("checking"))
     return digests
 

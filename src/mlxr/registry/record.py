@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from mlxr.core.errors import InvalidRequest
 
 DEFAULT_TAG = "latest"
+_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf", re.ASCII)  # of a split GGUF file
 MAX_NAME_CHARACTERS = 512
 _SHOWN_CHARACTERS = 80
 _OMITTED_HOST, _OMITTED_NAMESPACE = "registry.ollama.ai", "library"  # what Ollama's clients mean by no host
@@ -83,8 +85,9 @@ class ModelFacts:
 
     `format` is "gguf" or "safetensors", `parameters` the number of weights, `quantization` in ggml's words (`Q4_K_M`),
     `embedding_length` the size of a hidden vector, `template` the chat template of the files, "" without one.
-    `capabilities` are of "completion", "tools", "thinking", "embedding". `files` is all that makes up the model, and
-    `sampling` what they recommend, as the `parameters` of a record.
+    `capabilities` are of "completion", "tools", "thinking", "vision", "embedding". `files` is all that makes up the
+    model, with the tower that it sees by; `takes_tower` says that a GGUF model would see by one that fits. `sampling`
+    is what the files recommend, as the `parameters` of a record.
     """
 
     format: str
@@ -98,6 +101,7 @@ class ModelFacts:
     files: tuple[Path, ...]
     license: str = ""
     sampling: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    takes_tower: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,17 @@ class AdapterFacts:
     files: tuple[Path, ...]
 
 
-Inspect = Callable[[Path], ModelFacts]  # raises FormatError, ModelError and the like for what is no model
+class Inspect(Protocol):
+    """Reads the facts of a model, which may have its `tower` in a file that is not named as one beside it.
+
+    Raises FormatError, ModelError and the like for what is no model.
+    """
+
+    def __call__(self, path: Path, tower: Path | None = None, /) -> ModelFacts:
+        """The facts of the file or folder at `path`."""
+        ...
+
+
 InspectAdapter = Callable[[Path, Path], AdapterFacts]  # of an adapter and its base; raises so where they do not fit
 
 
@@ -210,6 +224,14 @@ class ModelRecord:
     def short_name(self) -> str:
         """The name without the tag `latest`."""
         return self.name.removesuffix(":latest")
+
+    @property
+    def tower(self) -> Path | None:
+        """The file of the tower that a GGUF model sees by, None where it has none: what is no part of the model."""
+        if self.format != "gguf" or len(self.files) < 2:
+            return None
+        names = (file.name for file in self.files if file.name != self.path.name and not _PART.fullmatch(file.name))
+        return next((self.path.parent / name for name in names), None)
 
     @property
     def parameter_size(self) -> str:

@@ -122,8 +122,9 @@ class Registry:
         progress: Progress | None = None,
         *,
         replaces: bool = False,
+        tower: Path | None = None,
     ) -> ModelRecord:
-        """Give a model outside the store a name; its files stay where they are.
+        """Give a model outside the store a name; its files stay where they are, and a `tower` that fits is one of them.
 
         They are read once, for their digests; `progress` gets bytes done and in all. A file may be imported again
         under its name, whatever it holds now.
@@ -131,7 +132,7 @@ class Registry:
         model_name = name_for(path) if name is None else ModelName.parse(name, "NAME")
         place = path.expanduser().absolute()
         self.check_free(str(model_name), place, replaces=replaces)
-        return self._put(_apply(self._reference(place, str(model_name), progress), changes), replaces)
+        return self._put(_apply(self._reference(place, str(model_name), progress, tower), changes), replaces)
 
     def add(
         self,
@@ -159,6 +160,10 @@ class Registry:
         )
         record = _make_record(str(model_name), path, facts, stored, is_owned=True)
         return self._put(_apply(replace(record, from_name=from_name), changes), replaces)
+
+    def inspect(self, files: Mapping[str, str]) -> ModelFacts:
+        """What a model of blobs in the store would be (file name to digest). Raises as `add` does."""
+        return self._inspect(self.assemble(files))
 
     def assemble(self, files: Mapping[str, str]) -> Path:
         """The file or folder that blobs make up (file name to digest); raises NotFound for blobs that are not there."""
@@ -260,9 +265,11 @@ class Registry:
         """What the blobs take on disk."""
         return sum(self.blobs.path(digest).stat().st_size for digest, _ in self.blobs.digests())
 
-    def _reference(self, path: Path, name: str, progress: Progress | None = None) -> ModelRecord:
+    def _reference(
+        self, path: Path, name: str, progress: Progress | None = None, tower: Path | None = None
+    ) -> ModelRecord:
         """A record of files outside the store, which are read for their digests; it is in no catalogue yet."""
-        facts = self._inspect(path)
+        facts = self._inspect(path, tower)
         return _apply(_make_record(name, path, facts, hash_files(facts.files, progress), is_owned=False), NO_CHANGES)
 
     def _put(self, record: ModelRecord, replaces: bool) -> ModelRecord:

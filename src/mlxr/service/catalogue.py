@@ -20,12 +20,12 @@ from mlxr.core.work_threads import WorkThreads
 from mlxr.loading import (
     ASSETS,
     NAMED_MODELS,
-    SourceModel,
     find_model,
     find_tower,
     list_files,
     name_quantization,
     open_source,
+    takes_pictures,
 )
 from mlxr.registry import ModelFacts, Registry
 from mlxr.registry.catalogue import BUSY_TIMEOUT_S
@@ -90,10 +90,18 @@ def find_models_folder(settings: Settings) -> Path:
     return platformdirs.user_data_path("mlxr", appauthor=False) / "models"
 
 
-def inspect_model(path: Path) -> ModelFacts:
-    """What the files of a model say about it; raises as `loading.load` does for what could not be loaded."""
+def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
+    """What the files of a model say about it; raises as `loading.load` does for what could not be loaded.
+
+    It may see by a `tower` in a file that is not named as one beside it.
+    """
     source = open_source(find_model(path))
     with source.file:
+        seen_by, _ = find_tower(path, source.file, source.config, "cpu", recorded=tower)
+        beside: tuple[Path, ...] = ()
+        if seen_by is not None:
+            seen_by.close()
+            beside = () if seen_by.beside is None else (seen_by.path,)
         template = source.metadata.get("tokenizer.chat_template")
         license_text = source.metadata.get("general.license")
         template_text = template if isinstance(template, str) else ""
@@ -105,10 +113,11 @@ def inspect_model(path: Path) -> ModelFacts:
             context_tokens=source.config.context_length,
             embedding_length=source.config.hidden,
             template=template_text,
-            capabilities=find_capabilities(template_text, sees=sees(path, source)),
-            files=list_files(source),
+            capabilities=find_capabilities(template_text, sees=seen_by is not None),
+            files=list_files(source) + beside,
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
             sampling=read_file_defaults(source.metadata),
+            takes_tower=path.is_file() and takes_pictures(source.config),
         )
 
 
@@ -116,15 +125,6 @@ def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
     """Read the facts of an adapter for the model at `base`. Raises as the loader does if it is none of that model's."""
     summary = adapters.inspect_adapter(path, base)
     return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
-
-
-def sees(path: Path, source: SourceModel) -> bool:
-    """Whether pictures can be shown to a model on the CPU: it has a tower that fits, of its own or beside it."""
-    tower, _ = find_tower(path, source.file, source.config, "cpu")
-    if tower is None:
-        return False
-    tower.close()
-    return True
 
 
 SHORT_LIST = 16  # entries of a list that is told unasked

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mlxr.conversion import find_lossy, plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
+from mlxr.core.types import is_tower_file
 from mlxr.loading import Progress, open_source
 from mlxr.registry import AdapterRecord, Changes, ModelRecord, Registry
 from mlxr.service.catalogue import find_capabilities, inspect_model
@@ -41,7 +43,8 @@ def create_model(
     registry.check_free(name, replaces=replaces)
     if changes.template is not None:
         template = read_template(changes.template)
-        changes = replace(changes, template=template, capabilities=find_capabilities(template))
+        capabilities = find_capabilities(template, sees=_sees(registry, source))
+        changes = replace(changes, template=template, capabilities=capabilities)
     elif renderer is not None and not _has_template(registry, source):
         raise InvalidRequest("RENDERER", f"{renderer[:80]!r} is a part of Ollama, and the model has no template to use")
     if adapter is not None:
@@ -57,6 +60,13 @@ def create_model(
     if isinstance(source, ModelRecord):
         return registry.derive(name, source, changes, replaces=replaces)
     return registry.add(name, source, changes, replaces=replaces)
+
+
+def _sees(registry: Registry, source: ModelRecord | Mapping[str, str]) -> bool:
+    if isinstance(source, ModelRecord):
+        return "vision" in source.capabilities or source.tower is not None
+    facts = registry.inspect(source)
+    return "vision" in facts.capabilities or any(is_tower_file(path.name) for path in facts.files)
 
 
 def _has_template(registry: Registry, source: ModelRecord | Mapping[str, str]) -> bool:
@@ -75,16 +85,26 @@ def _create_quantized(
     replaces: bool,
 ) -> ModelRecord:
     path = source.path if isinstance(source, ModelRecord) else registry.assemble(source)
-    digest = registry.make_blob(lambda out: _quantize(path, out, type_name, progress))
-    files = {"model.gguf": digest}
+    files = {"model.gguf": registry.make_blob(lambda out: _quantize(path, out, type_name, progress))}
+    tower = _find_tower(registry, source)
     try:
+        if tower is not None:
+            files["mmproj.gguf"] = registry.make_blob(lambda out: shutil.copyfile(tower, out))
         if not isinstance(source, ModelRecord):
             return registry.add(name, files, changes, replaces=replaces)
         inherited = _inherit(source, changes)
         return registry.add(name, files, inherited, from_name=source.short_name, replaces=replaces)
     except MlxrError:
-        registry.discard([digest])
+        registry.discard(list(files.values()))
         raise
+
+
+def _find_tower(registry: Registry, source: ModelRecord | Mapping[str, str]) -> Path | None:
+    """The file of the tower that the new model sees by, too."""
+    if isinstance(source, ModelRecord):
+        return source.tower
+    towers = [registry.blobs.find(digest) for name, digest in source.items() if is_tower_file(name)]
+    return next(iter(towers), None)
 
 
 def _quantize(path: Path, out: Path, type_name: str, progress: Progress | None) -> None:
@@ -104,11 +124,12 @@ def _quantize(path: Path, out: Path, type_name: str, progress: Progress | None) 
 
 def _inherit(source: ModelRecord, changes: Changes) -> Changes:
     """The changes, and for what they leave open that which was set on the model they are made to."""
+    capabilities = source.capabilities if changes.capabilities is None else changes.capabilities
     return Changes(
         template=source.template if changes.template is None else changes.template,
         system=source.system if changes.system is None else changes.system,
         parameters={**source.parameters, **(changes.parameters or {})},
         messages=source.messages if changes.messages is None else changes.messages,
         license=source.license if changes.license is None else changes.license,
-        capabilities=source.capabilities if changes.capabilities is None else changes.capabilities,
+        capabilities=capabilities if source.tower else capabilities - {"vision"},  # a folder's tower is not written
     )

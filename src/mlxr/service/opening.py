@@ -141,7 +141,7 @@ def open_files(
 ) -> LoadedModel:
     """`open_record` with the chat template of the files."""
     source = find_source(settings) or record.template
-    loaded = _load(record.path, settings, progress, needs_chat_template and source is None)
+    loaded = _load(record.path, settings, progress, needs_chat_template and source is None, record.tower)
     loaded = replace(loaded, name=record.short_name)
     return add_draft(loaded, settings) if needs_draft else loaded
 
@@ -229,11 +229,15 @@ def find_draft_path(path: Path, settings: Settings) -> Path | None:
 
 
 def _load(
-    path_or_name: str | Path, settings: Settings, progress: Progress | None, needs_chat_template: bool
+    path_or_name: str | Path,
+    settings: Settings,
+    progress: Progress | None,
+    needs_chat_template: bool,
+    tower: Path | None = None,
 ) -> LoadedModel:
     group = None if settings.gpus == 1 else start_group(find_model(path_or_name), find_device(settings), settings)
     try:
-        loaded = _load_on(path_or_name, settings, progress, needs_chat_template, group)
+        loaded = _load_on(path_or_name, settings, progress, needs_chat_template, group, tower)
         if group is not None:
             with closing_on_failure(loaded):
                 group.wait_ready()
@@ -250,6 +254,7 @@ def _load_on(
     progress: Progress | None,
     needs_chat_template: bool,
     group: RankGroup | None,
+    tower: Path | None,
 ) -> LoadedModel:
     return load(
         path_or_name,
@@ -262,6 +267,7 @@ def _load_on(
         progress=progress,
         ctx=None if group is None else group.ctx,
         mmproj=settings.mmproj,
+        tower=tower,
     )
 
 

@@ -100,6 +100,7 @@ class LoadedModel(ReplyModel):
     cache_in_use_bytes: int
     cache_max_bytes: int
     shared_with: list[str]
+    capabilities: list[str]
 
 
 class Processes(ReplyModel):
@@ -249,6 +250,7 @@ def _describe_loaded(model: RunningModel) -> LoadedModel:
         cache_in_use_bytes=cache.in_use_bytes,
         cache_max_bytes=cache.max_bytes,
         shared_with=list(model.shared_with),
+        capabilities=sorted(model.session.capabilities - {"embedding"}),
     )
 
 
