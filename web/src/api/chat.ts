@@ -4,12 +4,14 @@ import { readEvents } from "./sse";
 /** A message as `/v1/chat/completions` reads it. */
 export interface WireMessage {
   role: "system" | "user" | "assistant" | "tool";
-  content: string;
+  content: string | WirePart[];
   reasoning_content?: string;
   tool_calls?: WireCall[];
   tool_call_id?: string;
   name?: string;
 }
+
+export type WirePart = { type: "text"; text: string } | { type: "image_url"; image_url: { url: string } };
 
 export interface WireCall {
   id: string;

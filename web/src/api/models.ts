@@ -6,6 +6,10 @@ export interface Model {
   id: string;
   created: number;
   owned_by: string;
+  /** The model that an adapter is for. */
+  parent: string | null;
+  /** Of adapters null: what their model can do. */
+  capabilities: string[] | null;
 }
 
 /** Whether a model is one of those that come with mlxr, which know little. */
@@ -16,6 +20,14 @@ export function isDemo(id: string): boolean {
 /** What a person reads for a model: the demo says what it is good for. */
 export function nameModel(id: string): string {
   return id === "demo" ? "Demo: Python library only" : id;
+}
+
+/** Whether a model sees pictures; null while that is not known. */
+export function findSight(models: readonly Model[] | undefined, name: string): boolean | null {
+  const named = (wanted: string) => models?.find(({ id }) => id === wanted || id === wanted.replace(/:latest$/, ""));
+  const model = named(name);
+  const capabilities = model?.capabilities ?? named(model?.parent ?? "")?.capabilities;
+  return capabilities?.includes("vision") ?? null;
 }
 
 /** The models on this machine, by name. */

@@ -15,8 +15,9 @@ import { ConversationList } from "./ConversationList";
 import { conversations, openLibrary, storageProblem } from "./library";
 import { SettingsPanel } from "./SettingsPanel";
 import { Thread } from "./Thread";
-import type { Attachment, Conversation } from "./types";
+import { type Attached, type Conversation, NOTHING_ATTACHED } from "./types";
 import { useDroppedFiles } from "./useDroppedFiles";
+import { useSight } from "./useSight";
 import { useConversation, useThread } from "./useThread";
 import { Welcome } from "./Welcome";
 
@@ -94,9 +95,10 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
   const problem = useStore(storageProblem);
   const { id } = conversation;
   const path = thread?.path ?? [];
-  const { dropped, isOver, handlers, takeFiles, removeFile, clear, refused } = useDroppedFiles();
-  const send = (text: string, files: Attachment[]) => {
-    sendMessage(id, thread?.tree.leaf ?? null, text, files);
+  const sight = useSight(conversation, path);
+  const { dropped, isReading, isOver, handlers, takeFiles, remove, clear, refused } = useDroppedFiles(sight);
+  const send = (text: string, attached: Attached) => {
+    sendMessage(id, thread?.tree.leaf ?? null, text, attached);
     clear();
     go("chat", id);
   };
@@ -117,20 +119,26 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
           </div>
         )}
         {thread && path.length === 0 ? (
-          <Welcome model={conversation.settings.model} onAsk={(text) => send(text, [])} />
+          <Welcome model={conversation.settings.model} onAsk={(text) => send(text, NOTHING_ATTACHED)} />
         ) : (
           thread && <Thread tree={thread.tree} path={path} conversation={conversation} />
         )}
         <Composer
           conversation={conversation}
           path={path}
-          files={dropped}
+          attached={dropped}
+          isReading={isReading}
+          sees={sight.blind === null}
           refused={refused}
           onFiles={takeFiles}
-          onRemoveFile={removeFile}
+          onRemove={remove}
           onSend={send}
         />
-        {isOver && <p className={styles.drop}>Drop text files to add them to the message</p>}
+        {isOver && (
+          <p className={styles.drop}>
+            Drop {sight.blind === null ? "pictures or text files" : "text files"} to add them to the message
+          </p>
+        )}
       </section>
       <Drawer
         title="Settings of this conversation"

@@ -7,7 +7,7 @@ import { CodeBlock } from "../ui/CodeBlock";
 import { Dialog } from "../ui/Dialog";
 import { Notice } from "../ui/Notice";
 import styles from "./CodeDialog.module.css";
-import { LANGUAGES, type Language, writeCode } from "./code";
+import { cutPictures, LANGUAGES, type Language, writeCode } from "./code";
 import type { Conversation } from "./types";
 import { useThread } from "./useThread";
 import { writeRequest } from "./wire";
@@ -45,7 +45,14 @@ export default function CodeDialog({ conversation, onClose }: { conversation: Co
 
 function Code({ write, language }: { write: () => string; language: Language }) {
   try {
-    return <CodeBlock code={write()} language={language === "curl" ? "bash" : language} />;
+    const code = write();
+    const shown = cutPictures(code);
+    return (
+      <>
+        {shown !== code && <p>Pictures are shown by their beginnings; Copy and Download give them whole.</p>}
+        <CodeBlock code={code} shown={shown} language={language === "curl" ? "bash" : language} />
+      </>
+    );
   } catch (error) {
     return <Notice kind="error">{error instanceof Error ? error.message : String(error)}</Notice>;
   }

@@ -1,5 +1,5 @@
 import { ArrowUp, Paperclip, Square, X } from "lucide-react";
-import { type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { type ClipboardEvent, type KeyboardEvent, useEffect, useRef, useState } from "react";
 import { runCommand, useCommand } from "../lib/commands";
 import { formatBytes } from "../lib/format";
 import { Button, IconButton } from "../ui/Button";
@@ -7,17 +7,22 @@ import { Notice } from "../ui/Notice";
 import styles from "./Composer.module.css";
 import { keepDraft, readDraft } from "./drafts";
 import { LengthHint } from "./LengthHint";
-import type { Attachment, Conversation, Message } from "./types";
+import { Pictures } from "./Pictures";
+import type { Attached, Attachment, Conversation, Message } from "./types";
 import { useRunOf } from "./useThread";
 
 interface Props {
   conversation: Conversation;
   path: readonly Message[];
-  files: Attachment[];
+  attached: Attached;
+  /** Whether there is more to come. */
+  isReading: boolean;
   refused: readonly string[];
+  /** Whether pictures can be added. */
+  sees: boolean;
   onFiles: (files: Iterable<File>) => void;
-  onRemoveFile: (index: number) => void;
-  onSend: (text: string, files: Attachment[]) => void;
+  onRemove: (kind: keyof Attached, index: number) => void;
+  onSend: (text: string, attached: Attached) => void;
 }
 
 /** Whether the keyboard is one on a screen, whose Enter begins a line. */
@@ -26,12 +31,13 @@ function isTouch(): boolean {
 }
 
 /** Where the next message is written. Enter sends it, with Shift it begins a line. */
-export function Composer({ conversation, path, files, refused, onFiles, onRemoveFile, onSend }: Props) {
+export function Composer({ conversation, path, attached, isReading, refused, sees, onFiles, onRemove, onSend }: Props) {
   const place = path.length === 0 ? "new" : conversation.id;
   const [text, setText] = useState(() => readDraft(place));
   const area = useRef<HTMLTextAreaElement>(null);
   const run = useRunOf(path);
-  const canSend = !run && (text.trim() !== "" || files.length > 0);
+  const canSend =
+    !run && !isReading && (text.trim() !== "" || attached.files.length > 0 || attached.pictures.length > 0);
   const latest = useRef(text);
   const type = (typed: string) => {
     latest.current = typed;
@@ -55,7 +61,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
   useCommand("write", () => area.current?.focus());
   const send = () => {
     if (!canSend) return;
-    onSend(text, files);
+    onSend(text, attached);
     type("");
     keepDraft(place, "");
     area.current?.focus();
@@ -67,6 +73,13 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
     event.preventDefault();
     send();
   };
+  const paste = (event: ClipboardEvent) => {
+    const { files, types } = event.clipboardData;
+    // What was copied from a table or a page is text first, and comes as a picture, too.
+    if (files.length === 0 || types.includes("text/plain")) return;
+    event.preventDefault();
+    onFiles([...files]);
+  };
   return (
     <div className={styles.place}>
       <div className={styles.composer}>
@@ -75,7 +88,8 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
             {reason}
           </Notice>
         ))}
-        <FileChips files={files} onRemove={onRemoveFile} />
+        <Pictures pictures={attached.pictures} onRemove={(index) => onRemove("pictures", index)} />
+        <FileChips files={attached.files} onRemove={(index) => onRemove("files", index)} />
         <textarea
           ref={area}
           rows={1}
@@ -85,10 +99,11 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
           value={text}
           onChange={(event) => type(event.target.value)}
           onKeyDown={press}
+          onPaste={paste}
         />
         <div className={styles.row}>
-          <AttachButton onFiles={onFiles} />
-          <LengthHint conversation={conversation} path={path} text={text} files={files} />
+          <AttachButton label={sees ? "Add pictures or text files" : "Add text files"} onFiles={onFiles} />
+          <LengthHint conversation={conversation} path={path} text={text} attached={attached} />
           {run ? (
             <Button kind="primary" className={styles.send ?? ""} onClick={run.stop} aria-label="Stop the answer">
               <Square fill="currentColor" />
@@ -104,7 +119,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
   );
 }
 
-function AttachButton({ onFiles }: { onFiles: (files: Iterable<File>) => void }) {
+function AttachButton({ label, onFiles }: { label: string; onFiles: (files: Iterable<File>) => void }) {
   const input = useRef<HTMLInputElement>(null);
   return (
     <>
@@ -118,7 +133,7 @@ function AttachButton({ onFiles }: { onFiles: (files: Iterable<File>) => void })
           event.target.value = "";
         }}
       />
-      <IconButton label="Add text files" onClick={() => input.current?.click()}>
+      <IconButton label={label} onClick={() => input.current?.click()}>
         <Paperclip />
       </IconButton>
     </>

@@ -4,7 +4,7 @@ import { countTokens } from "../api/chat";
 import { formatCount } from "../lib/format";
 import { explain } from "./explain";
 import styles from "./LengthHint.module.css";
-import type { Attachment, Conversation, Message, UserMessage } from "./types";
+import type { Attached, Conversation, Message, UserMessage } from "./types";
 import { useContextLength } from "./useContextLength";
 import { writeRequest } from "./wire";
 
@@ -15,19 +15,28 @@ interface Props {
   conversation: Conversation;
   path: readonly Message[];
   text: string;
-  files: Attachment[];
+  attached: Attached;
 }
 
 /** How many tokens a long message makes with what came before, and whether the context takes them. */
-export function LengthHint({ conversation, path, text, files }: Props) {
+export function LengthHint({ conversation, path, text, attached }: Props) {
+  const { files, pictures } = attached;
   const rested = useRested(useDeferredValue(text));
   const length = rested.length + files.reduce((sum, file) => sum + file.text.length, 0);
   const last = path.findLast((message) => message.role === "assistant");
   const context = useContextLength(conversation.settings.model || (last?.model ?? ""));
   const count = useQuery({
-    queryKey: ["tokens", conversation.id, conversation.settings, path.at(-1)?.id, rested, files],
+    queryKey: [
+      "tokens",
+      conversation.id,
+      conversation.settings,
+      path.at(-1)?.id,
+      rested,
+      files,
+      pictures.map(({ url }) => url.length),
+    ],
     queryFn: ({ signal }) => {
-      const next: UserMessage = { ...NEXT, content: rested, files };
+      const next: UserMessage = { ...NEXT, content: rested, files, pictures };
       return countTokens(writeRequest([...path, next], conversation.settings, 0, false), signal);
     },
     enabled: length > SHORT,

@@ -139,5 +139,6 @@ function Announcement({ path }: { path: readonly Message[] }) {
 
 function estimate(message: Message | undefined): number {
   if (!message) return 100;
-  return 70 + Math.min(2_000, Math.ceil(message.content.length / 85) * 24);
+  const pictures = message.role === "user" && message.pictures?.length ? 200 : 0;
+  return 70 + pictures + Math.min(2_000, Math.ceil(message.content.length / 85) * 24);
 }

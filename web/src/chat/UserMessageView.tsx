@@ -8,6 +8,7 @@ import { FileChips } from "./Composer";
 import { EditBox } from "./EditBox";
 import { editing as editWanted } from "./editing";
 import { MessageActions } from "./MessageActions";
+import { Pictures } from "./Pictures";
 import type { Tree } from "./tree";
 import type { UserMessage } from "./types";
 import styles from "./UserMessageView.module.css";
@@ -40,6 +41,7 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
   return (
     <article className={styles.message} aria-label="You">
       <div className={styles.bubble}>
+        <Pictures pictures={message.pictures ?? []} />
         <FileChips files={message.files ?? []} />
         {message.content && (
           <p className={styles.text} dir="auto">

@@ -43,7 +43,7 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
       {name && <p>{nameModel(name)} answers.</p>}
       <p>
         The model runs where this page comes from. Conversations stay in this browser. Text files can be dropped here,
-        and <kbd>?</kbd> shows the keyboard shortcuts.
+        pictures too where the model sees, and <kbd>?</kbd> shows the keyboard shortcuts.
       </p>
       {models.error && <Problem error={models.error} />}
       <ul className={styles.questions} aria-label="Questions to begin with">

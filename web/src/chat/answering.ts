@@ -9,7 +9,14 @@ import { leave } from "./left";
 import { addMessage, changeMessage, changeSettings, findConversation, keepMessage, loadTree } from "./library";
 import { answerCalls } from "./tools";
 import { listPath } from "./tree";
-import type { AssistantMessage, Attachment, Message, Token, ToolMessage } from "./types";
+import {
+  type AssistantMessage,
+  type Attached,
+  type Message,
+  NOTHING_ATTACHED,
+  type Token,
+  type ToolMessage,
+} from "./types";
 import { writeRequest, writeTextRequest } from "./wire";
 
 /** An answer that grows in this tab. */
@@ -32,8 +39,18 @@ const LEAVING_MS = 200;
 const MOST_ROUNDS = 10;
 
 /** Send a message of the person behind `parent`, and have it answered. */
-export function sendMessage(id: string, parent: string | null, content: string, files: Attachment[] = []): void {
-  const message: Message = { ...makeCommon(id, parent, content), role: "user", ...(files.length > 0 && { files }) };
+export function sendMessage(
+  id: string,
+  parent: string | null,
+  content: string,
+  { files, pictures }: Attached = NOTHING_ATTACHED,
+): void {
+  const message: Message = {
+    ...makeCommon(id, parent, content),
+    role: "user",
+    ...(files.length > 0 && { files }),
+    ...(pictures.length > 0 && { pictures }),
+  };
   addMessage(message);
   void answer(id, message.id);
 }
@@ -69,7 +86,7 @@ export function branchAnswer(from: AssistantMessage, content: string, tokens?: r
 
 /** A version of the person's message with another text, and an answer to it. */
 export function branchMessage(from: Message & { role: "user" }, content: string): void {
-  sendMessage(from.conversation, from.parent, content, from.files ?? []);
+  sendMessage(from.conversation, from.parent, content, { files: from.files ?? [], pictures: from.pictures ?? [] });
 }
 
 /** Give the results of an answer's calls, in their order, and have the model go on. */

@@ -11,8 +11,18 @@ export function writeCode(language: Language, body: ChatBody, origin: string, ne
 
 function writeCurl(body: ChatBody, origin: string, needsKey: boolean): string {
   const key = needsKey ? ' \\\n  -H "Authorization: Bearer $MLXR_API_KEY"' : "";
-  const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl ${origin}/v1/chat/completions \\\n  -H "Content-Type: application/json"${key} \\\n  -d '${json}'`;
+  const json = JSON.stringify(body, null, 2);
+  const start = `curl ${origin}/v1/chat/completions \\\n  -H "Content-Type: application/json"${key} \\\n`;
+  // A system bounds the arguments of a program, and pictures are longer.
+  if (json.length > MOST_ARGUMENT) return `${start}  -d @- <<'END'\n${json}\nEND`;
+  return `${start}  -d '${json.replaceAll("'", "'\\''")}'`;
+}
+
+const MOST_ARGUMENT = 60_000;
+
+/** A program as it is shown, its pictures cut to their beginnings. */
+export function cutPictures(code: string): string {
+  return code.replace(/(data:image\/\w+;base64,[\w+/]{40})[\w+/=]+/g, "$1…");
 }
 
 /** Fields that OpenAI's client has no parameters for. */

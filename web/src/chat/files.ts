@@ -1,32 +1,46 @@
 import { formatBytes } from "../lib/format";
-import type { Attachment } from "./types";
+import { isPicture, MOST_PICTURES, readPicture } from "./pictures";
+import type { Attached } from "./types";
 
 const MOST_BYTES = 1024 ** 2;
 
-/** The texts of files, and a sentence for each file that is none. */
-export async function readFiles(files: Iterable<File>): Promise<{ read: Attachment[]; refused: string[] }> {
-  const read: Attachment[] = [];
-  const refused: string[] = [];
-  for (const file of files) {
-    const text = await readText(file);
-    if (typeof text === "string") read.push({ name: file.name, text });
-    else refused.push(text.reason);
-  }
-  return { read, refused };
+/** What the model of a conversation can be shown. */
+export interface Sight {
+  /** Why it takes no pictures, in words; null where it does. */
+  blind: string | null;
+  /** How many more pictures the conversation takes. */
+  room: number;
 }
 
-async function readText(file: File): Promise<string | { reason: string }> {
+/** The texts and pictures of files, and a sentence for each file that is none. */
+export async function readFiles(files: Iterable<File>, sight: Sight): Promise<{ read: Attached; refused: string[] }> {
+  const read: Attached = { files: [], pictures: [] };
+  const refused: string[] = [];
+  for (const file of files) {
+    try {
+      if (!isPicture(file)) read.files.push({ name: file.name, text: await readText(file) });
+      else if (sight.blind !== null) refused.push(sight.blind);
+      else if (read.pictures.length < sight.room) read.pictures.push(await readPicture(file));
+      else refused.push(`A conversation takes ${MOST_PICTURES} pictures. Remove one or start a new chat.`);
+    } catch (error) {
+      refused.push(error instanceof Error ? error.message : String(error));
+    }
+  }
+  return { read, refused: [...new Set(refused)] };
+}
+
+async function readText(file: File): Promise<string> {
   if (file.size > MOST_BYTES)
-    return {
-      reason: `“${file.name}” has ${formatBytes(file.size)}; a message takes files up to ${formatBytes(MOST_BYTES)}.`,
-    };
+    throw new Error(
+      `“${file.name}” has ${formatBytes(file.size)}; a message takes files up to ${formatBytes(MOST_BYTES)}.`,
+    );
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return text;
   } catch {
     // Not UTF-8, or a folder.
   }
-  return { reason: `“${file.name}” is no text file. A model here reads text only.` };
+  throw new Error(`“${file.name}” is no text file and no picture.`);
 }
 
 /** A conversation's title as the name of a file. */

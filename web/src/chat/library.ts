@@ -209,7 +209,10 @@ function moveTo(id: string, tree: Tree): void {
 
 function titled(conversation: Conversation, message: Message): Conversation {
   if (conversation.named || message.role !== "user" || message.parent !== null) return conversation;
-  const title = (message.content || message.files?.[0]?.name || "").trim().replace(/\s+/g, " ").slice(0, 80);
+  const title = (message.content || message.files?.[0]?.name || message.pictures?.[0]?.name || "")
+    .trim()
+    .replace(/\s+/g, " ")
+    .slice(0, 80);
   return title ? { ...conversation, title } : conversation;
 }
 

@@ -3,6 +3,7 @@ import { NUMBERS, readNumber, readSchema, readSettings, readTools, writeSettings
 import { DEFAULT_SETTINGS, type Message } from "./types";
 import { writeRequest } from "./wire";
 
+const PICTURE = { name: "a.png", url: "data:image/png;base64,AAAA", width: 2, height: 1 };
 const TOOL = { type: "function", function: { name: "look", parameters: { type: "object" } } };
 
 describe("what a person types", () => {
@@ -68,7 +69,7 @@ describe("a request", () => {
   it("tells the conversation with files, calls and results", () => {
     const common = { conversation: "c", created: 0, parent: null };
     const path: Message[] = [
-      { ...common, id: "1", role: "user", content: "Look", files: [{ name: "a.py", text: "x" }] },
+      { ...common, id: "1", role: "user", content: "Look", files: [{ name: "a.py", text: "x" }], pictures: [PICTURE] },
       {
         ...common,
         id: "2",
@@ -83,7 +84,13 @@ describe("a request", () => {
     ];
     expect(writeRequest(path, { ...DEFAULT_SETTINGS, system: "Be brief." }, 1, false).messages).toEqual([
       { role: "system", content: "Be brief." },
-      { role: "user", content: "a.py:\n```py\nx\n```\n\nLook" },
+      {
+        role: "user",
+        content: [
+          { type: "image_url", image_url: { url: PICTURE.url } },
+          { type: "text", text: "a.py:\n```py\nx\n```\n\nLook" },
+        ],
+      },
       {
         role: "assistant",
         content: "",
@@ -92,6 +99,14 @@ describe("a request", () => {
       },
       { role: "tool", content: "seen", tool_call_id: "call_1", name: "look" },
     ]);
+  });
+
+  it("has no text where there is only a picture", () => {
+    const message: Message = { id: "1", conversation: "c", created: 0, parent: null, role: "user", content: "" };
+    expect(writeRequest([{ ...message, pictures: [PICTURE] }], DEFAULT_SETTINGS, 1, false).messages).toEqual([
+      { role: "user", content: [{ type: "image_url", image_url: { url: PICTURE.url } }] },
+    ]);
+    expect(writeRequest([{ ...message, pictures: [] }], DEFAULT_SETTINGS, 1, false).messages[0]?.content).toBe("");
   });
 
   it("that continues an answer asks for no schema and no call", () => {

@@ -12,6 +12,8 @@ type Stores = {
 };
 
 const ORPHAN_MS = 60_000;
+/** Messages may have pictures, and a search has so many in memory. */
+const READ_AT_ONCE = 100;
 
 let opened: Promise<IDBPDatabase<Schema>> | null = null;
 
@@ -111,10 +113,10 @@ export async function searchMessages(text: string, signal: AbortSignal): Promise
   const store = (await database()).transaction("messages").store;
   let last: string | undefined;
   while (!signal.aborted) {
-    const some = await store.getAll(last === undefined ? null : IDBKeyRange.lowerBound(last, true), 500);
+    const some = await store.getAll(last === undefined ? null : IDBKeyRange.lowerBound(last, true), READ_AT_ONCE);
     for (const { conversation, content } of some) if (content.toLowerCase().includes(wanted)) found.add(conversation);
     last = some.at(-1)?.id;
-    if (some.length < 500) break;
+    if (some.length < READ_AT_ONCE) break;
   }
   return found;
 }

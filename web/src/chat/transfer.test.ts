@@ -14,6 +14,8 @@ const SETTINGS: Settings = {
   showTokens: true,
 };
 
+const PICTURE = { name: "a.png", url: "data:image/png;base64,AAAA", width: 2, height: 1 };
+
 function conversation(settings: Settings, leaf: string | null): Conversation {
   return { id: "c", title: "Title", named: true, created: 1, updated: 2, settings, leaf };
 }
@@ -24,7 +26,8 @@ function randomMessages(random: () => number): Message[] {
     const parent = messages[Math.floor(random() * messages.length)]?.id ?? null;
     const common = { id: `m${index}`, conversation: "c", parent, created: index, content: `Text ${random()} \`\`\`` };
     const dice = random();
-    if (dice < 0.4) messages.push({ ...common, role: "user", files: [{ name: "a.py", text: "x = 1" }] });
+    if (dice < 0.4)
+      messages.push({ ...common, role: "user", files: [{ name: "a.py", text: "x = 1" }], pictures: [PICTURE] });
     else if (dice < 0.5) messages.push({ ...common, role: "tool", callId: "call_1", name: "look" });
     else
       messages.push({
@@ -82,6 +85,14 @@ describe("import", () => {
     expect(again?.conversation.settings.toolUrls).toEqual({});
   });
 
+  it("takes no picture that would be fetched, or that is a document", () => {
+    const urls = ["http://evil.example/a.png", "data:image/svg+xml;base64,AAAA", "data:text/html,x", PICTURE.url];
+    const common = { id: "m", conversation: "c", parent: null, created: 0, content: "", role: "user" as const };
+    const messages = [{ ...common, pictures: urls.map((url) => ({ ...PICTURE, url })) }];
+    const [again] = importJson(exportJson([{ conversation: conversation(SETTINGS, "m"), messages }]));
+    expect(again?.messages[0]).toMatchObject({ pictures: [PICTURE] });
+  });
+
   it("says what is wrong with a file", () => {
     expect(() => importJson("{")).toThrow("is not JSON");
     expect(() => importJson("[]")).toThrow("no conversations");
@@ -103,12 +114,20 @@ describe("import", () => {
 it("writes the shown branch as Markdown", () => {
   const common = { conversation: "c", created: 0 };
   const messages: Message[] = [
-    { ...common, id: "q", parent: null, role: "user", content: "Why?", files: [{ name: "a.md", text: "```\nx\n```" }] },
+    {
+      ...common,
+      id: "q",
+      parent: null,
+      role: "user",
+      content: "Why?",
+      files: [{ name: "a.md", text: "```\nx\n```" }],
+      pictures: [PICTURE],
+    },
     { ...common, id: "a1", parent: "q", role: "assistant", status: "done", model: "demo", content: "Other" },
     { ...common, id: "a2", parent: "q", role: "assistant", status: "done", model: "demo", content: "Because." },
   ];
   expect(exportMarkdown({ conversation: conversation(SETTINGS, "a2"), messages })).toBe(
-    "# Title\n\n> Be brief.\n> Always.\n\n## You\n\nWhy?\n\n**a.md**\n\n````\n```\nx\n```\n````\n\n## demo\n\nBecause.\n",
+    "# Title\n\n> Be brief.\n> Always.\n\n## You\n\n**a.png** (a picture)\n\nWhy?\n\n**a.md**\n\n````\n```\nx\n```\n````\n\n## demo\n\nBecause.\n",
   );
   expect(fence("plain", "py")).toBe("```py\nplain\n```");
 });

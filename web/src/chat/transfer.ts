@@ -1,7 +1,18 @@
 import { makeId } from "../lib/id";
+import { isPictureUrl } from "./pictures";
 import { isObject, readSettings } from "./settings";
 import { listPath, makeTree } from "./tree";
-import type { AssistantMessage, Attachment, Candidate, Conversation, Message, Stats, Token, ToolCall } from "./types";
+import type {
+  AssistantMessage,
+  Attachment,
+  Candidate,
+  Conversation,
+  Message,
+  Picture,
+  Stats,
+  Token,
+  ToolCall,
+} from "./types";
 
 /** A conversation with all its messages. */
 export interface Whole {
@@ -44,7 +55,8 @@ function writeMessage(message: Message): string[] {
   if (message.role === "tool") return [`## Result of ${message.name}`, fence(message.content, "")];
   if (message.role === "user") {
     const files = message.files?.flatMap((file) => [`**${file.name}**`, fence(file.text, "")]) ?? [];
-    return ["## You", message.content, ...files].filter(Boolean);
+    const pictures = message.pictures?.map((picture) => `**${picture.name}** (a picture)`) ?? [];
+    return ["## You", ...pictures, message.content, ...files].filter(Boolean);
   }
   const thought = message.reasoning ? [`> ${message.reasoning.replaceAll("\n", "\n> ")}`] : [];
   const calls = message.calls?.flatMap((call) => [`Calls **${call.name}**:`, fence(call.arguments, "json")]) ?? [];
@@ -90,7 +102,8 @@ function readMessage(given: unknown, conversation: string, ids: Map<unknown, str
   const common = { id, conversation, parent, created: numberOr(given.created, 0), content: given.content };
   if (given.role === "user") {
     const files = listOf(given.files, readFile);
-    return { ...common, role: "user", ...(files && { files }) };
+    const pictures = listOf(given.pictures, readPicture)?.filter(({ url }) => isPictureUrl(url));
+    return { ...common, role: "user", ...(files && { files }), ...(pictures?.length && { pictures }) };
   }
   if (given.role === "tool")
     return { ...common, role: "tool", callId: textOr(given.callId, ""), name: textOr(given.name, "tool") };
@@ -121,6 +134,16 @@ function readAnswer(given: Record<string, unknown>): AnswerFields {
 
 function readFile(given: Record<string, unknown>): Attachment {
   return { name: textOr(given.name, "file"), text: textOr(given.text, "") };
+}
+
+function readPicture(given: Record<string, unknown>): Picture {
+  const { name, url, width, height } = given;
+  return {
+    name: textOr(name, "picture"),
+    url: textOr(url, ""),
+    width: numberOr(width, 0),
+    height: numberOr(height, 0),
+  };
 }
 
 function readCall(given: Record<string, unknown>): ToolCall {

@@ -39,6 +39,22 @@ export interface Attachment {
   text: string;
 }
 
+/** A picture of a message. The `url` is a data: address, as it is sent; sizes are those of its pixels. */
+export interface Picture {
+  name: string;
+  url: string;
+  width: number;
+  height: number;
+}
+
+/** What goes with a message that is being written. */
+export interface Attached {
+  files: Attachment[];
+  pictures: Picture[];
+}
+
+export const NOTHING_ATTACHED: Attached = { files: [], pictures: [] };
+
 interface Common {
   id: string;
   conversation: string;
@@ -51,6 +67,7 @@ interface Common {
 export interface UserMessage extends Common {
   role: "user";
   files?: Attachment[];
+  pictures?: Picture[];
 }
 
 export interface ToolMessage extends Common {

@@ -1,21 +1,35 @@
 import { type DragEvent, useRef, useState } from "react";
-import { readFiles } from "./files";
-import type { Attachment } from "./types";
+import { readFiles, type Sight } from "./files";
+import { type Attached, NOTHING_ATTACHED } from "./types";
 
-/** The text files that the person put into the message being written, by dropping or choosing them. */
-export function useDroppedFiles() {
-  const [dropped, setDropped] = useState<Attachment[]>([]);
-  const [refused, setRefused] = useState<string[]>([]);
+/** Why files were not taken; `blind` is what was said of the model. */
+const NONE_REFUSED: { reasons: string[]; blind: string | null } = { reasons: [], blind: null };
+
+/** The files that the person put into the message being written, by dropping, choosing or pasting them. */
+export function useDroppedFiles(sight: Sight) {
+  const [dropped, setDropped] = useState<Attached>(NOTHING_ATTACHED);
+  const [refused, setRefused] = useState(NONE_REFUSED);
+  const [reading, setReading] = useState(0);
   const [isOver, setIsOver] = useState(false);
   const depth = useRef(0);
   const takeFiles = async (files: Iterable<File>) => {
-    const result = await readFiles(files);
-    setDropped((before) => [...before, ...result.read]);
-    setRefused(result.refused);
+    setReading((count) => count + 1);
+    const result = await readFiles(files, { ...sight, room: sight.room - dropped.pictures.length });
+    setDropped(({ files, pictures }) => ({
+      files: [...files, ...result.read.files],
+      pictures: [...pictures, ...result.read.pictures],
+    }));
+    setRefused({ reasons: result.refused, blind: sight.blind });
+    setReading((count) => count - 1);
   };
   const enter = (change: number) => {
     depth.current = Math.max(0, depth.current + change);
     setIsOver(depth.current > 0);
+  };
+  /** Another model may have been chosen since: it may see, or not see what was added for the one before. */
+  const listReasons = (): string[] => {
+    const reasons = refused.reasons.filter((reason) => reason !== refused.blind || reason === sight.blind);
+    return sight.blind === null || dropped.pictures.length === 0 ? reasons : [...new Set([...reasons, sight.blind])];
   };
   const handlers = {
     onDragEnter: (event: DragEvent) => hasFiles(event) && enter(1),
@@ -31,14 +45,17 @@ export function useDroppedFiles() {
   };
   return {
     dropped,
-    refused,
+    refused: listReasons(),
+    /** Some are not read yet, so a message that is sent now would go without them. */
+    isReading: reading > 0,
     isOver,
     handlers,
     takeFiles,
-    removeFile: (index: number) => setDropped((before) => before.filter((_, at) => at !== index)),
+    remove: (kind: keyof Attached, index: number) =>
+      setDropped((before) => ({ ...before, [kind]: before[kind].filter((_, at) => at !== index) })),
     clear: () => {
-      setDropped([]);
-      setRefused([]);
+      setDropped(NOTHING_ATTACHED);
+      setRefused(NONE_REFUSED);
     },
   };
 }

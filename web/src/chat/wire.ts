@@ -1,4 +1,4 @@
-import type { ChatBody, WireMessage } from "../api/chat";
+import type { ChatBody, WireMessage, WirePart } from "../api/chat";
 import type { Sampling } from "../api/sampling";
 import { writeSettings } from "./settings";
 import { fence } from "./transfer";
@@ -43,7 +43,7 @@ export function writeTextRequest(
 const TEXT_TOKENS = 400;
 
 function writeMessage(message: Message): WireMessage {
-  if (message.role === "user") return { role: "user", content: joinFiles(message) };
+  if (message.role === "user") return { role: "user", content: writeParts(message) };
   if (message.role === "tool")
     return { role: "tool", content: message.content, tool_call_id: message.callId, name: message.name };
   const calls = message.calls?.map((call) => ({
@@ -57,6 +57,14 @@ function writeMessage(message: Message): WireMessage {
     ...(message.reasoning && { reasoning_content: message.reasoning }),
     ...(calls?.length && { tool_calls: calls }),
   };
+}
+
+/** A message's pictures before its text; without pictures, the text alone. */
+function writeParts(message: Message & { role: "user" }): string | WirePart[] {
+  const text = joinFiles(message);
+  if (!message.pictures?.length) return text;
+  const pictures = message.pictures.map(({ url }): WirePart => ({ type: "image_url", image_url: { url } }));
+  return text ? [...pictures, { type: "text", text }] : pictures;
 }
 
 /** A message's text with its files before it, each under its name in a code block. */

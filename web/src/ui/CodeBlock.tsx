@@ -20,18 +20,20 @@ const wraps = savedStore("code.wrap", false, (value): value is boolean => typeof
 interface Props {
   code: string;
   language: string;
+  /** What is shown instead of the code, which is copied and downloaded whole. */
+  shown?: string;
   /** While it grows, it is coloured now and then; what is new stands behind in plain text until then. */
   growing?: boolean;
 }
 
 /** A block of code with its language; a bar that stays in sight copies it, breaks its lines and saves it as a file. */
-export const CodeBlock = memo(function CodeBlock({ code, language, growing = false }: Props) {
+export const CodeBlock = memo(function CodeBlock({ code, language, shown: text = code, growing = false }: Props) {
   const [copied, setCopied] = useState(false);
   const [isOpen, setOpen] = useState(growing);
   const wrapped = useStore(wraps);
-  const lines = code.split("\n");
+  const lines = text.split("\n");
   const isLong = lines.length > SHOWN_LINES + 5;
-  const shown = isLong && !isOpen ? lines.slice(0, SHOWN_LINES).join("\n") : code;
+  const shown = isLong && !isOpen ? lines.slice(0, SHOWN_LINES).join("\n") : text;
   const coloured = useColours(shown, language, growing);
   const copy = async () => {
     setCopied(await copyText(code));
