@@ -20,7 +20,6 @@ from simulated_drafts import (
     measure_gain,
 )
 
-from mlxr.core.types import SamplingParams
 from mlxr.engine.speculative.costs import Curve, StepCosts
 from mlxr.engine.speculative.drafters import Lookup, Rates
 
@@ -109,9 +108,9 @@ def test_readings_that_compiled_do_not_end_drafts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Clock, "take", compile_first)
     engine, clock, texts = make_simulation(H200, lambda _: 0.7, 1)
     for number in range(4):
-        answer(engine, clock, texts, [number], SamplingParams(max_tokens=400))
+        answer(engine, clock, texts, [number], 400, None)
     compiled_s = 0.0
-    seconds = sum(answer(engine, clock, texts, [number], SamplingParams(max_tokens=400)) for number in range(4, 8))
+    seconds = sum(answer(engine, clock, texts, [number], 400, None) for number in range(4, 8))
     assert 4 * 400 * H200.plain_ms / 1e3 / (seconds - compiled_s) > 1.65
 
 

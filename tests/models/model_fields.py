@@ -21,7 +21,13 @@ from mlxr.models.components import (
 OF_MODEL = ("architecture", "hidden", "heads", "kv_heads", "vocab_size", "context_length", "embedding_scale")
 OF_MODEL += ("logit_scale", "final_softcap", "is_tied", "has_output_bias")
 OF_ATTENTION = ("head_dim", "qkv_bias", "output_bias")
-OF_ROPE = {"rope_theta": "theta", "rope_dim": "dim", "rope_interleaved": "interleaved", "rope_scaling": "scaling"}
+OF_ROPE = {
+    "rope_theta": "theta",
+    "rope_dim": "dim",
+    "rope_interleaved": "interleaved",
+    "rope_scaling": "scaling",
+    "rope_sections": "sections",
+}
 OF_ROPE |= {"query_temperature": "temperature"}
 
 

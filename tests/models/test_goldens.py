@@ -165,7 +165,7 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("stablelm", {"rms_eps": 1e-2}),
         ("qwen35", {"recurrence": GatedDelta(2, 6, 32, 32, 4, tiled=False)}),
         ("qwen35", {"rope_theta": 10000.0}),
-        ("qwen35", {"rope_dim": 24}),
+        ("qwen35", {"rope_sections": None, "rope_dim": 24}),
         ("qwen35", {"rms_eps": 1e-2}),
         ("qwen3next", {"recurrence": GatedDelta(2, 6, 32, 32, 4, tiled=True)}),
         ("qwen3next", {"rope_theta": 10000.0}),

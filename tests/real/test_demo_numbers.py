@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -110,19 +111,28 @@ def test_one_command_answers() -> None:
     assert run.stderr == ""
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("ask.py", "Join two or more pathname components"),
-        ("stream.py", "ended by stop: 'formatted'"),
-        ("batch.py", "equal: True"),
-        ("cite.py", "[1] paths.md:1"),
-    ],
-)
+EXAMPLES = {
+    "ask.py": "Join two or more pathname components",
+    "batch.py": "equal: True",
+    "cache.py": "448 of them from the cache",
+    "choices.py": " 13%  ",
+    "cite.py": "[1] paths.md:1",
+    "conversation.py": "`json`: JSON (JavaScript Object Notation)",
+    "drafts.py": "all equal: True",
+    "retrieval.py": "The library opens at nine.",
+    "schema.py": "{'kind': 'class', 'arguments': 1}",
+    "stream.py": "ended by stop: 'formatted'",
+    "threads.py": "equal: True",
+    "tokens.py": "'import' 94%",
+    "tools.py": "read_file('notes.txt')",
+}
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
 def test_examples_run(name: str, expected: str) -> None:
-    command = [sys.executable, str(ROOT / "examples" / name)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    command, silent = [sys.executable, str(ROOT / "examples" / name)], {**os.environ, "MLXR_LOG_LEVEL": "warning"}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=silent)
     assert expected in run.stdout
     assert run.stderr == ""
 
@@ -136,4 +146,4 @@ def test_the_readme_example_runs() -> None:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"ask.py", "stream.py", "batch.py", "cite.py"}
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {*EXAMPLES}

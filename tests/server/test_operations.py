@@ -283,7 +283,7 @@ def test_reasons_quote_no_conversation(make_server: MakeServer, caplog: pytest.L
             "forbidden",
             "add it to the setting cors_origins",
         ),
-        ("GET", "/nowhere", {}, "not_found", "Not Found"),
+        ("GET", "/nowhere", {}, "not_found", "there is no route /nowhere"),
         ("POST", "/v1/completions", {"json": {"prompt": 3}}, "invalid_request", "prompt: "),
         ("POST", "/api/chat", {"json": {"model": "none", "messages": []}}, "not_found", "'none'"),
     ],

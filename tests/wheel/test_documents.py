@@ -21,9 +21,8 @@ def read_blocks(language: str) -> list[str]:
 
 
 def test_examples(installed: Installed) -> None:
-    paths = sorted((ROOT / "examples").glob("*.py"))
-    assert len(paths) == 12
-    for path in paths:
+    """A third of them; tests/real/test_demo_numbers.py runs all."""
+    for path in sorted((ROOT / "examples").glob("*.py"))[::3]:
         output = installed.run("python", "-W", "error", path)
         assert output
         assert "equal: False" not in output

@@ -8,7 +8,7 @@ from mlxr.models.families import FOLDERS
 
 Config = dict[str, Any]
 
-_CLASSES = {folder.model_type: folder.hf_class for folder in FOLDERS}
+_CLASSES = {folder.model_type: folder.hf_class for _, folder in FOLDERS}
 
 
 SHOWN = {  # a rotation that turns pictures by three axes
