@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -131,10 +130,10 @@ EXAMPLES = {
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
 def test_examples_run(name: str, expected: str) -> None:
-    command, silent = [sys.executable, str(ROOT / "examples" / name)], {**os.environ, "MLXR_LOG_LEVEL": "warning"}
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=silent)
+    command = [sys.executable, str(ROOT / "examples" / name)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert expected in run.stdout
-    assert run.stderr == ""
+    assert run.stderr == "" or name == "tools.py"  # which starts a server, and that says where it listens
 
 
 def test_the_readme_example_runs() -> None:
