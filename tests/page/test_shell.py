@@ -222,7 +222,9 @@ def test_another_version_of_the_page_is_loaded_once_and_what_was_typed_stays(ser
 
 
 def test_the_page_of_routes_shows_fields_and_sends_a_request(page: Page, server: PageServer) -> None:
-    page.goto(f"{server.url}/docs")
+    page.goto(f"{server.url}/#/settings")
+    page.get_by_role("link", name="docs", exact=True).click()
+    page.wait_for_url(f"{server.url}/docs")
     page.get_by_label("Search").fill("post /v1/chat/completions answer a conversation")
     routes = page.locator("main details[data-text]:visible")
     expect(routes).to_have_count(1)
