@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 native = pytest.importorskip("mlxr._native", reason="the native module is not built")
 
 COLUMNS = 256
+TASKS = Path("/proc/self/task")  # where Linux has a process's threads
 
 
 def make_product(runtime: Any) -> Any:
@@ -64,17 +66,22 @@ def test_many_short_sections() -> None:
     assert all(multiply() == first for _ in range(300))
 
 
+@pytest.mark.skipif(not TASKS.is_dir(), reason="only Linux tells what each thread used")
 def test_idle_threads_use_no_processor() -> None:
     """Nothing to do for a while after some work: they sleep."""
+    others = {task.name for task in TASKS.iterdir()}
     runtime = native.Runtime(4, native.best_isa())
     make_product(runtime)()
+    own = [task for task in TASKS.iterdir() if task.name not in others]
+    assert len(own) >= 3
+
+    def read_used_s() -> float:
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in own) / 1e9
+
     time.sleep(0.05)  # what they still wait, they wait awake
-    shares = []
-    for _ in range(4):  # the test's own process may have work of its own at times
-        before_s, start_s = time.process_time(), time.perf_counter()
-        time.sleep(0.2)
-        shares.append((time.process_time() - before_s) / (time.perf_counter() - start_s))
-    assert min(shares) < 0.01
+    before_s, start_s = read_used_s(), time.perf_counter()
+    time.sleep(0.4)
+    assert read_used_s() - before_s < 0.01 * (time.perf_counter() - start_s)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")

@@ -113,18 +113,28 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert "passed" in mlxr("validate")
     assert "metal" in mlxr("kernels").lower()
     assert "arena_bytes" in mlxr("settings")
+    assert "coder" in mlxr("search", "coder", "--hub-url", hub.url)
+    assert "processor" in mlxr("doctor", "--hub-url", hub.url)
+    (installed.folder / "notes").mkdir()
+    (installed.folder / "notes" / "cats.txt").write_text("The cat sat.")
+    assert "cats.txt:1" in mlxr("find", "notes", "cat", "--model", "demo")
+    assert "ExecStart" in mlxr("service", "install", "--dry-run")
+    seen.add("rerank")
+    assert "ranks no texts" in run("mlxr", "rerank", "demo", "a question", "text.txt", code=2)
     seen.add("serve")
     with serving(installed) as url:
         assert "mine" in mlxr("ps", "--url", url)  # one's own model answers before the demo
         assert ANSWER in run("mlxr", "run", "demo", QUESTION, "--temperature", 0, "--url", url)
         assert "demo" in mlxr("ps", "--url", url)
+        assert "demo" in mlxr("top", "--json", "--url", url)
+        assert url in mlxr("connect", "opencode", "--url", url)
         mlxr("stop", "demo", "--url", url)
         assert "demo" not in mlxr("ps", "--url", url)
 
     seen.add("cluster")
     assert "pip install 'ray[serve]'" in run("mlxr", "cluster", "status", code=2)
 
-    section = run("mlxr", "--help").partition("Commands:")[2]
+    section = run("mlxr", "--help").partition("Examples:")[0]
     assert seen == set(re.findall(r"^  ([a-z]+)  ", section, re.MULTILINE)), "this test has forgotten a command"
 
 
