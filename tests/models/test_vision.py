@@ -19,7 +19,7 @@ from mlxr.core.errors import ModelError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
-from mlxr.engine.pictures import Encoder, Picture, Pictures, Placed
+from mlxr.engine.pictures import STEP_S, Encoder, Picture, Pictures, Placed
 from mlxr.engine.request import EngineRequest
 from mlxr.formats import GGUFFile, open_gguf, open_safetensors
 from mlxr.kernels.context import Context
@@ -289,3 +289,27 @@ def test_an_encoding_that_fails_ends_its_answers_alone(folders: Path) -> None:
     assert found[0][-1].error == "the picture could not be encoded: ValueError: broken"
     assert found[1][-1].error is None
     assert not engine.has_work
+
+
+def test_a_picture_that_is_begun_is_finished_first() -> None:
+    """Also where another one comes to stand before it, as priorities have it: what is computed is not thrown away."""
+    begun: list[int] = []
+
+    def encode(pixels: Any) -> Any:
+        begun.append(int(pixels[0, 0, 0]))
+        yield
+        yield
+        return np.zeros((1, 1), np.float32)
+
+    first, second = (
+        Pictures((Placed(Picture(np.full((1, 1, 3), shade, np.uint8), (1, 1), b""), 0),), 1) for shade in (1, 2)
+    )
+    times = itertools.count()
+    encoder = Encoder(encode, clock=lambda: next(times) * STEP_S / 2)
+    for asking in ((first, second), (second, first), (second, first), (second, first)):
+        encoder.begin_step()
+        assert [encoder.limit(pictures, 0, 1) for pictures in asking].count(0) >= 1
+        encoder.advance(is_alone=False)
+    assert begun == [1, 2]
+    encoder.begin_step()
+    assert encoder.limit(first, 0, 1) == 1

@@ -75,7 +75,7 @@ class Pictures:
         return (one for one in self.placed if one.start < stop and start < one.stop)
 
     def name_page(self, start: int, stop: int) -> bytes:
-        """What the key of a page with these tokens has besides them; nothing for one of text."""
+        """Return what a page's key has besides these tokens: the pictures among them; nothing for a page of text."""
         return b"".join(
             one.picture.name + struct.pack("<2i", one.start - start, stop - start) for one in self.overlap(start, stop)
         )
@@ -106,7 +106,7 @@ class Pictures:
 
 
 class Part(Protocol):
-    """What is asked of the part of a sequence that a batch has."""
+    """A sequence's part of a batch, as far as pictures go."""
 
     @property
     def start_token(self) -> int:
@@ -146,7 +146,7 @@ class Encoder:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a prompt waits for a picture."""
+        """A prompt waits for a picture."""
         return bool(self._wanted)
 
     def begin_step(self) -> None:
@@ -154,7 +154,7 @@ class Encoder:
         self._wanted.clear()
 
     def limit(self, pictures: Pictures, start: int, tokens: int) -> int:
-        """How many of the next tokens after `start` can be computed; the picture behind them is wanted from now on."""
+        """Count the next tokens after `start` that can be computed; the picture behind them is wanted from now on."""
         for one in pictures.overlap(start, start + tokens):
             if one.picture.name in self._rows:
                 self._rows.move_to_end(one.picture.name)
@@ -164,17 +164,25 @@ class Encoder:
         return tokens
 
     def waits_for(self, pictures: Pictures) -> bool:
-        """Whether the picture that is being encoded is one of these."""
-        return any(one.picture.name == next(iter(self._wanted), None) for one in pictures.placed)
+        """Tell if the picture that `advance` goes on with is one of these."""
+        return any(one.picture.name == self._next for one in pictures.placed)
+
+    @property
+    def _next(self) -> bytes | None:
+        """The picture that is begun, as long as somebody wants it, else the one that was wanted first."""
+        if self._open is not None and self._open[0] in self._wanted:
+            return self._open[0]
+        return next(iter(self._wanted), None)
 
     def advance(self, *, is_alone: bool) -> None:
-        """Go on encoding what was wanted first, for STEP_S at least, or to its end where nobody else has work.
+        """Go on encoding what is begun or was wanted first, for STEP_S at least; longer where nobody else has work.
 
         Raises what encoding raises; the picture is then given up.
         """
-        name, picture = next(iter(self._wanted.items()))
+        name = self._next
+        assert name is not None, "nobody waits"
         if self._open is None or self._open[0] != name:
-            self._open = name, self._encode(picture.pixels)
+            self._open = name, self._encode(self._wanted[name].pixels)
         end_s = self._clock() + STEP_S * (4 if is_alone else 1)
         try:
             while self._clock() < end_s:
