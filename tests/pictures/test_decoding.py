@@ -171,3 +171,12 @@ def test_a_picture_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder.decode([GOOD], ["a"], LEAST, MOST)[0] is first[0]
     with pytest.raises(TypeError):
         decoder.decode([GOOD], ["a"], LEAST, MOST // 2)
+
+
+def test_a_picture_that_is_kept_holds_no_others() -> None:
+    small, large = (save(Image.fromarray(draw_picture(side, side))) for side in (16, 320))
+    pixels, _ = decode(small, large)
+    held: Any = pixels
+    while isinstance(held, np.ndarray):
+        held = held.base
+    assert len(held) == pixels.nbytes

@@ -11,27 +11,23 @@ import binascii
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-import mlxr
+from mlxr.core.child_process import make_environment
 from mlxr.core.errors import InvalidRequest
 
 Pixels = npt.NDArray[np.uint8]
 MAX_FILE_BYTES, MAX_PICTURES, MAX_DECODE_S, MAX_PROCESSES = 20 << 20, 16, 60.0, 2
 KEPT_BYTES = 128 << 20
-_ENVIRONMENT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")
 _DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.ASCII)
-_OWN_FOLDER = str(Path(mlxr.__file__).parents[1])
 
 
 def read_base64(text: str, field: str) -> bytes:
@@ -92,8 +88,6 @@ class Decoder:
     def _ask(self, files: Sequence[bytes], fields: Sequence[str], rule: dict[str, int]) -> list[Pixels]:
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest(fields[0], "cannot be read: Pillow is not installed; pip install pillow")
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, os.environ.get("PYTHONPATH"))))
         asked = json.dumps({"sizes": [len(data) for data in files], "rule": rule}).encode() + b"\n" + b"".join(files)
         with self._turns:
             try:
@@ -102,7 +96,7 @@ class Decoder:
                     input=asked,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    env=environment,
+                    env=make_environment(),
                     timeout=MAX_DECODE_S,
                     check=False,
                     process_group=0,
@@ -111,21 +105,21 @@ class Decoder:
                 raise InvalidRequest(
                     fields[0], f"took longer than {MAX_DECODE_S:g} s to decode; it was stopped"
                 ) from None
-        return _read_answers(memoryview(done.stdout), fields)
+        return _read_answers(done.stdout, fields)
 
 
-def _read_answers(answers: memoryview, fields: Sequence[str]) -> list[Pixels]:
-    pictures, at, whole = list[Pixels](), 0, bytes(answers)
+def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Pixels]:
+    pictures, at = list[Pixels](), 0
     for field in fields:
-        end = whole.find(b"\n", at)
+        end = answers.find(b"\n", at)
         if end < 0:
             raise InvalidRequest(field, "could not be decoded: its process used too much memory or time, or was ended")
-        said = json.loads(whole[at:end])
+        said = json.loads(answers[at:end])
         if isinstance(said, str):
             raise InvalidRequest(field, said)
         height, width = said
         at = end + 1 + height * width * 3
-        pixels = np.frombuffer(answers[end + 1 : at], np.uint8)
+        pixels = np.frombuffer(answers[end + 1 : at], np.uint8)  # of a copy: one that is kept holds no others
         if len(pixels) != height * width * 3:
             raise InvalidRequest(field, "could not be decoded: its process was ended")
         pictures.append(pixels.reshape(height, width, 3))

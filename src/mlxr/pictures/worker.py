@@ -20,6 +20,8 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
+from mlxr.core.child_process import limit
+
 MAX_PIXELS, MAX_RATIO, MAX_MEMORY_BYTES, MAX_PROCESSOR_S = 1 << 26, 200, 2 << 30, 30
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 _PLUGINS = {"WEBP": "WebP"}
@@ -96,16 +98,15 @@ def prepare(data: bytes, rule: dict[str, int]) -> Image.Image:
 
 def main() -> None:
     """Read the files, answer and end."""
-    for kind, amount in ((resource.RLIMIT_AS, MAX_MEMORY_BYTES), (resource.RLIMIT_CPU, MAX_PROCESSOR_S)):
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (amount if hard == resource.RLIM_INFINITY else min(amount, hard), hard))
+    limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES)
+    limit(resource.RLIMIT_CPU, MAX_PROCESSOR_S)
     for name in FORMATS:
         with contextlib.suppress(ImportError):  # this Pillow cannot read them
             plugin = importlib.import_module(f"PIL.{_PLUGINS.get(name, name.title())}ImagePlugin")
             if hasattr(plugin, "DEFAULT_MAX_THREADS"):  # of AVIF; threads count as processes below
                 setattr(plugin, "DEFAULT_MAX_THREADS", 1)  # noqa: B010 - not every plugin has it
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
-        resource.setrlimit(kind, (0, resource.getrlimit(kind)[1]))
+        limit(kind, 0)
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.simplefilter("ignore")  # `read` looks at sizes itself
     source, target = sys.stdin.buffer, sys.stdout.buffer

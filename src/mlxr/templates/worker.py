@@ -33,6 +33,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from mlxr.core.child_process import limit
 from mlxr.templates.budget import (
     ENTRY_ITEMS,
     MAX_MEMORY_BYTES,
@@ -394,15 +395,15 @@ def main() -> None:
     """Answer until the other side is gone."""
     connection = socket.socket(fileno=0)
     programs = Programs()
-    _limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_NPROC, 0)
+    limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, 0)
+    limit(resource.RLIMIT_NPROC, 0)
     connection.sendall(pack((READY, "")))
     with contextlib.suppress(Closed, ConnectionError):
         while True:
             processor_s, kind, *given = receive(connection)
-            _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + processor_s)
+            limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + processor_s)
             try:
                 reply = pack(_answer(programs, kind, given))
             except MemoryError:
@@ -423,14 +424,6 @@ def _answer(programs: Programs, kind: str, given: list[Any]) -> tuple[str, objec
         return "text", programs.render(source, label, variables, datetime.fromisoformat(now))
     except ProgramError as error:
         return "refusal" if error.is_refusal else "error", str(error)
-
-
-def _limit(kind: int, amount: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        amount = min(amount, hard)
-    with contextlib.suppress(ValueError, OSError):  # systems that do not know a limit do without it
-        resource.setrlimit(kind, (amount, hard))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import mlxr
+from mlxr.core.child_process import make_environment
 from mlxr.core.errors import ConversationRefused, NoTemplateWorker, TemplateError
 from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S, READY, Closed, pack, receive
 
@@ -35,8 +34,6 @@ END_S = 1.0  # until the system has ended a process whose connection is closed
 PATIENCE_S = 0.1  # after which a rendering gets only the time that nobody else wants
 LOOK_S = 0.5  # how often is looked whether a process that works has been stopped
 LOWEST_PRIORITY = 19
-_OWN_FOLDER = str(Path(mlxr.__file__).parents[1])
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 
 
 class _Overrun(Exception):
@@ -277,14 +274,12 @@ class TemplateWorkers:
 
 
 def _start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, environment.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "mlxr.templates.worker"],
         stdin=connection.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=make_environment(),
         process_group=0,  # an interrupt from the keyboard is not for it
     )
 
