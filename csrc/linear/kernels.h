@@ -2,6 +2,8 @@
 // kernels_grids.cpp, all others in kernels.cpp: they take the compiler minutes, and so two cores share them.
 #pragma once
 
+#include <type_traits>
+
 #include "linear/decode.h"
 #include "linear/double_rows.h"
 #include "linear/panel.h"

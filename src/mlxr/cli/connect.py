@@ -175,7 +175,7 @@ def connect(
 
 
 def _describe(settings: Settings, model: str | None, url: str | None, *, needs_key: bool) -> Server:
-    """What the running server says of itself; what it does not say comes from the settings and models here.
+    """Ask the running server for its facts; those that it does not say come from the settings and models here.
 
     Raises MlxrError for `needs_key` where the server wants a key that was not given.
     """

@@ -141,7 +141,7 @@ FOREIGN_FLAGS: Mapping[str, str] = {
 
 
 def explain_flag(flag: str, words: Sequence[str], known: Sequence[str], command_path: str) -> str:
-    """What is said of a `flag` that a command does not know: its name here, or flags that are spelt like it.
+    """Return the error for a `flag` that a command does not know: its name here, or flags that are spelt like it.
 
     `words` are those of the command line, since `-ngl` arrives as `-n`; `known` are the flags of the command, which
     is called `command_path` with the program's name before it.
@@ -198,7 +198,7 @@ def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Ca
 
 
 def count_hidden(function: Callable[..., None]) -> int:
-    """How many flags the help of an expanded function leaves out."""
+    """Count the flags that the help of an expanded function leaves out."""
     notes = [getattr(annotation, "__metadata__", (None,))[0] for annotation in function.__annotations__.values()]
     return sum(getattr(note, "hidden", False) for note in notes)
 

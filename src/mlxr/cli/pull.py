@@ -184,7 +184,7 @@ def _speed(model: library.LibraryModel, rate: float | None) -> float | None:
 
 
 def _judge_speed(fit: str, tokens_per_s: float | None) -> str:
-    """What FITS says: a model that fits and is not usable is no good advice."""
+    """Return the word under FITS, "slow" for a model that fits and is hardly usable."""
     return "slow" if fit == "yes" and tokens_per_s is not None and tokens_per_s < 1 else fit
 
 

@@ -324,7 +324,7 @@ class RemoteModel:
 
     @property
     def blind(self) -> str:
-        """What `/props` says, as servers of llama.cpp do; one that does not know it refuses pictures itself."""
+        """Read from `/props` why the model sees no pictures; a server without that route refuses pictures itself."""
         import httpx
 
         try:

@@ -101,7 +101,7 @@ def embed(
 
 
 class Wanted:
-    """How vectors are to be made."""
+    """The options that decide which vector a text gets."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Wanted:
 def _open_embedder(
     settings: Settings, wanted: Wanted, url: str | None
 ) -> Iterator[tuple[Callable[[Sequence[str]], Iterable[Vector]], str]]:
-    """What makes vectors of length 1, one after the other, of texts; and a name of the way in which it does."""
+    """Yield a function from texts to their vectors of length 1, and a name that changes when those vectors would."""
     if url is not None:
         refuse_model_settings(settings)
         yield lambda texts: _ask(settings, url, wanted, texts), f"{url} {wanted.model}: {wanted}"

@@ -161,7 +161,7 @@ class Markdown:
         self._begins, self._is_code, self._wraps = True, False, True
 
     def push(self, text: str, *, is_last: bool = False) -> str:
-        """What can be shown after this piece."""
+        """Take a piece of the text and return what can be shown now."""
         self._held += text.replace("\t", "    ").replace("\r", "")
         shown: list[str] = []
         while self._held and (self._begin(shown, is_last) if self._begins else self._go_on(shown, is_last)):

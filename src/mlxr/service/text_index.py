@@ -54,7 +54,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an update did: files that were read anew, files that are gone, vectors that were computed."""
+    """Counts of an update: files that were read anew, files that are gone, vectors that were computed."""
 
     read: int
     gone: int
@@ -172,7 +172,7 @@ class TextIndex(VectorStore):
             return []
         if question.shape != vectors.shape[1:]:
             raise InvalidRequest("question", f"has {question.size} numbers, and this index {vectors.shape[1]}")
-        scores = vectors @ question.astype(np.float32)
+        scores = vectors @ scale_vector(question)
         passages: list[Passage] = []
         for place in np.argsort(-scores, kind="stable")[:count]:
             named = "SELECT path, line, text FROM chunks WHERE digest = ? ORDER BY path, line"
