@@ -233,7 +233,7 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
         (
             {"architectures": None, "model_type": "unknown"},
-            "architecture 'unknown' is not supported; supported are "
+            "architecture 'unknown' is not supported; .*supported are "
             + ", ".join(sorted({folder.model_type for _, folder in FOLDERS})),
         ),
         ({"architectures": None, "model_type": None}, "architecture '' is not supported"),
@@ -481,6 +481,8 @@ def test_broken_longrope_in_gguf_is_refused(
             {"general.architecture": "unknown"},
             "'unknown', which is not supported; supported are " + ", ".join(sorted(family.name for family in FAMILIES)),
         ),
+        ({"general.architecture": "qwen4exp"}, "'qwen4exp', which is not supported; the nearest name that is: qwen"),
+        ({"general.architecture": "olmo9" * 10**5}, "docs/adding.md says how to ask for a family"),
         ({"general.architecture": "qwen2"}, "qwen2.attention.layer_norm_rms_epsilon is missing"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": 0}, "llama.block_count is 0, expected a whole number from 1"),

@@ -6,7 +6,8 @@ A family's file says what its folders' `config.json` states in GGUF's words (`st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -27,8 +28,7 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 def find_family(name: str) -> Family:
     """Return the family of a GGUF file's `general.architecture`; ModelError when there is none."""
     if name not in _BY_NAME:
-        known = ", ".join(sorted(_BY_NAME))
-        raise ModelError(f"general.architecture is {name!r}, which is not supported; supported are {known}")
+        raise _unknown(f"general.architecture is {name[:80]!r}, which", name, _BY_NAME)
     return _BY_NAME[name]
 
 
@@ -103,13 +103,23 @@ def _find_folder(fields: Fields) -> tuple[Family, Folder]:
             return family, folder
     if found:
         fields.refuse("model_type", f"{found[0][1].model_type}, as architectures is {classes}")
-    known = ", ".join(sorted({folder.hf_class for _, folder in FOLDERS}))
-    raise ModelError(f"architectures is [{classes[0]!r}], which is not supported; supported are {known}")
+    raise _unknown(
+        f"architectures is [{classes[0][:80]!r}], which", classes[0], {folder.hf_class for _, folder in FOLDERS}
+    )
 
 
 def _find_by_type(model_type: str) -> tuple[Family, Folder]:
     for family, folder in FOLDERS:
         if folder.model_type == model_type:
             return family, folder
-    known = ", ".join(sorted({folder.model_type for _, folder in FOLDERS}))
-    raise ModelError(f"architecture {model_type!r} is not supported; supported are {known}")
+    raise _unknown(f"architecture {model_type[:80]!r}", model_type, {folder.model_type for _, folder in FOLDERS})
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
+    """Return the error for a name that is not `known`, with the one that is like it, if one is."""
+    names = sorted(known)
+    nearest = get_close_matches(name.lower()[:64], names, n=1, cutoff=0.5)
+    return ModelError(
+        f"{what} is not supported{'; the nearest name that is: ' + nearest[0] if nearest else ''}; supported are "
+        f"{', '.join(names)}; docs/adding.md says how to ask for a family and how to add one"
+    )
