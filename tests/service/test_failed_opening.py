@@ -91,7 +91,8 @@ def test_a_draft_model_that_cannot_be_had_closes_the_model(
 def test_a_template_that_is_none_closes_the_model(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "make_template", fail)
     monkeypatch.setattr(model_pool, "find_own_adapter", lambda *_: None)
-    record: Any = type("Record", (), {"path": Path(DEMO), "template": "x", "short_name": "demo", "system": None, "tower": None})
+    states = {"path": Path(DEMO), "template": "x", "short_name": "demo", "system": None, "tower": None}
+    record: Any = type("Record", (), states)
     opens: list[Callable[[], object]] = [
         lambda: opening.open_record(record, SETTINGS),
         lambda: model_pool.open_session(record, SETTINGS, 2**22),
