@@ -1,4 +1,4 @@
-"""A folder as mlx-community publishes it: it loads, computes what its numbers mean, and becomes GGUF."""
+"""A folder as mlx-community publishes it, or AWQ, GPTQ, compressed-tensors, FP8: it computes what its numbers mean."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlxr.loading import load, name_quantization, open_source
 from mlxr.service.opening import build_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
-from mlx_words import make_source, quantize, write_safetensors
+from mlx_words import make_source, quantize, quantize_packed, write_safetensors
 
 CHANGES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 16}
 DOWN, QUERY = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj"
@@ -155,3 +155,42 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"is quantised, but in config\.json there is no quantization"):
         load(folder, device="cpu")
+
+
+PACKED = {
+    "AWQ_4BIT": ("awq", 4, {"quant_method": "awq", "bits": 4, "group_size": 64, "modules_to_not_convert": None}),
+    "GPTQ_4BIT": ("gptq", 4, {"quant_method": "gptq", "bits": 4, "desc_act": False, "checkpoint_format": "gptq"}),
+    "GPTQ_3BIT": ("gptq_v2", 3, {"quant_method": "gptq", "bits": 3, "checkpoint_format": "gptq_v2"}),
+    "INT4": ("packed", 4, {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}),
+    "INT8": ("bytes", 8, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
+    "FP8": ("fp8", 8, {"quant_method": "fp8", "weight_block_size": [32, 64], "activation_scheme": "dynamic"}),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_others_quantised_folders_compute_what_the_numbers_mean(name: str, tmp_path: Path) -> None:
+    """Of each method: the reference computes as with the same numbers in f32, the CPU but for its activations."""
+    method, bits, stated = PACKED[name]
+    config = {**HF_CONFIG, **CHANGES, "torch_dtype": "float16"}
+    folders, answers = (tmp_path / "q", tmp_path / "f"), []
+    for folder in folders:
+        folder.mkdir()
+        config["vocab_size"] = train_tokenizer(folder)
+        tensors = {}
+        for tensor_name, values in make_weights(config).items():
+            parts, meaning = {}, values
+            if values.ndim == 2 and ".layers." in tensor_name:
+                parts, meaning = quantize_packed(tensor_name.removesuffix(".weight"), values, method, bits)
+            tensors |= (
+                parts if parts and folder == folders[0] else {tensor_name: make_source(tensor_name, meaning, "f32")}
+            )
+        extra = {"quantization_config": stated} if folder == folders[0] else {}
+        (folder / "config.json").write_text(json.dumps(config | extra))
+        write_safetensors(folder / "model.safetensors", tensors)
+        answers.append(np.asarray(score(folder, "reference")))
+    assert np.abs(answers[0]).max() > 1
+    assert np.array_equal(*answers)
+    assert np.abs(np.asarray(score(folders[0], "cpu")) - answers[0]).max() < 0.08  # in 8 bits
+    source = open_source(folders[0])
+    assert name_quantization(source) in (name, "F32")  # of the small model most bytes may be embeddings
+    assert source.tensors["blk.1.ffn_down.weight"].recipe.upper() == name  # type: ignore[attr-defined]

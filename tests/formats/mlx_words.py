@@ -1,4 +1,4 @@
-"""MLX's affine quantisation in NumPy, and a safetensors file of it: what mlx-community's folders hold."""
+"""How MLX, AWQ, GPTQ, compressed-tensors and FP8 folders keep weights, in NumPy, and a safetensors file of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from mlxr.formats import TensorSource, by_name
 
 Floats = NDArray[np.float32]
-DTYPES = {"u32": "U32", "f32": "F32", "f16": "F16", "bf16": "BF16"}
+DTYPES = {"u32": "U32", "f32": "F32", "f16": "F16", "bf16": "BF16", "i8": "I8", "i32": "I32", "i64": "I64"}
+DTYPES |= {"f8_e4m3": "F8_E4M3", "f8_e5m2": "F8_E5M2"}
 
 
 def pack_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
@@ -44,6 +45,76 @@ def quantize(
     meaning = codes.astype(np.float32) * scales.to_float32()[..., None] + biases.to_float32()[..., None]
     words = make_source(f"{module}.weight", pack_words(codes.reshape(values.shape), bits), "u32")
     return {source.name: source for source in (words, scales, biases)}, meaning.reshape(values.shape)
+
+
+def make_part(name: str, values: NDArray[Any], type_name: str) -> TensorSource:
+    """A tensor of whole numbers or of bytes, as they are."""
+    kinds: dict[str, Any] = {"i32": np.int32, "i64": np.int64, "i8": np.int8}
+    raw = np.ascontiguousarray(values).astype(kinds.get(type_name, np.uint8), casting="unsafe")
+    return TensorSource(name, type_name, values.shape, raw.view(np.uint8).reshape(-1))
+
+
+def pack_down(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Numbers (n, columns) as words (n * bits / 32, columns): a stream of bits down each column."""
+    return np.ascontiguousarray(pack_words(np.ascontiguousarray(codes.T), bits).T)
+
+
+def pack_awq(codes: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Numbers (n, rows) as words (n, rows / 8), whose fields from the lowest up are rows 0, 2, 4, 6, 1, 3, 5, 7."""
+    fields = codes.reshape(len(codes), -1, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]]
+    return pack_words(np.ascontiguousarray(fields).reshape(len(codes), -1), 4)
+
+
+def quantize_packed(
+    module: str, values: Floats, method: str, bits: int = 4, group_size: int = 64, type_name: str = "f16"
+) -> tuple[dict[str, TensorSource], Floats]:
+    """The tensors of a weight (rows, columns) by a method, and what they mean; FP8 has blocks of 32 x `group_size`.
+
+    Methods are awq, gptq, gptq_v2, packed, bytes (compressed-tensors) and fp8; asymmetric but for bytes.
+    """
+    if method == "fp8":
+        return _quantize_float8(module, values, group_size)
+    most, groups = (1 << bits) - 1, values.reshape(len(values), -1, group_size)
+    low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
+    is_even = method == "bytes"
+    step = np.abs(groups).max(axis=2) / np.float32(127) if is_even else (high - low) / np.float32(most)
+    first = method == "gptq"  # whose zeros are stored less one
+    zeros = np.full(step.shape, 128) if is_even else np.clip(np.rint(-low / step), first, most)
+    across = method in ("awq", "gptq", "gptq_v2")
+    scale_name = f"{module}.{'scales' if across else 'weight_scale'}"
+    scales = make_source(scale_name, np.ascontiguousarray(step.T) if across else step, type_name)
+    kept = scales.to_float32().T if across else scales.to_float32()
+    codes = np.clip(np.rint(groups / kept[..., None]) + zeros[..., None], 0, most)
+    meaning = ((codes - zeros[..., None]).astype(np.float32) * kept[..., None]).reshape(values.shape)
+    codes, zeros = codes.astype(np.uint8).reshape(values.shape), zeros.astype(np.uint8)
+    match method:
+        case "awq":
+            found = {"qweight": (pack_awq(np.ascontiguousarray(codes.T)), "i32"), "qzeros": (pack_awq(zeros.T), "i32")}
+        case "packed":
+            words, shape = pack_words(codes, bits), np.array(values.shape)
+            found = {"weight_packed": (words, "i32"), "weight_shape": (shape, "i64")}
+            found["weight_zero_point"] = (pack_down(zeros, bits), "i32")
+        case "bytes":
+            found = {"weight": ((codes ^ 128).view(np.int8), "i8")}
+        case _:
+            order = np.arange(values.shape[1]) // group_size
+            words = pack_words(np.ascontiguousarray(zeros.T) - np.uint8(first), bits)
+            found = {"qweight": (pack_down(codes.T, bits), "i32"), "qzeros": (words, "i32"), "g_idx": (order, "i32")}
+    parts = [make_part(f"{module}.{name}", array, kind) for name, (array, kind) in found.items()]
+    return {part.name: part for part in (*parts, scales)}, meaning
+
+
+def _quantize_float8(module: str, values: Floats, width: int) -> tuple[dict[str, TensorSource], Floats]:
+    blocks = values.reshape(len(values) // 32, 32, -1, width)
+    scales = (np.abs(blocks).max(axis=(1, 3)) / np.float32(448)).astype(np.float32)
+    table = by_name("f8_e4m3").decode(np.arange(127, dtype=np.uint8)[:, None])[:, 0]
+    wanted = blocks / scales[:, None, :, None]
+    codes = np.searchsorted((table[1:] + table[:-1]) / 2, np.abs(wanted)).astype(np.uint8)
+    codes |= np.where(wanted < 0, 128, 0).astype(np.uint8)
+    weight = make_part(f"{module}.weight", codes.reshape(values.shape), "f8_e4m3")
+    scale = make_source(f"{module}.weight_scale_inv", scales, "f32")
+    meaning = weight.to_float32().reshape(blocks.shape) * scales[:, None, :, None]
+    return {weight.name: weight, scale.name: scale}, make_source("", meaning, "bf16").to_float32().reshape(values.shape)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, TensorSource]) -> None:

@@ -259,7 +259,7 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', expected true or false"),
         ({"num_local_experts": 8}, "num_local_experts is 8: mixture of experts is not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: logit soft-capping"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .* convert the original weights"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config is .* convert the original weights"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type 'dynamic' is not supported"),
         ({"rope_scaling": LONGROPE | {"short_factor": None}}, "rope_scaling.short_factor is missing, expected a list"),
         ({"rope_scaling": LONGROPE | {"long_factor": [1, "2"]}}, r"long_factor\[1\] is '2', expected a number from"),
@@ -399,7 +399,7 @@ def test_the_part_for_text_is_what_counts() -> None:
     assert not model_from_folder(outer).is_tied
     assert model_from_folder(outer | {"tie_word_embeddings": True}).is_tied
     with pytest.raises(ModelError, match=r"quantization_config is .*: quantised like this is not supported"):
-        model_from_folder(outer | {"quantization_config": {"quant_method": "fp8"}})
+        model_from_folder(outer | {"quantization_config": {"quant_method": "hqq"}})
     with pytest.raises(ModelError, match=r"text_config\.hidden_size is 0, expected"):
         model_from_folder(outer | {"text_config": outer["text_config"] | {"hidden_size": 0}})
 

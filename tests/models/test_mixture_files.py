@@ -178,7 +178,7 @@ def test_mxfp4_folders_are_what_they_decode_to(tmp_path: Path) -> None:
 
 
 def test_other_quantised_folders_are_refused() -> None:
-    config = read_golden("gpt-oss")[0] | {"quantization_config": {"quant_method": "awq"}}
+    config = read_golden("gpt-oss")[0] | {"quantization_config": {"quant_method": "hqq"}}
     with pytest.raises(ModelError, match="quantised like this"):
         model_from_folder(config)
 

@@ -1,4 +1,4 @@
-"""Files of weights as tables of tensors: GGUF and safetensors, MLX's quantised ones too; one table row per type.
+"""Files of weights as tables of tensors: GGUF and safetensors, quantised ones too; one table row per type.
 
 Knows files, types and blocks; nothing of models, tokenizers or kernels. A file is opened (mapped, checked, nothing
 copied) into metadata and `TensorSource`s; weights go back to disk through `write_gguf`.
@@ -10,7 +10,8 @@ from mlxr.formats.adapter_file import AdapterFile, find_adapter_files, measure_a
 from mlxr.formats.ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from mlxr.formats.gguf import GGUFFile, open_gguf
 from mlxr.formats.gguf_writer import TensorToWrite, write_gguf
-from mlxr.formats.mlx_affine import AffineTensor, MicroscaledTensor, join_quantised
+from mlxr.formats.mlx_affine import AffineBlocks, AffineTensor, MicroscaledTensor
+from mlxr.formats.packed import Float8Tensor, join_quantised
 from mlxr.formats.safetensors import SafetensorsFolder, open_safetensors
 from mlxr.formats.tensor import TensorSource, WeightSource, hash_tensors
 
@@ -18,7 +19,9 @@ __all__ = [
     "GGML_TYPES",
     "MLX_TYPES",
     "AdapterFile",
+    "AffineBlocks",
     "AffineTensor",
+    "Float8Tensor",
     "GGMLType",
     "GGUFFile",
     "MicroscaledTensor",

@@ -86,10 +86,12 @@ GGML_TYPES: tuple[GGMLType, ...] = tuple(
     )
 )
 
-# What MLX's checkpoints need besides: their words, and the blocks that `mlx_affine` makes of them.
+# What folders need besides: words, FP8 numbers, and the blocks that `mlx_affine` and `packed` make of them.
 MLX_TYPES: tuple[GGMLType, ...] = (
     _describe_numbers(None, "u32"),
     _describe_numbers(None, "u8"),
+    GGMLType("f8_e4m3", None, 1, 1, quants.decode_f8_e4m3),
+    GGMLType("f8_e5m2", None, 1, 1, quants.decode_f8_e5m2),
     *(
         GGMLType(
             f"affine{bits}_{columns}",

@@ -10,8 +10,10 @@ Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,28 +39,31 @@ class Quantization:
     group_size: int
 
 
-class AffineTensor:
-    """A quantised weight, or a stack of them (parts, rows, columns), with the attributes of a TensorSource.
+class AffineBlocks(ABC):
+    """A weight whose integers mean scale * q + bias for each group of columns, with the attributes of a TensorSource.
 
-    `data` is made when it is first asked for, and kept until `release`. Raises ModelError, naming the tensor, for
-    parts that do not fit together.
+    `data`, blocks of such a type, is made when it is first asked for, and kept until `release`. How a checkpoint keeps
+    the parts is known to those who derive from it.
     """
 
-    __slots__ = ("_biases", "_blocks", "_rows", "_scales", "_weight", "name", "quantization", "shape", "type_name")
+    __slots__ = ("_blocks", "_rows", "name", "quantization", "shape", "type_name")
 
-    def __init__(
-        self, weight: TensorSource, scales: TensorSource, biases: TensorSource, quantization: Quantization
-    ) -> None:
-        self.name, self.quantization = weight.name, quantization
-        stack = weight.shape[:-2]
-        if scales.shape[:-2] != stack or biases.shape[:-2] != stack:
-            raise ModelError(f"tensor {scales.name} has shape {scales.shape}, expected that of {stack} matrices")
-        self._weight, self._scales, self._biases = map(_flatten, (weight, scales, biases))
+    maker: ClassVar[str] = "mlx"  # of the checkpoint
+
+    def __init__(self, name: str, shape: tuple[int, ...], quantization: Quantization) -> None:
+        self.name, self.shape, self.quantization = name, shape, quantization
         self._blocks: NDArray[np.uint8] | None = None
-        self._rows, columns = self._check()
-        self.shape: tuple[int, ...] = (*weight.shape[:-1], columns)
-        container = 4 if quantization.bits <= 4 else 8
-        self.type_name = f"affine{container}_{min(64, quantization.group_size)}"
+        self._rows = math.prod(shape[:-1])
+        self.type_name = f"affine{4 if quantization.bits <= 4 else 8}_{self._block_columns}"
+
+    @property
+    def _block_columns(self) -> int:
+        return 32 if self.quantization.group_size % 64 else 64
+
+    @property
+    def recipe(self) -> str:
+        """How the checkpoint is named: its maker and the bits of a number."""
+        return f"{self.maker}_{self.quantization.bits}bit"
 
     @property
     def nbytes(self) -> int:
@@ -89,22 +94,81 @@ class AffineTensor:
         values = np.empty((count * each, self.shape[-1]), np.float32)
         for first, last in self._cut(begin, end):
             groups = self._read_codes(first, last).reshape(-1, self.quantization.group_size).astype(np.float32)
-            scale, bias = (part.to_float32(first, last).reshape(-1, 1) for part in (self._scales, self._biases))
+            scale, bias = (part.reshape(-1, 1) for part in self._read_steps(first, last))
             values[first - begin : last - begin] = (groups * scale + bias).reshape(last - first, -1)
         return values.reshape(count, *self.shape[1:])
+
+    @abstractmethod
+    def take_rows(self, start: int, stop: int) -> AffineBlocks:
+        """Rows [start:stop] as a tensor of their own, under the same name."""
+
+    @abstractmethod
+    def take_matrix(self, index: int) -> AffineBlocks:
+        """Part `index` of a stack."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Forget the blocks and let the mapped pages go; all comes back when asked for."""
+
+    @abstractmethod
+    def _read_codes(self, first: int, last: int) -> Bytes:
+        """The integers of some rows, (values,)."""
+
+    @abstractmethod
+    def _read_steps(self, first: int, last: int) -> tuple[Floats, Floats]:
+        """Scales and biases of some rows, each (rows, groups)."""
+
+    def _read_packed(self, first: int, last: int) -> Bytes:
+        """The integers of some rows as blocks keep them."""
+        codes = self._read_codes(first, last)
+        return codes if self.quantization.bits > 4 else pack_halves(codes)
+
+    def _cut(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        step = max(1, _PIECE_VALUES // self.shape[-1])
+        for start in range(first, last, step):
+            yield start, min(last, start + step)
+
+    def _make_blocks(self, first: int, last: int) -> Bytes:
+        columns, bits = self._block_columns, 4 if self.quantization.bits <= 4 else 8
+        blocks = np.empty((last - first) * self.shape[-1] // columns, AFFINE_BLOCKS[bits, columns])
+        repeats = self.quantization.group_size // columns
+        for field, part in zip(("scale", "bias"), self._read_steps(first, last), strict=True):
+            blocks[field] = np.repeat(part.reshape(-1), repeats)
+        blocks["q"] = self._read_packed(first, last).reshape(len(blocks), -1)
+        return blocks.view(np.uint8).reshape(last - first, -1)
+
+
+class AffineTensor(AffineBlocks):
+    """A weight that MLX quantised, or a stack of them (parts, rows, columns).
+
+    Raises ModelError, naming the tensor, for parts that do not fit together.
+    """
+
+    __slots__ = ("_biases", "_scales", "_weight")
+
+    def __init__(
+        self, weight: TensorSource, scales: TensorSource, biases: TensorSource, quantization: Quantization
+    ) -> None:
+        stack = weight.shape[:-2]
+        if scales.shape[:-2] != stack or biases.shape[:-2] != stack:
+            raise ModelError(f"tensor {scales.name} has shape {scales.shape}, expected that of {stack} matrices")
+        self._weight, self._scales, self._biases = map(_flatten, (weight, scales, biases))
+        self.name, self.quantization = weight.name, quantization
+        super().__init__(weight.name, (*weight.shape[:-1], self._check()), quantization)
 
     def take_rows(self, start: int, stop: int) -> AffineTensor:
         """Rows [start:stop] as a tensor of their own, under the same name."""
         if len(self.shape) > 2:
             raise ValueError(f"tensor {self.name} is a stack of matrices, which has no rows of its own")
-        weight, scales, biases = (part.take_rows(start, stop) for part in (self._weight, self._scales, self._biases))
-        return AffineTensor(weight, scales, biases, self.quantization)
+        return self._take(start, stop)
 
     def take_matrix(self, index: int) -> AffineTensor:
         """Part `index` of a stack."""
         each = self._rows // self.shape[0]
-        parts = (self._weight, self._scales, self._biases)
-        weight, scales, biases = (part.take_rows(index * each, (index + 1) * each) for part in parts)
+        return self._take(index * each, (index + 1) * each)
+
+    def _take(self, start: int, stop: int) -> AffineTensor:
+        weight, scales, biases = (part.take_rows(start, stop) for part in (self._weight, self._scales, self._biases))
         return AffineTensor(weight, scales, biases, self.quantization)
 
     def release(self) -> None:
@@ -113,7 +177,7 @@ class AffineTensor:
         for part in (self._weight, self._scales, self._biases):
             part.release()
 
-    def _check(self) -> tuple[int, int]:
+    def _check(self) -> int:
         rows, words = self._expect_matrix(self._weight, ("u32",))
         bits, size = self.quantization.bits, self.quantization.group_size
         if words * 32 % (bits * size):
@@ -127,7 +191,7 @@ class AffineTensor:
                     f"tensor {part.name} has shape {part.shape}, expected {(rows, columns // size)} by {rows} x "
                     f"{columns} values of {bits} bits in groups of {size}"
                 )
-        return rows, columns
+        return columns
 
     @staticmethod
     def _expect_matrix(part: TensorSource, types: tuple[str, ...]) -> tuple[int, int]:
@@ -136,33 +200,19 @@ class AffineTensor:
             raise ModelError(f"tensor {part.name} is {part.type_name} {part.shape}, expected a matrix of {known}")
         return part.shape[0], part.shape[1]
 
-    def _cut(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        step = max(1, _PIECE_VALUES // self.shape[-1])
-        for start in range(first, last, step):
-            yield start, min(last, start + step)
-
     def _read_raw(self, first: int, last: int) -> Bytes:
         return self._weight.data.reshape(self._rows, -1)[first:last]
 
     def _read_codes(self, first: int, last: int) -> Bytes:
-        """The numbers of some rows, (values,)."""
         return unpack_codes(self._read_raw(first, last), self.quantization.bits)
 
-    def _make_blocks(self, first: int, last: int) -> Bytes:
-        columns = min(64, self.quantization.group_size)
-        kind = by_name(self.type_name)
-        bits = 8 * (kind.type_size - 8) // columns
-        blocks = np.empty((last - first) * self.shape[-1] // columns, AFFINE_BLOCKS[bits, columns])
-        repeats = self.quantization.group_size // columns
-        for field, part in (("scale", self._scales), ("bias", self._biases)):
-            blocks[field] = np.repeat(part.to_float32(first, last).reshape(-1), repeats)
+    def _read_steps(self, first: int, last: int) -> tuple[Floats, Floats]:
+        return self._scales.to_float32(first, last), self._biases.to_float32(first, last)
+
+    def _read_packed(self, first: int, last: int) -> Bytes:
         if self.quantization.bits == 4:
-            packed = order_nibbles(self._read_raw(first, last))
-        else:
-            codes = self._read_codes(first, last)
-            packed = codes if bits == 8 else pack_halves(codes)
-        blocks["q"] = packed.reshape(len(blocks), -1)
-        return blocks.view(np.uint8).reshape(last - first, -1)
+            return order_nibbles(self._read_raw(first, last))
+        return super()._read_packed(first, last)
 
 
 def _flatten(part: TensorSource) -> TensorSource:
@@ -268,7 +318,6 @@ def _read_one(key: str, stated: Mapping[str, object]) -> Quantization:
     return Quantization(*found)
 
 
-_BLOCKS, _SCALES = "_blocks", "_scales"
 _HALF_BYTES = 16  # of a group
 
 
@@ -334,26 +383,3 @@ class MicroscaledTensor:
         self._made = None
         self._blocks.release()
         self._scales.release()
-
-
-def join_quantised(
-    tensors: Mapping[str, TensorSource], config: Mapping[str, object]
-) -> dict[str, TensorSource | AffineTensor | MicroscaledTensor]:
-    """The tensors of a folder with each weight and its scales as one; others as they are.
-
-    Raises ModelError, naming the tensor or the key, for a part that is missing or does not fit.
-    """
-    joined: dict[str, TensorSource | AffineTensor | MicroscaledTensor] = {}
-    plain: dict[str, TensorSource] = {}
-    for name, tensor in tensors.items():
-        if name.endswith(_BLOCKS):
-            weight = name.removesuffix(_BLOCKS)
-            scales = tensors.get(weight + _SCALES)
-            if scales is None:
-                raise ModelError(f"tensor {weight}{_SCALES} is missing, which the quantised {name} needs")
-            joined[weight] = MicroscaledTensor(weight, tensor, scales)
-        elif not name.endswith(_SCALES):
-            plain[name] = tensor
-        elif name.removesuffix(_SCALES) + _BLOCKS not in tensors:
-            raise ModelError(f"tensor {name} has no {name.removesuffix(_SCALES)}{_BLOCKS} that it could belong to")
-    return joined | join_affine(plain, config)

@@ -368,6 +368,19 @@ def encode_affine(values: Floats, bits: int) -> Bytes:
     return block.view(np.uint8).reshape(len(values), -1)
 
 
+def decode_f8_e4m3(blocks: Bytes) -> Floats:
+    """1 sign, 4 bits of exponent (bias 7), 3 of fraction; no infinities, and 127 is no number (OCP's E4M3)."""
+    exponent, fraction = np.int32(blocks >> 3 & 15), np.float32(blocks & 7)
+    magnitude = np.ldexp(fraction + np.where(exponent > 0, 8, 0).astype(np.float32), np.maximum(exponent, 1) - 10)
+    signed = np.where(blocks & 128, -magnitude, magnitude)
+    return np.where(blocks & 127 == 127, np.float32(np.nan), signed).astype(np.float32)
+
+
+def decode_f8_e5m2(blocks: Bytes) -> Floats:
+    """The upper byte of an f16."""
+    return (blocks.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+
+
 # Types whose numbers come out of a grid: an index stands for the magnitudes of eight columns (IQ1, IQ2) or four (IQ3).
 IQ3_S = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
 IQ3_XXS = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("signs", "<u4", 8)])

@@ -80,6 +80,8 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_DIMENSIONS = 8
 _TYPE_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U32": "u32"}  # u32: see mlx_affine
+# Weights where config.json says how they are quantised: see packed.
+_QUANTISED_TYPE_NAMES = {"I8": "i8", "F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2"}
 # Kinds that a checkpoint may carry beside its weights (position ids, masks): served, but not as weights.
 _BUFFER_TYPE_NAMES = {"BOOL": "u8", "U8": "u8", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
 
@@ -97,7 +99,7 @@ class SafetensorsFolder(WeightFiles):
         self.config = config
         self.shard_of: dict[str, Path] = {}
         for file in files:
-            for name, source in _read_tensors(file).items():
+            for name, source in _read_tensors(file, config.get("quantization_config") is not None).items():
                 if name in self.tensors:
                     earlier = self.shard_of[name].name
                     raise FormatError(file.path, f"tensor {name[:80]!r}", None, f"is in {earlier} too")
@@ -150,7 +152,7 @@ def _read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_tensors(file: MappedFile) -> dict[str, TensorSource]:
+def _read_tensors(file: MappedFile, is_quantised: bool) -> dict[str, TensorSource]:
     """The tensors of one file, in the order of their data."""
     if file.size_bytes < 8:
         raise FormatError(file.path, "header length", 0, f"wants 8 bytes, the file has {file.size_bytes}")
@@ -160,7 +162,7 @@ def _read_tensors(file: MappedFile) -> dict[str, TensorSource]:
         raise FormatError(file.path, "header length", 0, f"{reason}; is it truncated?")
     header = parse_json_object(file.path, "header", 8, file.bytes[8 : 8 + length].tobytes())
     header.pop("__metadata__", None)
-    places = [_read_entry(file, name, entry, 8 + length) for name, entry in header.items()]
+    places = [_read_entry(file, name, entry, 8 + length, is_quantised) for name, entry in header.items()]
     places.sort(key=lambda place: place[1])
     end, previous = 8 + length, "the header"
     for name, start, row, shape in places:
@@ -178,7 +180,7 @@ def _make_source(file: MappedFile, name: str, start: int, row: GGMLType, shape: 
 
 
 def _read_entry(
-    file: MappedFile, name: str, entry: object, data_start: int
+    file: MappedFile, name: str, entry: object, data_start: int, is_quantised: bool
 ) -> tuple[str, int, GGMLType, tuple[int, ...]]:
     """One entry of the header, checked: name, start in the file, type, shape."""
 
@@ -190,7 +192,7 @@ def _read_entry(
     shape, offsets = _counts(entry["shape"]), _counts(entry["data_offsets"])
     if shape is None or len(shape) > MAX_DIMENSIONS or 0 in shape:
         raise refuse("shape", f"is {entry['shape']!r:.80}; up to {MAX_DIMENSIONS} sizes, none zero, are allowed")
-    row = _find_type(name, entry["dtype"])
+    row = _find_type(name, entry["dtype"], is_quantised)
     if row is None:
         known = ", ".join(_TYPE_NAMES)
         raise refuse("dtype", f"{entry['dtype']!r:.80} is not supported; weights may be {known}")
@@ -212,9 +214,12 @@ def _counts(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _find_type(name: str, dtype: object) -> GGMLType | None:
+def _find_type(name: str, dtype: object, is_quantised: bool) -> GGMLType | None:
     """The type of a tensor, None when it is not supported: whole numbers and doubles only where no weight is."""
-    is_weight = "weight" in name.rsplit(".", 1)[-1]
-    known = _TYPE_NAMES if is_weight else _TYPE_NAMES | _BUFFER_TYPE_NAMES
+    known, part = _TYPE_NAMES, name.rsplit(".", 1)[-1]
+    if is_quantised:
+        known = known | _QUANTISED_TYPE_NAMES
+    if part != "weight" if is_quantised else "weight" not in part:
+        known = known | _BUFFER_TYPE_NAMES
     type_name = known.get(dtype) if isinstance(dtype, str) else None
     return None if type_name is None else by_name(type_name)

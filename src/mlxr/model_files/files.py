@@ -19,7 +19,8 @@ import numpy as np
 from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
-    AffineTensor,
+    AffineBlocks,
+    Float8Tensor,
     GGUFFile,
     SafetensorsFolder,
     WeightSource,
@@ -414,7 +415,7 @@ def list_files(model: SourceModel) -> tuple[Path, ...]:
 def name_quantization(model: SourceModel) -> str:
     """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes.
 
-    A weight that MLX quantised counts as mlx_4bit, by its bits.
+    A weight that a folder has quantised counts as its maker says: mlx_4bit, awq_4bit, gptq_3bit, int8, fp8.
     """
     file_type = model.metadata.get("general.file_type")
     recipe = next((recipe.name for recipe in RECIPES if recipe.file_type == file_type), None)
@@ -422,7 +423,7 @@ def name_quantization(model: SourceModel) -> str:
         return recipe.upper()
     sizes: dict[str, int] = {}
     for tensor in model.tensors.values():
-        name = f"mlx_{tensor.quantization.bits}bit" if isinstance(tensor, AffineTensor) else tensor.type_name
+        name = tensor.recipe if isinstance(tensor, AffineBlocks | Float8Tensor) else tensor.type_name
         sizes[name] = sizes.get(name, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name]).upper()
 

@@ -21,6 +21,8 @@ from mlxr.models import limits
 from mlxr.models.components.weights import read_number
 from mlxr.models.fields import BARE, MAX_LABELS, OWN, Fields, Origin
 
+_QUANTISED = ("mxfp4", "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")  # methods whose weights are read
+
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
@@ -374,7 +376,7 @@ class FolderConfig:
     def _refuse_quantised(self) -> None:
         stated = self.whole.get("quantization_config")
         quantization = self.whole.mapping("quantization_config") if isinstance(stated, dict) else None
-        is_mxfp4 = quantization is not None and quantization.get("quant_method") == "mxfp4"
-        if self.whole.get("quantization") is None and not is_mxfp4:  # MLX states its own under both names
+        method = None if quantization is None else quantization.get("quant_method")
+        if self.whole.get("quantization") is None and method not in _QUANTISED:  # MLX states its own under both names
             why = "quantised like this is not supported; convert the original weights"
             self.whole.refuse_unless(("quantization_config",), (), why)

@@ -1,0 +1,145 @@
+"""Weights of AWQ, GPTQ, compressed-tensors and FP8: what they mean, blocks without loss, and parts that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx_words import make_part, make_source, quantize_packed
+
+from mlxr.core.errors import ModelError
+from mlxr.formats import TensorSource, by_name, join_quantised
+from mlxr.formats.packed import Float8Tensor, PackedTensor
+
+Stated = dict[str, Any]
+STATED: Mapping[str, Stated] = {
+    "awq": {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    "gptq": {"quant_method": "gptq"},
+    "gptq_v2": {"quant_method": "gptq", "checkpoint_format": "gptq_v2"},
+    "packed": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "bytes": {"quant_method": "compressed-tensors", "format": "int-quantized"},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [32, 64]},
+}
+KINDS = [("awq", 4), ("gptq", 2), ("gptq", 3), ("gptq", 4), ("gptq", 8), ("gptq_v2", 3), ("gptq_v2", 4), ("packed", 4),
+         ("packed", 8), ("bytes", 8), ("fp8", 8)]  # fmt: skip
+
+
+def random_floats(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def join(parts: Mapping[str, TensorSource], stated: Stated) -> Any:
+    (joined,) = join_quantised(parts, {"quantization_config": stated}).values()
+    return joined
+
+
+@pytest.mark.parametrize(("method", "bits"), KINDS)
+def test_blocks_mean_what_the_checkpoint_says(method: str, bits: int) -> None:
+    """In groups of 32 and 128 columns, for rows that begin and end within words, and scales in each type."""
+    for size, type_name in ((32, "f16"), (128, "bf16"), (384, "f16")):
+        if method == "fp8" and size != 32:
+            continue
+        parts, meaning = quantize_packed("x", random_floats(96, 384), method, bits, size, type_name)
+        stated = STATED[method] | ({"weight_block_size": [32, size]} if method == "fp8" else {})
+        tensor = join(parts, stated)
+        assert (tensor.name, tensor.shape) == ("x.weight", (96, 384))
+        assert np.array_equal(tensor.to_float32(), meaning)
+        assert np.array_equal(tensor.to_float32(5, -3), meaning[5:-3])
+        assert tensor.to_float32(5, 2).shape == (0, 384)
+        cut = tensor.take_rows(7, 90).take_rows(2, 50)
+        assert np.array_equal(cut.to_float32(), meaning[9:57])
+        for one, expected in ((tensor, meaning), (cut, meaning[9:57])):
+            assert one.nbytes == one.data.size
+            assert np.array_equal(TensorSource("b", one.type_name, one.shape, one.data).to_float32(), expected)
+        if method == "fp8":
+            assert (tensor.type_name, tensor.recipe) == ("bf16", "fp8")
+        else:
+            assert tensor.type_name == f"affine{4 if bits <= 4 else 8}_{min(64, size)}"
+        data = tensor.data
+        tensor.release()
+        assert tensor.data is not data
+
+
+def test_scales_may_be_for_rows_or_for_all() -> None:
+    weight = make_part("x.weight", np.arange(256).reshape(4, 64) % 127, "f8_e4m3")
+    scale = make_source("x.weight_scale", np.array([0.5, 2, 4, 0.25], np.float32)[:, None], "bf16")
+    stated = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    ranges = {"x.input_scale": make_source("x.input_scale", np.ones(1, np.float32), "f32")}
+    plain = by_name("f8_e4m3").decode(weight.data[:, None]).reshape(4, 64)
+    found = join({weight.name: weight, scale.name: scale} | ranges, stated)
+    assert isinstance(found, Float8Tensor)
+    assert np.array_equal(found.to_float32(), plain * scale.to_float32())
+    assert np.array_equal(found.take_rows(2, 4).to_float32(), (plain * scale.to_float32())[2:])
+    one = make_source("x.weight_scale", np.full(1, 0.125, np.float32), "f32")
+    assert np.array_equal(join({weight.name: weight, one.name: one}, stated).to_float32(), plain * 0.125)
+    assert np.array_equal(
+        join({weight.name: weight, one.name: one}, {"quant_method": "fp8"}).to_float32(), plain * 0.125
+    )
+    weight = make_part("x.weight", np.arange(-128, 128).reshape(4, 64), "i8")
+    found = join({weight.name: weight, scale.name: scale}, STATED["bytes"])
+    assert isinstance(found, PackedTensor)
+    assert np.array_equal(found.to_float32(), np.arange(-128, 128).reshape(4, 64) * scale.to_float32())
+
+
+def test_float8_numbers() -> None:
+    """All of E4M3 and E5M2, by their definition: sign, exponent, fraction."""
+    codes = np.arange(256, dtype=np.uint8)[:, None]
+    for name, fraction_bits, bias in (("f8_e4m3", 3, 7), ("f8_e5m2", 2, 15)):
+        found = by_name(name).decode(codes)[:, 0]
+        for code in range(256):
+            exponent, fraction = code >> fraction_bits & (127 >> fraction_bits), code & ((1 << fraction_bits) - 1)
+            value = (fraction / (1 << fraction_bits) + (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias)
+            if np.isfinite(found[code]):
+                assert found[code] == (-value if code > 127 else value), code
+        assert int(np.isfinite(found).sum()) == {"f8_e4m3": 254, "f8_e5m2": 248}[name]
+
+
+def change(method: str, **changes: TensorSource | None) -> dict[str, TensorSource]:
+    parts: dict[str, TensorSource | None] = dict(quantize_packed("x", random_floats(32, 128), method)[0])
+    parts |= {f"x.{name}": tensor for name, tensor in changes.items()}
+    return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+
+def words(name: str, *shape: int) -> TensorSource:
+    return make_part(f"x.{name}", np.zeros(shape), "i32")
+
+
+def scales(name: str, value: float, *shape: int, type_name: str = "f16") -> TensorSource:
+    return make_source(f"x.{name}", np.full(shape, value, np.float32), type_name)
+
+
+ORDER = np.arange(128) // 64
+REFUSED: list[tuple[str, dict[str, TensorSource | None], Stated, str]] = [
+    ("awq", {"scales": None}, {}, r"tensor x\.scales is missing, which the quantised x\.weight needs"),
+    ("awq", {"qzeros": words("qzeros", 3, 4)}, {}, r"tensor x\.qzeros is i32 \(3, 4\), expected i32 \(2, 4\)"),
+    ("awq", {}, {"version": "gemv"}, "quantization_config states the format 'gemv'; supported is gemm"),
+    ("awq", {}, {"bits": 8}, r"tensor x\.weight has 4 bits, quantization_config\.bits is 8"),
+    ("awq", {"scales": scales("scales", np.nan, 2, 32)}, {}, r"x\.weight has the scale nan .* in row 0, group 0"),
+    ("awq", {"scales": scales("scales", 3e38, 2, 32, type_name="f32")}, {}, r"x\.weight has the scale 3.*e\+38"),
+    ("awq", {"scales": scales("scales", 1 / 3, 2, 32, type_name="f32")}, {}, "whose product f32 does not keep"),
+    ("awq", {"weight": scales("weight", 1, 32, 128)}, {}, r"tensor x\.weight is f16, but has qweight"),
+    ("gptq", {"qweight": words("qweight", 15, 32)}, {}, r"x\.weight of 32 x 120 numbers .* has 2 groups"),
+    ("gptq", {"qzeros": words("qzeros", 2, 5)}, {}, r"tensor x\.qzeros has 5 words for 32 rows"),
+    ("gptq", {"g_idx": make_part("x.g_idx", ORDER[::-1], "i32")}, {}, r"x\.g_idx puts the columns .* \(desc_act\)"),
+    ("gptq", {"g_idx": make_part("x.g_idx", ORDER * 5, "i32")}, {}, r"x\.g_idx names groups from 0 to 5 of 2"),
+    ("gptq", {}, {"checkpoint_format": "marlin"}, "states the format 'marlin'; supported is gptq or gptq_v2"),
+    ("packed", {"weight_shape": make_part("x.weight_shape", np.array([32, 96]), "i64")}, {}, r"weight_packed is i32"),
+    ("packed", {"weight_shape": make_part("x.weight_shape", np.array([32, 0]), "i64")}, {}, "expected a matrix"),
+    ("packed", {"weight_scale": scales("weight_scale", 1, 32, 8)}, {}, r"x\.weight_zero_point is i32 \(4, 2\), exp"),
+    ("packed", {"weight_g_idx": words("weight_g_idx", 128)}, {}, r"x\.weight_g_idx: columns in another order"),
+    ("bytes", {"weight_scale": scales("weight_scale", 1, 32, 8)}, {}, "has 8 groups of columns; supported are"),
+    ("fp8", {"weight_scale_inv": scales("weight_scale_inv", 1, 3, 2)}, {}, r"x\.weight_scale_inv is f16 \(3, 2\)"),
+    ("fp8", {"weight_scale_inv": scales("weight_scale_inv", np.inf, 1, 2)}, {}, r"x\.weight has numbers or .* row 0"),
+    ("fp8", {}, {"weight_block_size": [0, 8]}, r"states blocks of \[0, 8\], expected two sizes"),
+    ("fp8", {}, {"quant_method": None}, r"x\.weight is f8_e4m3, and config\.json has no quantization_config for it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "changes", "stated", "message"), REFUSED)
+def test_parts_that_do_not_fit_are_refused(
+    method: str, changes: dict[str, TensorSource | None], stated: Stated, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        _ = join(change(method, **changes), {**STATED[method], **stated}).data
