@@ -25,6 +25,7 @@ from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY, FairQueue, Schedul
 from mlxr.engine.sequence import Boundaries, Sequence, TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.drafters import StateTail
+from mlxr.engine.speculative.planner import look_up
 from mlxr.engine.stats import Live, Work
 
 NO_ANSWERS = "is an encoder, which writes no text; it makes vectors of texts, or ranks them"
@@ -267,7 +268,7 @@ class Admission:
     `eos_ids` end answers that do not ignore them, and `open_drafter` makes what guesses their tokens. With `has_head`
     they keep the last states for a head that drafts. Recurrent layers keep theirs once in `spacing_tokens`, which is
     0 where there are none. The log-probabilities of prompts are computed `score_tokens` at a time. With
-    `drafts_pictures` who drafts needs nothing of pictures; else prompts with some have no drafts.
+    `drafts_pictures` who drafts needs nothing of pictures; else answers to prompts with some have drafts from the text.
     """
 
     def __init__(
@@ -360,7 +361,7 @@ class Admission:
             masks=None
             if constraint is None
             else MaskSource(constraint.fork(), self._limits.vocab_size, end_tokens - len(request.token_ids)),
-            open_drafter=self.open_drafter if is_seen else None,
+            open_drafter=self.open_drafter if is_seen or self.open_drafter is None else look_up,
             tail=StateTail() if self._has_head and may_draft and is_seen else None,
         )
 

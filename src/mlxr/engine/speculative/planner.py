@@ -335,7 +335,7 @@ def open_drafts(
 ) -> tuple[Planner, DrafterMaker]:
     """Who plans drafts, and who makes them for an answer; allocates the `arena` of the model or head that drafts."""
     if draft is None or arena is None:
-        return Planner(settings.draft_tokens, runs_ahead=ctx.gpu is not None), _look_up
+        return Planner(settings.draft_tokens, runs_ahead=ctx.gpu is not None), look_up
     own = draft.ctx or ctx
     pools, groups = arena.allocate(own)
     cache = KVCache(groups, fingerprint=draft.fingerprint, sharing=shares_prefixes)
@@ -355,5 +355,6 @@ def open_drafts(
     return Planner(settings.draft_tokens, model, clock, runs_ahead=ctx.gpu is not None), model.open
 
 
-def _look_up(tokens: list[int], _: bool) -> Drafter:
+def look_up(tokens: list[int], _: bool) -> Drafter:
+    """Drafts from the text itself."""
     return Lookup(tokens)
