@@ -80,14 +80,14 @@ def write_folder(folder: Path, golden: Golden, changes: Weights | None = None) -
     save_file(draw_weights(golden.config, golden.shapes) | (changes or {}), folder / "model.safetensors")
 
 
-def write_chat_folder(folder: Path, case: str) -> Path:
+def write_chat_folder(folder: Path, case: str, context_tokens: int = 1024) -> Path:
     """Write the model of a case with a tokenizer and a chat template, and so with another vocabulary; the folder."""
     from model_folder import train_tokenizer
 
     golden = read_golden(case)
     folder.mkdir(parents=True, exist_ok=True)
     words = train_tokenizer(folder, "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
-    text = golden.config["text_config"] | {"vocab_size": words, "max_position_embeddings": 1024}
+    text = golden.config["text_config"] | {"vocab_size": words, "max_position_embeddings": context_tokens}
     shapes = {
         name: [words, *shape[1:]] if name.endswith(("embed_tokens.weight", "lm_head.weight")) else shape
         for name, shape in golden.shapes.items()

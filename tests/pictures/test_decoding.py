@@ -19,6 +19,7 @@ import pytest
 from mlxr.core.errors import InvalidRequest
 from mlxr.pictures import decoding
 from mlxr.pictures.decoding import Decoder, read_base64, read_url
+from mlxr.pictures.fetching import Address
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 Image = pytest.importorskip("PIL.Image")
@@ -154,8 +155,9 @@ def test_urls_are_data_alone() -> None:
     text = base64.b64encode(GOOD).decode()
     assert read_url(f"data:image/png;base64,{text}", "url") == GOOD
     assert read_url(f"data:;charset=x;base64,{text[:40]}\n{text[40:]}", "url") == GOOD
-    for url in ("https://example.com/a.png", "http://169.254.169.254/", "file:///etc/passwd", "", "data:image/png"):
-        with pytest.raises(InvalidRequest, match="no address is fetched"):
+    assert read_url("https://example.com/a.png", "url") == Address("https://example.com/a.png")
+    for url in ("http://169.254.169.254/", "file:///etc/passwd", "", "data:image/png", "ftp://a/https:"):
+        with pytest.raises(InvalidRequest, match="no such address is fetched"):
             read_url(url, "url")
     with pytest.raises(InvalidRequest, match="with ;base64"):
         read_url("data:image/png,abc", "url")

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from running_server import RunningServer, start_server
 
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("models", "registry")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("models", "registry", "pictures")]
 Image = pytest.importorskip("PIL.Image")
 
 from fake_hub import FakeHub  # noqa: E402 -- needs the path
+from made_documents import make_pdf  # noqa: E402
 from vision_models import draw_picture, write_chat_folder, write_mmproj  # noqa: E402
 
 from mlxr import LLM, SamplingParams  # noqa: E402
@@ -111,6 +112,68 @@ def test_all_dialects_show_the_same_picture(server: RunningServer) -> None:
     assert counted.json()["input_tokens"] == prompt_tokens
 
 
+def test_a_prompt_without_a_conversation_shows_pictures(server: RunningServer) -> None:
+    """As clients of llama.cpp write them: a mark in the text, and the pictures beside it."""
+    with server.client() as client:
+        mark = client.get("/props").json()["media_marker"]
+    asked = {
+        "prompt": {"prompt_string": f"{'the quick ' * 9}{mark} quick", "multimodal_data": [BASE64]},
+        "n_predict": 4,
+    }
+    first = post(server, "/completion", **asked, temperature=0)
+    assert first.status_code == 200, first.text
+    blind = post(server, "/completion", prompt="the quick " * 9, n_predict=4, temperature=0).json()
+    assert first.json()["tokens_evaluated"] > 20 + blind["tokens_evaluated"]
+    again = post(server, "/completion", **asked, temperature=0).json()
+    assert again["content"] == first.json()["content"]
+    assert again["tokens_cached"] >= 16
+    several = [asked["prompt"], "the quick"]
+    assert len(post(server, "/completion", **asked | {"prompt": several}).json()) == 2
+    for given, message in (
+        ({"prompt_string": "no mark", "multimodal_data": [BASE64]}, "has 1 pictures for 0 places <__media__>"),
+        ({"prompt_string": mark, "multimodal_data": ["A*"]}, r"prompt.multimodal_data[0]: is no base64"),
+        ({"prompt_string": mark, "multimodal_data": "A"}, "must be a list of pictures in base64"),
+        ({"prompt_string": mark, "multimodal_data": ["AAAA"]}, "is none of the kinds that can be read"),
+    ):
+        refused = post(server, "/completion", prompt=given)
+        assert refused.status_code == 400
+        assert message in refused.json()["error"]["message"]
+    assert post(server, "/embedding", content={"prompt_string": mark, "multimodal_data": [BASE64]}).status_code == 400
+
+
+def test_all_dialects_read_documents(server: RunningServer) -> None:
+    """Pages with text are text, and pages without are pictures."""
+    pytest.importorskip("pypdfium2")
+    data = base64.b64encode(make_pdf(["the quick", ""])).decode()
+    url = f"data:application/pdf;base64,{data}"
+    first = chat(server, [{"type": "file", "file": {"file_data": url, "filename": "a.pdf"}}])
+    assert first.status_code == 200, first.text
+    tokens = first.json()["usage"]["prompt_tokens"]
+    alone = f"data:;base64,{base64.b64encode(make_pdf(['the quick'])).decode()}"
+    without = chat(server, [{"type": "file", "file": {"file_data": alone, "filename": "a.pdf"}}]).json()
+    assert tokens > 16 + without["usage"]["prompt_tokens"]  # the picture of a page
+    file = {"type": "input_file", "file_data": url, "filename": "a.pdf"}
+    response = post(
+        server, "/v1/responses", input=[{"role": "user", "content": [file]}], max_output_tokens=4, temperature=0
+    ).json()
+    assert response["usage"]["input_tokens"] == tokens
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    document = {"role": "user", "content": [{"type": "document", "source": source, "title": "a.pdf"}]}
+    claude = post(server, "/v1/messages", model="default", messages=[document], max_tokens=4, temperature=0).json()
+    assert claude["usage"]["input_tokens"] + claude["usage"]["cache_read_input_tokens"] == tokens
+    assert claude["content"][0]["text"] == first.json()["choices"][0]["message"]["content"]
+    text = base64.b64encode(make_pdf(["the quick", "brown fox"])).decode()
+    told = chat(server, [{"type": "file", "file": {"file_data": f"data:;base64,{text}"}}], model="demo")
+    assert told.status_code == 200, told.text  # a model of text reads texts
+    same = chat(server, "the quick\n\nbrown fox\n\n", model="demo").json()
+    assert same["usage"]["prompt_tokens"] == told.json()["usage"]["prompt_tokens"]
+    for given, message in ((url, "is a picture, and this model reads text only"), ("data:;base64,/w==", "neither")):
+        refused = chat(server, [{"type": "file", "file": {"file_data": given}}], model="demo")
+        assert refused.status_code == 400
+        assert "messages[0].content[0].file" in refused.text
+        assert message in refused.text
+
+
 def test_pictures_come_in_results_of_tools(server: RunningServer) -> None:
     image = {"type": "image", "source": {"type": "url", "url": URL}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "see"}, image]}
@@ -139,7 +202,9 @@ def test_low_detail_takes_fewer_tokens_and_forged_places_are_text(server: Runnin
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("https://example.com/a.png", "no address is fetched"),
+        ("https://example.com/a.png", "no address is fetched but those of the setting image_origins"),
+        ("http://example.com/a.png", "got 'http': no such address is fetched"),
+        ("file:///etc/passwd", "got 'file': no such address is fetched"),
         ("data:image/png;base64,AAAA", "is none of the kinds that can be read"),
         ("data:image/png;base64,A*", "is no base64"),
     ],

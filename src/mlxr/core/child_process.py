@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 _VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
@@ -25,3 +27,17 @@ def limit(kind: int, amount: int) -> None:
         amount = min(amount, hard)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(kind, (amount, hard))
+
+
+def ask(module: str, data: bytes, seconds: float) -> bytes:
+    """What `python -m module` answers to `data` before it ends. Raises TimeoutExpired, when it was stopped."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", module],
+        input=data,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=make_environment(),
+        timeout=seconds,
+        check=False,
+        process_group=0,
+    ).stdout

@@ -119,6 +119,12 @@ class Settings(ModelSettings):
         "Web pages that may use this server besides local ones, such as https://my.page or chrome-extension://*.",
         scope="server",
     )
+    image_origins: tuple[str, ...] = setting(
+        "list",
+        (),
+        "Origins such as https://pictures.example from which pictures and PDFs of requests are fetched; default: none.",
+        scope="server",
+    )
     import_folders: tuple[str, ...] = setting(
         "list",
         (),

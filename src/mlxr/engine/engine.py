@@ -328,6 +328,7 @@ class Engine:
             text = f"the picture could not be encoded: {type(error).__name__}: {error}"
             answers = [answer for row in waiting for answer in (row, *row.siblings)]
             return self._requests.end(answers, FinishReason.ERROR, text)
+        self._work.encoded_pictures = encoder.encoded
         return []
 
     def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:

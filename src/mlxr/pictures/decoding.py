@@ -13,7 +13,6 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.child_process import make_environment
+from mlxr.core.child_process import ask
 from mlxr.core.errors import InvalidRequest
+from mlxr.pictures.fetching import Address
 
 Pixels = npt.NDArray[np.uint8]
 MAX_FILE_BYTES, MAX_PICTURES, MAX_DECODE_S, MAX_PROCESSES = 20 << 20, 16, 60.0, 2
@@ -40,13 +40,15 @@ def read_base64(text: str, field: str) -> bytes:
         raise InvalidRequest(field, "is no base64") from None
 
 
-def read_url(url: str, field: str) -> bytes:
-    """The bytes of a picture in a data: URL. Raises InvalidRequest for addresses, which nothing is fetched from."""
+def read_url(url: str, field: str) -> bytes | Address:
+    """The bytes of a picture in a data: URL, or where to fetch it. Raises InvalidRequest for other URLs."""
+    if url[:6].lower() == "https:":
+        return Address(url)
     match = _DATA_URL.match(url)
     if match is None:
         kind = url[:40].partition(":")[0]
         raise InvalidRequest(
-            field, f"must be a data: URL with base64, got {kind!r}: no address is fetched; send the picture"
+            field, f"must be a data: URL with base64, got {kind!r}: no such address is fetched; send the picture"
         )
     if not match[2].endswith(";base64"):
         raise InvalidRequest(field, "must be a data: URL with ;base64")
@@ -91,21 +93,12 @@ class Decoder:
         asked = json.dumps({"sizes": [len(data) for data in files], "rule": rule}).encode() + b"\n" + b"".join(files)
         with self._turns:
             try:
-                done = subprocess.run(
-                    [sys.executable, "-P", "-m", "mlxr.pictures.worker"],
-                    input=asked,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env=make_environment(),
-                    timeout=MAX_DECODE_S,
-                    check=False,
-                    process_group=0,
-                )
+                answers = ask("mlxr.pictures.worker", asked, MAX_DECODE_S)
             except subprocess.TimeoutExpired:
                 raise InvalidRequest(
                     fields[0], f"took longer than {MAX_DECODE_S:g} s to decode; it was stopped"
                 ) from None
-        return _read_answers(done.stdout, fields)
+        return _read_answers(answers, fields)
 
 
 def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Pixels]:

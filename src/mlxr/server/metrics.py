@@ -312,7 +312,7 @@ def _read_copied(stats: SessionStats) -> Samples:
 
 WORK = (
     *("steps", "prefill_tokens", "decode_tokens", "recomputed_tokens", "preemptions", "drafted_tokens"),
-    *("accepted_tokens", "failed_steps", "late_answers", "refused_requests"),
+    *("accepted_tokens", "failed_steps", "late_answers", "refused_requests", "encoded_pictures"),
 )
 ENGINE = (
     _gauge("pages", "Pages of the KV cache", "state", _read_pages),

@@ -19,6 +19,7 @@ from mlxr.core.types import MAX_INT, PARAMETERS, Grammar
 from mlxr.server.routes import JsonObject, RequestModel, Text, dump_json
 from mlxr.service.requests import ChatRequest, Prompt
 from mlxr.service.session import Session
+from mlxr.service.sight import read_base64
 
 
 class ParameterFields(RequestModel):
@@ -328,10 +329,15 @@ def split_prompts(given: object, field: str) -> tuple[list[object], bool]:
     return given, True
 
 
-def read_prompt(session: Session, prompt: object, field: str, *, parse_special: bool = True) -> Prompt:
-    """One prompt as the service takes it; texts between token ids are encoded without what begins a text."""
+def read_prompt(
+    session: Session, prompt: object, field: str, *, parse_special: bool = True, takes_pictures: bool = False
+) -> Prompt:
+    """One prompt as the service takes it; texts between token ids are encoded without what begins a text.
+
+    Pictures beside a text are for `read_media`, where a route `takes_pictures`.
+    """
     if isinstance(prompt, dict):
-        return _read_object(prompt, field)
+        return _read_object(prompt, field, takes_pictures=takes_pictures)
     if not isinstance(prompt, list):
         return str(prompt)
     return _join_parts(session, prompt, parse_special)
@@ -347,10 +353,10 @@ def _join_parts(session: Session, parts: Sequence[object], parse_special: bool) 
     return ids
 
 
-def _read_object(prompt: JsonObject, field: str) -> str:
+def _read_object(prompt: JsonObject, field: str, *, takes_pictures: bool) -> str:
     """The text of an object: `prompt_string`, or `content` with parts of text. Other media are refused."""
-    if prompt.get("multimodal_data"):
-        raise InvalidRequest(f"{field}.multimodal_data", "is not supported: models read text only")
+    if prompt.get("multimodal_data") and not takes_pictures:
+        raise InvalidRequest(f"{field}.multimodal_data", "is not supported here: only /completion takes pictures")
     text = prompt.get("prompt_string")
     if isinstance(text, str):
         return text
@@ -361,6 +367,16 @@ def _read_object(prompt: JsonObject, field: str) -> str:
     if not all(isinstance(one, str) for one in texts):
         raise InvalidRequest(f"{field}.content", "must be a list of text parts; models read text only")
     return "".join(str(one) for one in texts)
+
+
+def read_media(prompt: object, field: str) -> list[bytes]:
+    """The pictures of an object, in base64 (`multimodal_data`); none of another prompt."""
+    given = prompt.get("multimodal_data") if isinstance(prompt, dict) else None
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise InvalidRequest(f"{field}.multimodal_data", "must be a list of pictures in base64")
+    return [read_base64(str(one), f"{field}.multimodal_data[{index}]") for index, one in enumerate(given)]
 
 
 ANSWER_SHARE = 4  # where turns must go, so many go that the answer may take at least this part of the context

@@ -118,7 +118,7 @@ class Preparation:
         self._open_chat = partial(
             Chat, tokenizer, system=system, size_bound=bound, budget_tokens=thinking.budget_tokens, sight=sight
         )
-        self._sees = sight is not None and sight.is_there
+        self._sight, self._sees = sight, sight is not None and sight.is_there
         self._template = template
         self._chat = None if template is None else self._open_chat(template)
         self._chats: OrderedDict[str, Chat] = OrderedDict()  # with the templates that requests brought
@@ -188,10 +188,18 @@ class Preparation:
         does."""
         self._check_size(request)
         if not isinstance(request, ChatRequest):
-            return list(_fit(self.encode_prompt(request.prompt), request)[0]), None
+            token_ids, pictures = self._encode_text(request)
+            return list(_fit(token_ids, request, pictures)[0]), pictures
         chat, request = self._find_chat(request)
         turn = chat.encode(request)
-        return list(_fit_turn(turn, request)[0]), turn.pictures
+        return list(_fit(turn.token_ids, request, turn.pictures)[0]), turn.pictures
+
+    def _encode_text(self, request: TextRequest) -> tuple[list[int], Pictures | None]:
+        if not request.pictures or self._sight is None:
+            return self.encode_prompt(request.prompt), None
+        text, shown = self._sight.take_text(request)
+        spelt, pictures = shown.spell(text)
+        return self._sight.place(self.encode_prompt(spelt), pictures)
 
     def _check_size(self, request: TextRequest | ChatRequest) -> None:
         if request.window is None:  # with one, what is too long is cut
@@ -206,7 +214,9 @@ class Preparation:
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
         else:
-            prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request), echo=request.echo)
+            token_ids, pictures = self._encode_text(request)
+            prepared = self.prepare_tokens(*_fit(token_ids, request, pictures), echo=request.echo)
+            prepared = replace(prepared, request=replace(prepared.request, pictures=pictures))
             if request.grammar is not None:
                 constraint = self._compile(Rules(request.grammar, request.grammar.field))
                 prepared = _constrain(prepared, constraint, constraint.relaxed)
@@ -290,7 +300,7 @@ class Preparation:
         inner = None if rules is None else self._compile_if(rules, request)
         gated = None if inner is None else self._gate(chat, inner, request, turn)
         answer_format = chat.make_format(request, turn, is_enforced=gated is not None)
-        prepared = self.prepare_tokens(*_fit_turn(turn, request), answer_format)
+        prepared = self.prepare_tokens(*_fit(turn.token_ids, request, turn.pictures), answer_format)
         prepared = replace(prepared, request=replace(prepared.request, pictures=turn.pictures))
         relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
         constraint, end = self._bound_chat(chat, gated, request, turn)
@@ -422,17 +432,15 @@ def _constrain(
     return replace(prepared, request=request, relaxed=relaxed, thought_end=thought_end)
 
 
-def _fit(token_ids: list[int], request: TextRequest | ChatRequest) -> tuple[Sequence[int], SamplingParams]:
-    return (
-        (token_ids, request.params) if request.window is None else fit_window(token_ids, request.params, request.window)
-    )
-
-
-def _fit_turn(turn: Turn, request: ChatRequest) -> tuple[Sequence[int], SamplingParams]:
-    """`_fit`, which cuts no prompt with pictures. Raises ContextFull."""
-    fitted, params = _fit(turn.token_ids, request)
-    if turn.pictures is not None and len(fitted) < len(turn.token_ids):
-        raise ContextFull.of("prompt", len(turn.token_ids), len(fitted))
+def _fit(
+    token_ids: list[int], request: TextRequest | ChatRequest, pictures: Pictures | None
+) -> tuple[Sequence[int], SamplingParams]:
+    """The prompt as its window lets it be; one with pictures is not cut. Raises ContextFull."""
+    if request.window is None:
+        return token_ids, request.params
+    fitted, params = fit_window(token_ids, request.params, request.window)
+    if pictures is not None and len(fitted) < len(token_ids):
+        raise ContextFull.of("prompt", len(token_ids), len(fitted))
     return fitted, params
 
 

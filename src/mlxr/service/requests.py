@@ -64,6 +64,8 @@ class TextRequest(RequestOptions):
 
     prompt: Prompt
     params: SamplingParams
+    pictures: Sequence[bytes] = ()  # for the marks in the prompt, see `sight.MEDIA`
+    pictures_field: str = "pictures"
     echo: str | None = None  # each answer begins with it; where logprobs are asked for, with the prompt's tokens
 
 

@@ -105,6 +105,7 @@ class Session:
                 lambda: b"" if tower is None else tower.fingerprint,
                 loaded.blind,
                 settings.image_tokens,
+                settings.image_origins,
             )
             self._threads = PreparingThreads()
             undo.callback(self._threads.stop)
@@ -536,4 +537,4 @@ def _is_slow(request: TextRequest | ChatRequest) -> bool:
     That is so for a grammar to compile, much text to read, and every template, which is a stranger's program.
     """
     is_long = isinstance(request, ChatRequest) or len(request.prompt) > INLINE_CHARACTERS
-    return is_long or request.grammar is not None
+    return is_long or bool(isinstance(request, TextRequest) and request.pictures) or request.grammar is not None

@@ -17,19 +17,37 @@ from pathlib import Path
 from mlxr.core.errors import InvalidRequest
 from mlxr.engine.pictures import Picture, Pictures, Placed
 from mlxr.loading import TowerSpec
-from mlxr.pictures.decoding import MAX_FILE_BYTES, Decoder, read_base64, read_url
-from mlxr.service.requests import ChatRequest, Message
+from mlxr.pictures.decoding import MAX_FILE_BYTES, MAX_PICTURES, Decoder, read_base64, read_url
+from mlxr.pictures.documents import Documents
+from mlxr.pictures.fetching import Address, check_origins, fetch
+from mlxr.service.requests import ChatRequest, Message, TextRequest
 from mlxr.tokenizers import Tokenizer
 
-__all__ = ["Shown", "Sight", "make_part", "open_pictures", "read_base64", "read_picture", "read_url", "spell_pictures"]
+__all__ = [
+    "Shown",
+    "Sight",
+    "make_document",
+    "make_part",
+    "open_pictures",
+    "read_base64",
+    "read_picture",
+    "read_url",
+    "spell_pictures",
+]
 OPEN, PLACE, CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+MEDIA = "<__media__>"  # where a picture stands in a prompt without a conversation, as in llama.cpp
 LOW_TOKENS = 256  # of a picture that a request wants to be seen in low detail
 DETAILS = ("low", "high", "auto", "original")
 
 
-def make_part(data: bytes, detail: str | None = None, field: str | None = None) -> dict[str, object]:
+def make_part(data: bytes | Address, detail: str | None = None, field: str | None = None) -> dict[str, object]:
     """A picture as a part of a message's content; `detail` is one of DETAILS, `field` what errors call it."""
     return {"type": "image", "image": data, "detail": detail, "field": field}
+
+
+def make_document(data: bytes | Address, title: str | None, field: str) -> dict[str, object]:
+    """A PDF or a text as a part of a message's content; `field` is what errors call it."""
+    return {"type": "document", "document": data, "title": title or "", "field": field}
 
 
 def open_pictures(messages: Sequence[Message]) -> list[Message]:
@@ -80,21 +98,28 @@ def spell_pictures(messages: Sequence[Message]) -> list[Message]:
 
 def _spell(part: object) -> object:
     data = part.get("image") if isinstance(part, Mapping) and _is_picture(part) else None
+    if isinstance(data, Address):
+        return {"type": "image_url", "image_url": {"url": data.url}}
     if not isinstance(data, bytes):
         return part
     return {"type": "image_url", "image_url": {"url": f"data:image;base64,{base64.b64encode(data).decode()}"}}
 
 
-def has_pictures(messages: object) -> bool:
-    """Whether some message has a picture."""
+def has_files(messages: object) -> bool:
+    """Whether some message has a picture or a document."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         return False
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    return any(_is_picture(part) for content in contents if isinstance(content, list) for part in content)
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(_is_picture(part) or _is_document(part) for part in parts)
 
 
 def _is_picture(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _is_document(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "document"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +148,8 @@ NOTHING_SHOWN = Shown()
 class Sight:
     """How one model is shown pictures of at most `most_tokens` tokens each; None for `spec`: not at all.
 
-    `blind` says why it does not see. Safe to use from several threads.
+    `blind` says why it does not see. What requests have at addresses is fetched from these `origins` alone. Safe to use
+    from several threads.
     """
 
     def __init__(
@@ -133,7 +159,10 @@ class Sight:
         read_fingerprint: Callable[[], bytes],
         blind: str,
         most_tokens: int,
+        origins: Sequence[str] = (),
     ) -> None:
+        check_origins(origins)
+        self._origins, self._documents = origins, Documents()
         self._spec, self._read_fingerprint, self._blind, self._most_tokens = spec, read_fingerprint, blind, most_tokens
         ids = [tokenizer.token_id(spelling) for spelling in (OPEN, PLACE, CLOSE)]
         self._place_id = ids[1]
@@ -153,8 +182,9 @@ class Sight:
 
     def take(self, request: ChatRequest) -> tuple[ChatRequest, Shown]:
         """The conversation with marks for its pictures, and these. Raises InvalidRequest, naming the part."""
-        if not has_pictures(request.messages):
+        if not has_files(request.messages):
             return request, NOTHING_SHOWN
+        request = replace(request, messages=[*map(self._open_documents, request.messages)])
         files, fields, details, marks = list[bytes](), list[str](), list[object](), list[str]()
         messages = []
         secret = secrets.token_hex(8)
@@ -169,11 +199,9 @@ class Sight:
                     parts.append(part)
                     continue
                 field = str(part.get("field") or f"messages[{index}].content[{place}]")
-                data = part.get("image")
-                if not isinstance(data, bytes):
-                    raise InvalidRequest(field, "must have the bytes of a picture as its image")
-                if self._spec is None:
-                    raise InvalidRequest(field, f"is a picture, and this model reads text only: {self._blind}")
+                data = self._fetch(part.get("image"), field, is_picture=True)
+                if len(files) >= MAX_PICTURES:
+                    raise InvalidRequest("messages", f"have more than {MAX_PICTURES} pictures")
                 marks.append(f"\uf8fe{secret}{len(marks)}\uf8fe")
                 files.append(data)
                 fields.append(field)
@@ -181,6 +209,50 @@ class Sight:
                 parts.append({"type": "text", "text": marks[-1]})
             messages.append({**message, "content": parts})
         return replace(request, messages=messages), Shown(self._decode(files, fields, details), marks)
+
+    def _fetch(self, data: object, field: str, *, is_picture: bool) -> bytes:
+        if is_picture and self._spec is None:
+            raise InvalidRequest(field, f"is a picture, and this model reads text only: {self._blind}")
+        if isinstance(data, Address):
+            return fetch(data, self._origins, field)
+        if not isinstance(data, bytes):
+            raise InvalidRequest(field, "must have the bytes of a picture as its image")
+        return data
+
+    def _open_documents(self, message: Message) -> Message:
+        """The message with the pages of its documents, texts or pictures, in their places."""
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list) or not any(map(_is_document, content)):
+            return message
+        parts: list[object] = []
+        for part in content:
+            if not _is_document(part):
+                parts.append(part)
+                continue
+            field, title = str(part.get("field")), str(part.get("title"))
+            pages = self._documents.read(self._fetch(part.get("document"), field, is_picture=False), field)
+            parts += [{"type": "text", "text": f"{title}\n\n"}] if title else []
+            for page in pages:
+                shown = (
+                    {"type": "text", "text": f"{page}\n\n"} if isinstance(page, str) else make_part(page, field=field)
+                )
+                parts.append(shown)
+        if any(map(_is_picture, parts)):
+            return {**message, "content": parts}
+        return {**message, "content": "".join(str(one["text"]) for one in parts if isinstance(one, Mapping))}
+
+    def take_text(self, request: TextRequest) -> tuple[str, Shown]:
+        """A prompt with marks for its pictures, which MEDIA stands for, and these. Raises InvalidRequest."""
+        pieces = str(request.prompt).split(MEDIA)
+        if len(pieces) - 1 != len(request.pictures):
+            raise InvalidRequest(
+                request.pictures_field, f"has {len(request.pictures)} pictures for {len(pieces) - 1} places {MEDIA}"
+            )
+        fields = [f"{request.pictures_field}[{index}]" for index in range(len(request.pictures))]
+        files = [self._fetch(one, field, is_picture=True) for one, field in zip(request.pictures, fields, strict=True)]
+        marks = [f"\uf8fe{secrets.token_hex(8)}{index}\uf8fe" for index in range(len(files))]
+        text = "".join(part for pair in zip(pieces, [*marks, ""], strict=True) for part in pair)
+        return text, Shown(self._decode(files, fields, [None] * len(files)), marks)
 
     def _decode(self, files: Sequence[bytes], fields: Sequence[str], details: Sequence[object]) -> list[Picture]:
         spec = self._spec

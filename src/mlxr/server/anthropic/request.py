@@ -17,7 +17,7 @@ from mlxr.core.types import MAX_INT, SamplingParams
 from mlxr.server.request_fields import AnthropicParameters, make_schema_grammar
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool, ToolChoice, is_unfinished
-from mlxr.service.sight import make_part, read_base64, read_url
+from mlxr.service.sight import make_document, make_part, read_base64, read_url
 
 # A line of Claude Code's system text, another one in every request: behind it nothing would be found in the cache.
 BILLING = "x-anthropic-billing-header:"
@@ -53,28 +53,14 @@ class TextBlock(RequestModel):
 
 
 class TextSource(RequestModel):
-    """The text of a document; PDF files and addresses are not supported."""
+    """The text of a document."""
 
     type: Literal["text"]
     data: str
 
 
-class DocumentBlock(RequestModel):
-    """A document that is text; images and other documents are not supported."""
-
-    type: Literal["document"]
-    source: TextSource
-    title: str | None = None
-    context: str | None = None
-
-    @property
-    def plain(self) -> str:
-        """The block's text as the model reads it."""
-        return "\n".join(part for part in (self.title, self.context, self.source.data) if part)
-
-
 class ImageData(RequestModel):
-    """A picture in base64."""
+    """A picture, or a PDF, in base64."""
 
     type: Literal["base64"]
     data: str
@@ -82,10 +68,35 @@ class ImageData(RequestModel):
 
 
 class ImageAddress(RequestModel):
-    """A picture as a data: URL; addresses are refused."""
+    """A picture as a data: URL, or at an address of an origin that the setting image_origins names."""
 
     type: Literal["url"]
     url: str
+
+
+class DocumentBlock(RequestModel):
+    """A document: a text, or a PDF in base64 or at an address."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource | ImageData | ImageAddress, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """The block's text as the model reads it, without what only a file has."""
+        text = self.source.data if isinstance(self.source, TextSource) else None
+        return "\n".join(part for part in (self.title, self.context, text) if part)
+
+    def read(self, field: str) -> str | JsonObject:
+        """The text, or the file as a part of a message; raises InvalidRequest."""
+        match self.source:
+            case TextSource():
+                return self.plain
+            case ImageAddress(url=url):
+                return make_document(read_url(url, f"{field}.source.url"), self.plain, field)
+            case ImageData(data=data):
+                return make_document(read_base64(data, f"{field}.source.data"), self.plain, field)
 
 
 class ImageBlock(RequestModel):
@@ -240,6 +251,8 @@ def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, s
     calls: list[dict[str, object]] = []
     for index, block in enumerate(blocks):
         match block:
+            case DocumentBlock(source=ImageData() | ImageAddress()):
+                raise InvalidRequest(f"{field}[{index}]", "the assistant gives no file")
             case TextBlock() | DocumentBlock() | SearchResultBlock() | CompactionBlock():
                 texts.append(block.plain)
             case ForeignBlock():
@@ -265,10 +278,10 @@ def _read_user(role: str, blocks: Sequence[Block], field: str, tool_names: dict[
     results: list[Message] = []
     shown: list[str | JsonObject] = []
     for index, block in enumerate(blocks):
-        if isinstance(block, PlainBlock):
-            shown.append(block.plain)
-        elif isinstance(block, ImageBlock):
+        if isinstance(block, ImageBlock | DocumentBlock):
             shown.append(block.read(f"{field}[{index}]"))
+        elif isinstance(block, PlainBlock):
+            shown.append(block.plain)
         elif isinstance(block, ForeignBlock):
             continue
         elif isinstance(block, ToolResultBlock) and role == "user":
@@ -283,7 +296,8 @@ def _read_result(block: ToolResultBlock, field: str, tool_names: dict[str, str])
         [TextBlock(type="text", text=block.content or "")] if not isinstance(block.content, list) else block.content
     )
     shown: list[str | JsonObject] = [
-        one.read(f"{field}[{index}]") if isinstance(one, ImageBlock) else one.plain for index, one in enumerate(blocks)
+        one.read(f"{field}[{index}]") if isinstance(one, ImageBlock | DocumentBlock) else one.plain
+        for index, one in enumerate(blocks)
     ]
     if block.is_error and shown:
         shown[:1] = [f"Error: {shown[0]}"] if isinstance(shown[0], str) else ["Error:", shown[0]]

@@ -42,6 +42,7 @@ from mlxr.server.request_fields import (
     LlamacppParameters,
     Prompts,
     SamplerFields,
+    read_media,
     read_prompt,
     read_samplers,
     split_prompts,
@@ -439,8 +440,12 @@ async def answer(
     as_list: bool = False,
     grammar: Grammar | None = None,
     ends: frozenset[int] = frozenset(),
+    media: Sequence[Sequence[bytes]] = (),
 ) -> Response:
-    """The reply to all prompts: one object, a list of them, or events. The tokens `ends` end an answer."""
+    """The reply to all prompts: one object, a list of them, or events. The tokens `ends` end an answer.
+
+    `media` has the pictures of each prompt.
+    """
     with spell_fields(FIELDS):
         params = replace(body.make_params(lease.record, lease.session), stop_token_ids=ends)
         given = body.draft_tokens
@@ -453,8 +458,10 @@ async def answer(
                 cache_prompt=body.cache_prompt is not False,
                 drafts=drafts,
                 reports_progress=bool(body.stream and body.return_progress),
+                pictures=shown,
+                pictures_field="prompt.multimodal_data",
             )
-            for prompt in prompts
+            for prompt, shown in zip(prompts, media or [()] * len(prompts), strict=True)
         ]
         generations = await start_all(request, lease, wanted)
     frame = await asyncio.to_thread(_make_frame, body, lease, params, generations)
@@ -509,8 +516,13 @@ async def create_completion(request: Request, body: CompletionBody) -> Response:
     """Continue one prompt, or each of several."""
     given, as_list = split_prompts(body.prompt, "prompt")
     lease = await borrow(request, body.model, lora=body.shares)
-    prompts = await lease.session.run(lambda: [read_prompt(lease.session, one, "prompt") for one in given], reads=given)
-    return await answer(request, body, lease, prompts, as_list=as_list, grammar=body.make_grammar())
+
+    def read() -> list[tuple[Prompt, list[bytes]]]:
+        session = lease.session
+        return [(read_prompt(session, one, "prompt", takes_pictures=True), read_media(one, "prompt")) for one in given]
+
+    prompts, media = zip(*await lease.session.run(read, reads=given), strict=True)
+    return await answer(request, body, lease, prompts, as_list=as_list, grammar=body.make_grammar(), media=media)
 
 
 class ExtraInput(RequestModel):

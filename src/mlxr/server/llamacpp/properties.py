@@ -37,6 +37,7 @@ from mlxr.service.embedding import Vector, VectorPooling, scale_vector
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.opening import find_device
 from mlxr.service.session import Session
+from mlxr.service.sight import MEDIA
 
 router = Router()
 INLINE_LENGTH = 4096  # characters or tokens
@@ -230,6 +231,7 @@ async def show_properties(request: Request) -> Response:
             "model_alias": record.short_name,
             "model_path": str(record.path),
             "modalities": {"vision": "vision" in lease.session.capabilities, "audio": False},
+            "media_marker": MEDIA,
             **_describe_tokenizer(lease),
             "build_info": f"mlxr-{mlxr.__version__}",
             "is_sleeping": False,

@@ -63,12 +63,12 @@ from mlxr.server.routes import (
     reply_json,
 )
 from mlxr.service.requests import ChatRequest, Ending, Message, is_unfinished
-from mlxr.service.sight import DETAILS, make_part, read_url
+from mlxr.service.sight import DETAILS, make_document, make_part, read_url
 from mlxr.service.streams import AnswerFold, Change, ReplyFold
 
-PICTURE = "image_url"
+FILES = ("image_url", "file")  # parts that are none of text
 PART_KEYS = {
-    PICTURE: PICTURE,
+    **{kind: kind for kind in FILES},
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -87,17 +87,29 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class ImageUrl(RequestModel):
-    """A picture as a data: URL; addresses are refused. With detail low it takes fewer tokens."""
+    """A picture as a data: URL, or at an address of an origin that the setting image_origins names.
+
+    With detail low it takes fewer tokens.
+    """
 
     url: str
     detail: Literal[DETAILS] | None = None  # type: ignore[valid-type]
 
 
-class ContentPart(RequestModel):
-    """A piece of text under the key that its type has, or a picture; audio and files are not supported."""
+class FileData(RequestModel):
+    """A PDF, or a text in UTF-8, as a data: URL."""
 
-    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "image_url"]
+    file_data: str
+    filename: str | None = None
+    file_id: Unsupported = None
+
+
+class ContentPart(RequestModel):
+    """A piece of text under the key that its type has, a picture or a document; audio is not supported."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "image_url", "file"]
     image_url: ImageUrl | str | None = None
+    file: FileData | None = None
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
@@ -154,7 +166,7 @@ class ChatMessage(RequestModel):
     @property
     def hides_all(self) -> bool:
         """Tell whether there is nothing but thoughts that are hidden, which is no turn."""
-        has_more = isinstance(self.content, list) and any(part.type == PICTURE for part in self.content)
+        has_more = isinstance(self.content, list) and any(part.type in FILES for part in self.content)
         says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls or has_more
         return bool(self.thinking_blocks or self.reasoning_details) and not says_something
 
@@ -174,15 +186,18 @@ def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str
     """The parts of a content that are thoughts, or those that are not."""
     if content is None or isinstance(content, str):
         return ""
-    pieces = (part for part in content if part.type != PICTURE and (part.type == "thinking") is thoughts)
+    pieces = (part for part in content if part.type not in FILES and (part.type == "thinking") is thoughts)
     return "".join(getattr(part, PART_KEYS[part.type]) or "" for part in pieces)
 
 
-def _show_pictures(content: Sequence[ContentPart], field: str) -> list[JsonObject]:
-    """Texts and pictures in their order."""
+def _show_files(content: Sequence[ContentPart], field: str) -> list[JsonObject]:
+    """Texts, pictures and documents in their order."""
     parts: list[JsonObject] = []
     for index, part in enumerate(content):
-        if part.type == PICTURE:
+        if part.file is not None and part.type == "file":
+            place = f"{field}[{index}].file"
+            parts.append(make_document(read_url(part.file.file_data, f"{place}.file_data"), part.file.filename, place))
+        elif part.type == "image_url":
             place = f"{field}[{index}].image_url"
             given = part.image_url if isinstance(part.image_url, ImageUrl) else ImageUrl(url=part.image_url or "")
             parts.append(make_part(read_url(given.url, f"{place}.url"), given.detail))
@@ -194,8 +209,8 @@ def _show_pictures(content: Sequence[ContentPart], field: str) -> list[JsonObjec
 def _read_message(message: ChatMessage, field: str) -> Message:
     _check_role(message, field)
     read: dict[str, object] = {"role": message.role, "content": join_text(message.content) or message.refusal or ""}
-    if isinstance(message.content, list) and any(part.type == PICTURE for part in message.content):
-        read["content"] = _show_pictures(message.content, f"{field}.content")
+    if isinstance(message.content, list) and any(part.type in FILES for part in message.content):
+        read["content"] = _show_files(message.content, f"{field}.content")
     if message.name is not None:
         read["name"] = message.name
     if message.tool_call_id is not None:

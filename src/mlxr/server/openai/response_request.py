@@ -21,7 +21,7 @@ from mlxr.server.request_fields import FlatFormat, ResponsesParameters
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.messages import parse_arguments
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool
-from mlxr.service.sight import DETAILS, make_part, read_url
+from mlxr.service.sight import DETAILS, make_document, make_part, read_url
 
 LOCAL_SHELL = "local_shell"
 TOOL_SEARCH = "tool_search"
@@ -284,14 +284,17 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class TextPart(RequestModel):
-    """A piece of text, given by the user or written by the model; audio and files are not supported."""
+    """A piece of text, given by the user or written by the model; audio is not supported."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 class ImagePart(RequestModel):
-    """A picture as a data: URL; addresses are refused. With detail low it takes fewer tokens."""
+    """A picture as a data: URL, or at an address of an origin that the setting image_origins names.
+
+    With detail low it takes fewer tokens.
+    """
 
     type: Literal["input_image"]
     image_url: str
@@ -299,7 +302,17 @@ class ImagePart(RequestModel):
     file_id: Unsupported = None
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class FilePart(RequestModel):
+    """A PDF, or a text in UTF-8, as a data: URL or at an address as for pictures."""
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    file_id: Unsupported = None
+
+
+Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
 
 
 class ReasoningText(RequestModel):
@@ -539,7 +552,7 @@ def _add_to_turn(turn: dict[str, object], item: MessageItem | CallItem | Reasoni
 
 
 def _join(content: str | Sequence[Part], field: str) -> str | list[JsonObject]:
-    """The text of a content; with pictures all of its parts."""
+    """The text of a content; with pictures or documents all of its parts."""
     if isinstance(content, str):
         return content
     parts: list[JsonObject] = []
@@ -547,10 +560,16 @@ def _join(content: str | Sequence[Part], field: str) -> str | list[JsonObject]:
         if isinstance(part, ImagePart):
             name = f"{field}[{index}].image_url"
             parts.append(make_part(read_url(part.image_url, name), part.detail, name))
+        elif isinstance(part, FilePart):
+            key = "file_data" if part.file_url is None else "file_url"
+            name, given = f"{field}[{index}].{key}", part.file_url or part.file_data
+            if given is None:
+                raise InvalidRequest(name, "is missing")
+            parts.append(make_document(read_url(given, name), part.filename, name))
         else:
             parts.append({"type": "text", "text": part.text})
-    has_pictures = any(isinstance(part, ImagePart) for part in content)
-    return parts if has_pictures else "".join(str(part["text"]) for part in parts)
+    has_files = any(not isinstance(part, TextPart) for part in content)
+    return parts if has_files else "".join(str(part["text"]) for part in parts)
 
 
 class TextConfig(RequestModel):
