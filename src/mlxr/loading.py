@@ -114,6 +114,7 @@ class Group(Protocol):
 class LoadedModel:
     """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk.
 
+    A tower counts among them.
     `fingerprint` (32 bytes) changes with everything that can change a bit of what the model computes: its weights and
     configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
     numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of
@@ -274,7 +275,7 @@ def load(
         tokenizer=parts.tokenizer,
         chat_template=parts.chat_template,
         load_s=time.perf_counter() - start_s,
-        weight_bytes=model.weight_bytes,
+        weight_bytes=model.weight_bytes + (0 if seen_by is None else seen_by.weight_bytes),
         file_bytes=sum(tensor.nbytes for tensor in parts.file.tensors.values()),
         file=parts.file,
         fingerprint=fingerprint,

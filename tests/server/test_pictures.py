@@ -322,3 +322,31 @@ def test_a_chat_shows_pictures(
         assert "/image: none.png cannot be read" in err
         assert f"{named}is none of the kinds that can be read" in err
         assert "left out from now on" in err
+
+
+@pytest.mark.slow
+def test_a_conversation_encodes_its_pictures_once(tmp_path: Path) -> None:
+    """Ten turns about two pictures: little is computed again, and nothing encoded again, also after a restart."""
+    eyes = write_chat_folder(tmp_path / "eyes", "qwen35", 4096)
+    settings: dict[str, Any] = {"threads": 1, "arena_bytes": "64M", "page_size": 16, "store_bytes": "64M"}
+    settings["store_folder"] = tmp_path / "store"
+    pictures = [{"type": "image", "image": make_png(seed)} for seed in range(2)]
+    messages: list[dict[str, Any]] = []
+    known = lost = before = 0
+    params = SamplingParams(max_tokens=8, temperature=0)
+    with LLM(eyes, **settings) as llm:
+        for turn in range(10):
+            question = {"type": "text", "text": f"{turn} " + "the quick brown fox jumps over the lazy dog " * 6}
+            messages.append({"role": "user", "content": [*(pictures if turn == 0 else ()), question]})
+            found = llm.chat(messages, params)
+            lost += max(0, before - found.usage.cached_tokens)
+            known += before
+            before = found.usage.prompt_tokens
+            assert llm.stats().engine.encoded_pictures == 2
+            asked, messages = messages, [*messages, {"role": "assistant", "content": found.text}]
+    assert lost <= 0.05 * known, (lost, known)
+    with LLM(eyes, **settings) as llm:
+        again = llm.chat(asked, params)
+        assert again.text == found.text
+        assert llm.stats().engine.encoded_pictures == 0
+        assert again.usage.cached_tokens >= 0.95 * again.usage.prompt_tokens

@@ -44,7 +44,6 @@ class Counters(PrefixCounters):
     preemptions: int = 0  # times that a running answer had to give its pages back
     late_answers: int = 0  # ended by their deadline
     refused_requests: int = 0  # found the queue full
-    encoded_pictures: int = 0  # by the tower of the model
     evicted_pages: int = 0  # cached pages that were given up
     dropped_pages: int = 0  # pages that did not get, or stay, in the store
     copied_bytes: int = 0  # of keys and values, copied by the cache path instead of being read in place

@@ -328,7 +328,6 @@ class Engine:
             text = f"the picture could not be encoded: {type(error).__name__}: {error}"
             answers = [answer for row in waiting for answer in (row, *row.siblings)]
             return self._requests.end(answers, FinishReason.ERROR, text)
-        self._work.encoded_pictures = encoder.encoded
         return []
 
     def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:
@@ -369,6 +368,7 @@ class Engine:
             heads=self._config.heads,
             waiting_sequences=len(self._scheduler.waiting),
             running_sequences=len(self._scheduler.running),
+            encoded_pictures=0 if self._encoder is None else self._encoder.encoded,
             queue=read_queue(self._scheduler),
             cache=cache,
         )

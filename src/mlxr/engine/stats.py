@@ -129,6 +129,7 @@ class EngineStats(PageSums, Counters):
     heads: int  # of the model's queries
     waiting_sequences: int
     running_sequences: int
+    encoded_pictures: int  # by the tower
     queue: Queue  # the same in answers: a sequence whose prompt is not computed yet stands for all answers to it
     cache: CacheStats
 

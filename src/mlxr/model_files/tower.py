@@ -43,6 +43,21 @@ class TowerFile:
             digest.update(hash_tensors(self.beside.tensors, self.beside.paths))
         return digest.digest()
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights in the file; in a folder they lie among those of the text."""
+        own = self.tensors.items()
+        return sum(one.nbytes for name, one in own if self.beside is not None or "visual." in name or "vision_" in name)
+
+    def count_work_bytes(self, tokens: int) -> int:
+        """Bytes that encoding a picture of so many tokens takes at most, with the rows that it becomes.
+
+        Of each patch these are the stream, what a block makes of it, queries, keys and values, two of them in pages,
+        and a feed-forward block before and after its activation.
+        """
+        spec, patches = self.spec, tokens * self.spec.merge**2
+        return 4 * (patches * (8 * spec.hidden + 2 * spec.features) + tokens * spec.row_numbers)
+
     def load(self, ctx: Context) -> Tower:
         """Prepare the tower; ModelError, naming the tensor, where it does not fit."""
         rename = name_folder_tensors if self.beside is None else name_gguf_tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -39,6 +40,7 @@ class Check:
 def examine(settings: Settings, *, asks_hub: bool = True) -> list[Check]:
     """All that is found; measuring how fast memory is takes a second, and an unreachable hub five."""
     looks = [_look_at_versions, _look_at_processor, _look_at_memory, _look_at_gpu, _look_at_models, _look_at_port]
+    looks.append(_look_at_pictures)
     looks += [_look_at_others, _look_at_hub] if asks_hub else [_look_at_others]
     return [check for look in looks for check in _collect(look, settings)]
 
@@ -104,6 +106,20 @@ def _look_at_gpu(settings: Settings) -> Iterator[Check]:
         yield Check("gpu", "note", "there is an NVIDIA driver, but models run on the processor", remedy)
     else:
         yield Check("gpu", "ok", "none that mlxr uses; models run on the processor")
+
+
+def _look_at_pictures(settings: Settings) -> Iterator[Check]:
+    names = [record.short_name for record in open_registry(settings).list() if "vision" in record.capabilities]
+    missing = [package for module, package in _EXTRAS.items() if importlib.util.find_spec(module) is None]
+    found = f"{len(names)} {'model sees' if len(names) == 1 else 'models see'}"
+    if missing:
+        remedy = f"pip install {' '.join(missing)}, to show models pictures and PDFs"
+        yield Check("pictures", "problem" if names and "pillow" in missing else "note", found, remedy)
+    else:
+        yield Check("pictures", "ok", found)
+
+
+_EXTRAS = {"PIL": "pillow", "pypdfium2": "pypdfium2"}
 
 
 def _look_at_models(settings: Settings) -> Iterator[Check]:

@@ -16,7 +16,8 @@ from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, NotFound, Se
 from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
-from mlxr.engine.pictures import Encoder
+from mlxr.engine.memory_plan import bound_free_bytes
+from mlxr.engine.pictures import ROWS_BYTES, Encoder
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.speculative.planner import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.loading import (
@@ -311,12 +312,17 @@ def build_engine(
         model, fingerprint = loaded.group.lead(model), b""  # pages lie in shares, which nobody else has a use for
         known = [one for one in (memory_bytes, loaded.group.free_bytes) if one is not None]
         memory_bytes = min(known, default=None)
+    sees = loaded.tower is not None and not has_taps
+    if loaded.tower is not None and sees:  # it is loaded with the first picture, and has its room from the start
+        free_bytes = bound_free_bytes(loaded.ctx, memory_bytes)
+        tower_bytes = loaded.tower.weight_bytes + loaded.tower.count_work_bytes(settings.image_tokens) + ROWS_BYTES
+        memory_bytes = None if free_bytes is None else max(0, free_bytes - tower_bytes)
     return Engine(
         model,
         loaded.ctx,
         replace(settings, store_folder=str(find_store_folder(settings))),
         draft=draft,
-        encoder=None if loaded.tower is None or has_taps else Encoder(loaded.open_tower()),
+        encoder=Encoder(loaded.open_tower()) if sees else None,
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,

@@ -208,7 +208,8 @@ class Sight:
                 details.append(part.get("detail"))
                 parts.append({"type": "text", "text": marks[-1]})
             messages.append({**message, "content": parts})
-        return replace(request, messages=messages), Shown(self._decode(files, fields, details), marks)
+        pictures = self._decode(files, fields, details) if files else []
+        return replace(request, messages=messages), Shown(pictures, marks)
 
     def _fetch(self, data: object, field: str, *, is_picture: bool) -> bytes:
         if is_picture and self._spec is None:
