@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mlxr.core.interrupts import end_on_interrupt, end_on_terminate
+from mlxr.core.processes import end_on_interrupt, end_on_terminate
 
 
 def run() -> int:

@@ -1,7 +1,8 @@
 """A browser for the tests of the page, and what is watched while a page is open.
 
-`find_chromium` names the program. `Visit` is one open tab: its page, and all that the page asked for and complained
-about. Chromium resolves one name, to this machine, so nothing of the page can leave it.
+`find_browser` names the program: Chromium, or with the variable PAGE_BROWSER=firefox the Firefox of the system, which
+Playwright drives by WebDriver BiDi. `Visit` is one open tab: its page, and all that the page asked for and complained
+about. The browser resolves one name, to this machine, so nothing of the page can leave it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,35 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+IS_FIREFOX = os.environ.get("PAGE_BROWSER") == "firefox"
+NAMES: tuple[str, ...] = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+if IS_FIREFOX:
+    NAMES = ("firefox-esr", "firefox")
 FOREIGN = "foreign.test"  # a name that somebody else made point to this machine
 RULES = f"MAP {FOREIGN} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 ARGUMENTS = (f"--host-resolver-rules={RULES}", "--disable-background-networking")
+PREFERENCES: dict[str, str | float | bool] = {
+    "dom.events.testing.asyncClipboard": True,  # no question before the clipboard is read
+    "network.dns.localDomains": FOREIGN,
+    "network.proxy.type": 1,  # nothing but this machine, which needs no proxy, is reached
+    "network.proxy.http": "127.0.0.1",
+    "network.proxy.http_port": 9,
+    "network.proxy.ssl": "127.0.0.1",
+    "network.proxy.ssl_port": 9,
+    "network.proxy.no_proxies_on": f"localhost,127.0.0.1,{FOREIGN}",
+}
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
 HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
 
 
-def find_chromium() -> str | None:
-    """The Chromium to drive: that of the variable CHROMIUM, of the system, or the one that Playwright installed."""
-    named = os.environ.get("CHROMIUM")
+def find_browser() -> str | None:
+    """The browser to drive: that of the variable CHROMIUM or FIREFOX, of the system, or Playwright's Chromium."""
+    named = os.environ.get("FIREFOX" if IS_FIREFOX else "CHROMIUM")
     if named:
         return named
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is not None:
+    if found is not None or IS_FIREFOX:
         return found
     with sync_playwright() as playwright:
         own = playwright.chromium.executable_path
@@ -40,11 +54,16 @@ def find_chromium() -> str | None:
 
 @contextmanager
 def start_browser(program: str) -> Iterator[Browser]:
-    """A Chromium without windows; as root it runs without its sandbox, which the superuser cannot have."""
+    """A browser without windows; as root Chromium runs without its sandbox, which the superuser cannot have."""
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         expect.set_options(timeout=WAIT_MS)
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        if IS_FIREFOX:
+            browser = playwright.firefox.launch(
+                channel="moz-firefox", executable_path=program, firefox_user_prefs=PREFERENCES
+            )
+        else:
+            browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
         browser.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import Visit, find_chromium, open_tab, start_browser
+from browsing import IS_FIREFOX, Visit, find_browser, open_tab, start_browser
 from page_server import PageServer
 from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -22,19 +22,19 @@ OpenTab = Callable[..., Visit]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--demand-browser", action="store_true", help="fail where there is no Chromium instead of skipping"
-    )
+    parser.addoption("--demand-browser", action="store_true", help="fail where there is no browser instead of skipping")
     parser.addoption("--save-pictures", action="store_true", help="write the pictures of the documentation")
 
 
 @pytest.fixture(scope="session")
 def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
-    """Chromium, for all tests."""
+    """Chromium, or with PAGE_BROWSER=firefox Firefox, for all tests."""
     missing = None if BUILT.exists() else "the page is not built; `make page` builds it"
-    program = find_chromium()
+    program = find_browser()
     if program is None:
         missing = "no Chromium was found; install it (Debian: apt install chromium), or name one in CHROMIUM"
+        if IS_FIREFOX:
+            missing = "no Firefox was found; install it (Debian: apt install firefox-esr), or name one in FIREFOX"
     if missing is not None:
         if request.config.getoption("--demand-browser"):
             pytest.fail(missing)
@@ -74,7 +74,8 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     with browser.new_context(
         viewport={"width": 1280, "height": 800}, accept_downloads=True, service_workers="block"
     ) as context:
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        if not IS_FIREFOX:  # which has a preference for that
+            context.grant_permissions(["clipboard-read", "clipboard-write"])
         yield context
 
 

@@ -197,7 +197,7 @@ def test_dropped_text_files_become_part_of_the_message(page: Page) -> None:
 def test_chosen_files_can_be_removed_again(page: Page, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("x = 1\n")
     with page.expect_file_chooser() as waiting:
-        page.get_by_role("button", name="Add text files").click()
+        page.get_by_role("button", name="Add PDFs or text files").click()
     waiting.value.set_files(tmp_path / "code.py")
     expect(page.get_by_role("list", name="Files of the message")).to_contain_text("code.py")
     expect(page.get_by_role("button", name="Send")).to_be_enabled()

@@ -59,7 +59,7 @@ def test_pictures_are_seen_shown_and_kept(make_server: MakePageServer, tab: Open
     (tmp_path / "photo.jpg").write_bytes(large)
     attached = page.get_by_role("list", name="Pictures of the message")
     with page.expect_file_chooser() as waiting:
-        page.get_by_role("button", name="Add pictures or text files").click()
+        page.get_by_role("button", name="Add pictures, PDFs or text files").click()
     waiting.value.set_files(tmp_path / "photo.jpg")
     expect(attached.get_by_role("img", name="photo.jpg")).to_be_visible()
     give(page, "drop", "small.png", small)
@@ -99,6 +99,6 @@ def test_pictures_are_seen_shown_and_kept(make_server: MakePageServer, tab: Open
     choose_model(page, "Demo: Python library only")
     give(page, "paste", "small.png", small)
     expect(page.get_by_role("alert")).to_contain_text("demo reads text only. Choose a model that sees")
-    expect(page.get_by_role("button", name="Add text files")).to_be_visible()
+    expect(page.get_by_role("button", name="Add PDFs or text files")).to_be_visible()
     choose_model(page, f"{folder.name} (default)")
     expect(page.get_by_role("alert")).to_have_count(0)

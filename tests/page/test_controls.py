@@ -186,7 +186,7 @@ def visit_tools(page: Page, found: set[Control]) -> None:
 
 def visit_what_went_wrong(page: Page, found: set[Control]) -> None:
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Add text files").click()
+        page.get_by_role("button", name="Add PDFs or text files").click()
     chooser.value.set_files({"name": "code.py", "mimeType": "text/plain", "buffer": b"a"})
     expect(page.get_by_role("button", name="Remove code.py")).to_be_visible()
     found |= list_controls(page)

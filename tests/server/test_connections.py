@@ -139,7 +139,7 @@ def test_connections_leave_descriptors_for_everything_else() -> None:
 def test_a_server_that_is_told_to_end_while_it_starts_ends_well() -> None:
     program = (
         "import os, signal\n"
-        "from mlxr.core.interrupts import end_on_terminate\n"
+        "from mlxr.core.processes import end_on_terminate\n"
         "end_on_terminate()\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "raise SystemExit(5)\n"

@@ -26,7 +26,7 @@ import typer
 import mlxr
 from mlxr.cli.terminal import make_printable
 from mlxr.core.errors import MlxrError
-from mlxr.core.interrupts import end_on_interrupt
+from mlxr.core.processes import end_on_interrupt
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

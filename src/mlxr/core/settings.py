@@ -138,6 +138,18 @@ class Settings(ModelSettings):
         "Servers that the page may call for the tools of a conversation, such as http://localhost:9000.",
         scope="server",
     )
+    mcp_commands: tuple[str, ...] = setting(
+        "list",
+        (),
+        "MCP servers that the page may start for tools of conversations: NAME=COMMAND, as in files=npx -y a-server.",
+        scope="server",
+    )
+    mcp_urls: tuple[str, ...] = setting(
+        "list",
+        (),
+        "MCP servers that the page may reach through this server: addresses, or * for every public one.",
+        scope="server",
+    )
     max_body_bytes: int = setting("bytes", 32 * 2**20, "Largest request body.", minimum=1024, scope="server")
     requests_per_minute: int = setting(
         "int",

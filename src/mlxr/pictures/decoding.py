@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.child_process import ask
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.processes import ask
 from mlxr.pictures.fetching import Address
 
 Pixels = npt.NDArray[np.uint8]

@@ -22,8 +22,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from mlxr.core.child_process import ask, limit
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.processes import ask, limit
 
 MAX_PAGES, MAX_SHOWN, MAX_CHARACTERS, PAGE_PIXELS, MAX_RATIO = 100, 16, 1 << 22, 1 << 21, 200
 MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_READ_S, MAX_PROCESSES = 2 << 30, 30, 60.0, 2

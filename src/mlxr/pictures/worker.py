@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from mlxr.core.child_process import limit
+from mlxr.core.processes import limit
 
 MAX_PIXELS, MAX_RATIO, MAX_MEMORY_BYTES, MAX_PROCESSOR_S = 1 << 26, 200, 2 << 30, 30
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")

@@ -28,12 +28,13 @@ from mlxr.registry import AdapterRecord, ModelRecord, Registry, library
 from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.live import router as live_router
+from mlxr.server.mcp import router as mcp_router
 from mlxr.server.model_names import find_importable, forget_adapter, load_adapter
 from mlxr.server.page_files import ASSET_PATH, ASSETS, ROOT_FILES, find_page_file
 from mlxr.server.parts import parts_of
 from mlxr.server.routes import Dialect, Router
 from mlxr.server.streaming import until_disconnected
-from mlxr.server.work import look, start_make
+from mlxr.server.work import look, start_make, work_of
 from mlxr.service.catalogue import find_models_folder, recommend
 from mlxr.service.machine_limits import judge_fits
 from mlxr.service.memory_need import find_conversation_need, find_memory_need
@@ -171,6 +172,14 @@ class SamplingReply(RootModel[dict[str, int | float]]):
     """Values of the sampling parameters that are numbers, by name."""
 
 
+class PdfReply(_Row):
+    """The text of a PDF, an empty line between its pages, and how many of these have none."""
+
+    text: str
+    pages: int
+    pages_without_text: int
+
+
 class ImportBody(_Row):
     """The path of a model file or folder, whole or below one of the folders for imports, and what to call it.
 
@@ -261,6 +270,18 @@ async def show_sampling(request: Request, name: str) -> SamplingReply:
     numbers = {row.name: values.get(row.name, row.default) for row in PARAMETERS if row.kind in ("int", "float")}
     told = {name: value for name, value in numbers.items() if name != "max_tokens" or name in values}
     return SamplingReply({name: value for name, value in told.items() if value is not None})
+
+
+@router.post("/pdf", openapi_extra={"requestBody": {"required": True, "content": {"application/pdf": {}}}})
+async def read_pdf_text(request: Request) -> PdfReply:
+    """Return the text of a PDF, which is the body, for a message; a page that is a picture has none."""
+    work = work_of(request)
+    data = await work.bodies.take(request, bytes, is_json=False)
+    pages = await until_disconnected(request, work.pdfs.start(lambda _stop: work.documents.read(data, "file")))
+    texts = [page.strip() for page in pages if isinstance(page, str)]
+    if not any(texts):
+        raise InvalidRequest("file", "has no text; its pages are pictures, as those of a scanner")
+    return PdfReply(text="\n\n".join(texts), pages=len(pages), pages_without_text=len(pages) - len(texts))
 
 
 @router.post("/models/import")
@@ -609,4 +630,5 @@ def render_own_error(error: ServerError, request_id: str) -> Mapping[str, object
 
 own.include(router)
 own.include(live_router)
+own.include(mcp_router)
 DIALECT = Dialect("own", ("", "/v1/admin"), own, render_own_error)

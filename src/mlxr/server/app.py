@@ -32,6 +32,7 @@ from mlxr.server.activity import Activity
 from mlxr.server.errors import ServerError, to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.live import Hub
+from mlxr.server.mcp import ToolServers
 from mlxr.server.metrics import Metrics
 from mlxr.server.openai.responses import ResponseStore
 from mlxr.server.page_files import ASSET_PATH, ROOT_PATHS, Page
@@ -63,6 +64,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     lifecycle = Lifecycle(pool, metrics, served.explain_default(), settings.pinned_models, served.registry.sweep)
 
     work = ServerWork(served.registry)
+    tool_servers = ToolServers(settings)
     live = Hub(pool, settings.live_watchers, lambda: lifecycle.is_draining)
 
     @asynccontextmanager
@@ -72,6 +74,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
             yield
         finally:
             await live.stop()
+            await tool_servers.stop()
             await lifecycle.stop()
             work.stop()
             served.adapters.stop()
@@ -89,6 +92,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
         metrics=metrics,
         live=live,
         responses=ResponseStore(settings.responses_bytes),
+        tool_servers=tool_servers,
         page=Page.read(settings),
         dialects=tuple(dialect.name for dialect in DIALECTS),
     )

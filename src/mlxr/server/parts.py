@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlxr.registry import Registry
     from mlxr.server.activity import Activity
     from mlxr.server.live import Hub
+    from mlxr.server.mcp import ToolServers
     from mlxr.server.metrics import Metrics
     from mlxr.server.model_names import ServedModels
     from mlxr.server.openai.responses import ResponseStore
@@ -136,6 +137,7 @@ class ServerParts:
     metrics: Metrics
     live: Hub  # who watches which engine
     responses: ResponseStore  # what /v1/responses keeps
+    tool_servers: ToolServers  # MCP servers that are allowed
     page: Page | None  # None where the page is switched off
     dialects: tuple[str, ...]  # their names
 

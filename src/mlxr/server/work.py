@@ -25,6 +25,7 @@ from mlxr.registry import Registry
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError
 from mlxr.server.parts import parts_of
+from mlxr.service.sight import Documents
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
@@ -45,8 +46,8 @@ class Bodies:
         self._short, self._long = threads_for_short, threads_for_long
         self._held_bytes = 0
 
-    async def take(self, request: Request, parse: Callable[[bytearray], T]) -> T:
-        """Return what `parse` makes of the body, which is forgotten then.
+    async def take(self, request: Request, parse: Callable[[bytearray], T], *, is_json: bool = True) -> T:
+        """Return what `parse` makes of the body, which is forgotten then. What a body of JSON holds is counted before.
 
         Raises ClientGone, ServerError for a body that holds too much or for which there is no room now, and what
         `parse` raises.
@@ -63,7 +64,7 @@ class Bodies:
                 return parse(data)
             parts_of(request).lifecycle.had_large_body = True
             threads = self._long if len(data) > LONG_BYTES else self._short
-            return await threads.run(_check_and_parse, data, parse)
+            return await (threads.run(_check_and_parse, data, parse) if is_json else threads.run(parse, data))
         except ClientDisconnect as error:
             raise ClientGone from error
         finally:
@@ -149,6 +150,7 @@ LOOKS, CHANGES, UPLOADS = 4, 2, 4
 MAX_PULLS = 8  # at a time; more are refused
 MAX_MAKES = 4  # models that are created, quantised or imported, and adapters that are read, at a time
 MAX_WAITING_MAKES = 60
+MAX_PDFS, MAX_WAITING_PDFS = 2, 6  # that are read at a time, each in a process, and that wait for it
 PATIENCE_S = 4.0  # for which a request waits for a thread that looks into the catalogue, or changes it
 
 
@@ -167,12 +169,14 @@ class ServerWork:
             "mlxr-make", MAX_MAKES, max_waiting=MAX_WAITING_MAKES, what="models or adapters", remedy=ended
         )
 
+        self.documents = Documents()
+        self.pdfs = WorkThreads("mlxr-pdf", MAX_PDFS, max_waiting=MAX_WAITING_PDFS, what="PDFs")
         self._short_bodies, self._long_bodies = WorkThreads("mlxr-body", 2), WorkThreads("mlxr-long-body", 1)
         self.bodies = Bodies(self._short_bodies, self._long_bodies)
 
     def stop(self) -> None:
         """Begin nothing more; what is being done is not waited for."""
-        for threads in (self.looks, self.changes, self.uploads, self.pulls, self.makes):
+        for threads in (self.looks, self.changes, self.uploads, self.pulls, self.makes, self.pdfs):
             threads.stop()
         for threads in (self._short_bodies, self._long_bodies):
             threads.stop()

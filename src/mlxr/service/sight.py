@@ -18,8 +18,9 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.engine.pictures import Picture, Pictures, Placed
 from mlxr.loading import TowerSpec
 from mlxr.pictures.decoding import MAX_FILE_BYTES, MAX_PICTURES, Decoder, read_base64, read_url
-from mlxr.pictures.documents import Documents
+from mlxr.pictures.documents import Documents as Documents  # also for the server
 from mlxr.pictures.fetching import Address, check_origins, fetch
+from mlxr.pictures.fetching import is_public as is_public
 from mlxr.service.requests import ChatRequest, Message, TextRequest
 from mlxr.tokenizers import Tokenizer
 

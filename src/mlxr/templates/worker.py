@@ -33,7 +33,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from mlxr.core.child_process import limit
+from mlxr.core.processes import limit
 from mlxr.templates.budget import (
     ENTRY_ITEMS,
     MAX_MEMORY_BYTES,

@@ -22,8 +22,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from mlxr.core.child_process import make_environment
 from mlxr.core.errors import ConversationRefused, NoTemplateWorker, TemplateError
+from mlxr.core.processes import make_environment
 from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S, READY, Closed, pack, receive
 
 MAX_WORKERS = 4

@@ -18,6 +18,8 @@ export interface Send {
   method?: "GET" | "POST" | "PUT" | "DELETE";
   /** Sent as JSON. */
   body?: unknown;
+  /** Sent as it is. */
+  file?: Blob;
   signal?: AbortSignal;
 }
 
@@ -27,8 +29,10 @@ export async function send(path: string, options: Send = {}): Promise<Response> 
   if (options.body !== undefined) headers["content-type"] = "application/json";
   const key = apiKey.get();
   if (key) headers.authorization = `Bearer ${key}`;
-  const init: RequestInit = { method: options.method ?? (options.body === undefined ? "GET" : "POST"), headers };
+  const isBare = options.body === undefined && options.file === undefined;
+  const init: RequestInit = { method: options.method ?? (isBare ? "GET" : "POST"), headers };
   if (options.body !== undefined) init.body = JSON.stringify(options.body);
+  if (options.file !== undefined) init.body = options.file;
   if (options.signal) init.signal = options.signal;
   let response: Response;
   try {

@@ -1,4 +1,4 @@
-import { Globe, Wrench } from "lucide-react";
+import { Globe, Play, Wrench } from "lucide-react";
 import { useState } from "react";
 import { describeError } from "../api/client";
 import { useKept } from "../lib/kept";
@@ -8,6 +8,8 @@ import { Field } from "../ui/Field";
 import { giveResults } from "./answering";
 import { answerBuiltIn } from "./builtInTools";
 import styles from "./CallsView.module.css";
+import { changeSettings } from "./library";
+import { callMcp, labelServer } from "./mcp";
 import { askUrl } from "./tools";
 import type { AssistantMessage, ToolCall } from "./types";
 import { useConversation } from "./useThread";
@@ -40,6 +42,12 @@ function ResultsForm({ message, calls }: { message: AssistantMessage; calls: rea
   );
   const setResult = (index: number, text: string) =>
     setResults((before) => calls.map((_, at) => (at === index ? text : (before[at] ?? ""))));
+  /** What an MCP server answered goes back to the model at once, if nothing else is missing. */
+  const take = (index: number, text: string) => {
+    const all = calls.map((_, at) => (at === index ? text : (results[at] ?? "")));
+    setResult(index, text);
+    if (all.every((one) => one.trim())) void giveResults(message, all);
+  };
   const send = (event: React.FormEvent) => {
     event.preventDefault();
     void giveResults(message, results);
@@ -54,6 +62,7 @@ function ResultsForm({ message, calls }: { message: AssistantMessage; calls: rea
           conversation={message.conversation}
           value={results[index] ?? ""}
           onChange={(text) => setResult(index, text)}
+          onAnswer={(text) => take(index, text)}
         />
       ))}
       <div>
@@ -70,30 +79,52 @@ interface FieldProps {
   conversation: string;
   value: string;
   onChange: (text: string) => void;
+  onAnswer: (text: string) => void;
 }
 
-function ResultField({ call, conversation, value, onChange }: FieldProps) {
-  const url = useConversation(conversation)?.settings.toolUrls[call.name]?.url;
+function ResultField({ call, conversation, value, onChange, onAnswer }: FieldProps) {
+  const settings = useConversation(conversation)?.settings;
+  const server = settings?.toolServers?.[call.name];
+  const url = server ? undefined : settings?.toolUrls[call.name]?.url;
   const [asking, setAsking] = useState(false);
   const [error, setError] = useState<string | null>(null);
-  const ask = async (address: string) => {
+  const ask = async (answer: () => Promise<void>) => {
     setAsking(true);
     setError(null);
     try {
-      onChange(await askUrl(call, address));
+      await answer();
     } catch (reason) {
       setError(describeError(reason));
     }
     setAsking(false);
+  };
+  const run = (always: boolean) => {
+    if (!server) return;
+    const toolServers = { ...settings?.toolServers, [call.name]: { ...server, allowed: true } };
+    if (always) changeSettings(conversation, { toolServers });
+    void ask(async () => onAnswer(await callMcp(call, server)));
   };
   return (
     <div className={styles.field}>
       <Field label={`Result of ${call.name}`} error={error}>
         {(ids) => <textarea {...ids} rows={3} value={value} onChange={(event) => onChange(event.target.value)} />}
       </Field>
+      {server && (
+        <div className={styles.run}>
+          <Button kind="primary" onClick={() => run(false)} disabled={asking}>
+            <Play /> {asking ? "Runs…" : `Run once on ${labelServer(server.server)}`}
+          </Button>
+          <Button onClick={() => run(true)} disabled={asking}>
+            Always run in this chat
+          </Button>
+          <Button onClick={() => onAnswer("The user declined this call.")} disabled={asking}>
+            Decline
+          </Button>
+        </div>
+      )}
       {url && (
         <div>
-          <Button onClick={() => void ask(url)} disabled={asking}>
+          <Button onClick={() => void ask(async () => onChange(await askUrl(call, url)))} disabled={asking}>
             <Globe /> {asking ? "Asks…" : `Ask ${url}`}
           </Button>
         </div>

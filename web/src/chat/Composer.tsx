@@ -102,7 +102,10 @@ export function Composer({ conversation, path, attached, isReading, refused, see
           onPaste={paste}
         />
         <div className={styles.row}>
-          <AttachButton label={sees ? "Add pictures or text files" : "Add text files"} onFiles={onFiles} />
+          <AttachButton
+            label={sees ? "Add pictures, PDFs or text files" : "Add PDFs or text files"}
+            onFiles={onFiles}
+          />
           <LengthHint conversation={conversation} path={path} text={text} attached={attached} />
           {run ? (
             <Button kind="primary" className={styles.send ?? ""} onClick={run.stop} aria-label="Stop the answer">

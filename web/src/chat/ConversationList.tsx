@@ -173,6 +173,9 @@ function SelectionBar({ ids, onEnd }: { ids: readonly string[]; onEnd: () => voi
   );
 }
 
+/** After the last letter was typed. */
+const WAIT_MS = 30;
+
 /** The conversations with a text in their title, and a moment later also those with it in a message. */
 function useFound(all: readonly Conversation[], wanted: string): readonly Conversation[] {
   const [inside, setInside] = useState<{ wanted: string; ids: ReadonlySet<string> }>({ wanted: "", ids: new Set() });
@@ -182,7 +185,7 @@ function useFound(all: readonly Conversation[], wanted: string): readonly Conver
     const timer = setTimeout(async () => {
       const ids = await searchMessages(wanted, controller.signal).catch(() => new Set<string>());
       if (!controller.signal.aborted) setInside({ wanted, ids });
-    }, 150);
+    }, WAIT_MS);
     return () => {
       clearTimeout(timer);
       controller.abort();

@@ -1,16 +1,18 @@
-import { Pencil, Plus, Trash2 } from "lucide-react";
+import { Pencil, Plug, Plus, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { Button, IconButton } from "../ui/Button";
 import { CheckField, Field } from "../ui/Field";
 import { SelectField } from "../ui/SelectField";
 import { BUILT_IN_TOOLS } from "./builtInTools";
+import { McpDialog } from "./McpDialog";
+import { addMcpTools, labelServer, useMcpServers } from "./mcp";
 import { readTools, type ToolDefinition } from "./settings";
 import { TextSetting } from "./TextSetting";
 import { ToolDialog } from "./ToolDialog";
 import styles from "./ToolsSettings.module.css";
 import { readForm, type ToolForm } from "./toolForm";
 import { readUrl } from "./tools";
-import type { Settings, ToolUrl } from "./types";
+import type { Settings, ToolServer, ToolUrl } from "./types";
 
 const CHOICES: Record<Settings["toolChoice"], string> = {
   auto: "Auto",
@@ -37,6 +39,8 @@ export function ToolsSettings({
   onChange: (part: Partial<Settings>) => void;
 }) {
   const [edited, setEdited] = useState<ToolForm | null>(null);
+  const [connecting, setConnecting] = useState(false);
+  const servers = useMcpServers().data;
   const read = readTools(settings.tools);
   const tools = typeof read === "string" ? [] : read;
   const isBuiltIn = (tool: ToolDefinition) => BUILT_IN_TOOLS.some((one) => isSame(one.definition, tool));
@@ -44,6 +48,8 @@ export function ToolsSettings({
   const write = (next: readonly ToolDefinition[]) =>
     onChange({ tools: next.length > 0 ? JSON.stringify(next, null, 2) : "" });
   const setUrl = (name: string, url: ToolUrl) => onChange({ toolUrls: { ...settings.toolUrls, [name]: url } });
+  const setServer = (name: string, server: ToolServer) =>
+    onChange({ toolServers: { ...settings.toolServers, [name]: server } });
   const save = (tool: ToolDefinition) => {
     const at = tools.findIndex((one) => one.function.name === edited?.name);
     write(at < 0 ? [...tools, tool] : tools.map((one, index) => (index === at ? tool : one)));
@@ -70,14 +76,19 @@ export function ToolsSettings({
               key={tool.function.name}
               tool={tool}
               url={settings.toolUrls[tool.function.name]}
+              server={settings.toolServers?.[tool.function.name]}
               onUrl={(url) => setUrl(tool.function.name, url)}
+              onServer={(server) => setServer(tool.function.name, server)}
               onEdit={setEdited}
               onRemove={() => write(tools.filter((one) => one !== tool))}
             />
           ))}
-          <div>
+          <div className={styles.add}>
             <Button onClick={() => setEdited({ name: "", description: "", parameters: [] })}>
               <Plus /> Add a tool
+            </Button>
+            <Button onClick={() => setConnecting(true)} disabled={!servers}>
+              <Plug /> Connect an MCP server
             </Button>
           </div>
         </>
@@ -88,6 +99,13 @@ export function ToolsSettings({
           taken={tools.map((tool) => tool.function.name).filter((name) => name !== edited.name)}
           onSave={save}
           onClose={() => setEdited(null)}
+        />
+      )}
+      {connecting && servers && (
+        <McpDialog
+          servers={servers}
+          onAdd={(server, chosen) => onChange(addMcpTools(settings, server, chosen))}
+          onClose={() => setConnecting(false)}
         />
       )}
       {tools.length > 0 && (
@@ -125,20 +143,22 @@ function isSame(a: ToolDefinition, b: ToolDefinition): boolean {
 interface OwnProps {
   tool: ToolDefinition;
   url: ToolUrl | undefined;
+  server: ToolServer | undefined;
+  onServer: (server: ToolServer) => void;
   onUrl: (url: ToolUrl) => void;
   onEdit: (form: ToolForm) => void;
   onRemove: () => void;
 }
 
 /** A tool of the person's own: what it is, who answers it, and what changes it. */
-function OwnTool({ tool, url, onUrl, onEdit, onRemove }: OwnProps) {
+function OwnTool({ tool, url, server, onUrl, onServer, onEdit, onRemove }: OwnProps) {
   const { name, description } = tool.function;
   const form = readForm(tool);
   return (
     <div className={styles.own}>
       <div className={styles.head}>
         <code>{name}</code>
-        {form && (
+        {form && !server && (
           <IconButton small label={`Edit ${name}`} onClick={() => onEdit(form)}>
             <Pencil />
           </IconButton>
@@ -148,7 +168,15 @@ function OwnTool({ tool, url, onUrl, onEdit, onRemove }: OwnProps) {
         </IconButton>
       </div>
       {description && <p>{description}</p>}
-      <UrlField name={name} value={url} onChange={onUrl} />
+      {server ? (
+        <CheckField
+          label={`Call ${labelServer(server.server)} without asking me`}
+          checked={server.allowed}
+          onChange={(allowed) => onServer({ ...server, allowed })}
+        />
+      ) : (
+        <UrlField name={name} value={url} onChange={onUrl} />
+      )}
     </div>
   );
 }

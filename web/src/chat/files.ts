@@ -1,8 +1,10 @@
+import { getJson } from "../api/client";
 import { formatBytes } from "../lib/format";
 import { isPicture, MOST_PICTURES, readPicture } from "./pictures";
 import type { Attached } from "./types";
 
 const MOST_BYTES = 1024 ** 2;
+const MOST_PDF_BYTES = 32 * 1024 ** 2;
 
 /** What the model of a conversation can be shown. */
 export interface Sight {
@@ -18,7 +20,8 @@ export async function readFiles(files: Iterable<File>, sight: Sight): Promise<{ 
   const refused: string[] = [];
   for (const file of files) {
     try {
-      if (!isPicture(file)) read.files.push({ name: file.name, text: await readText(file) });
+      if (isPdf(file)) read.files.push({ name: file.name, text: await readPdf(file) });
+      else if (!isPicture(file)) read.files.push({ name: file.name, text: await readText(file) });
       else if (sight.blind !== null) refused.push(sight.blind);
       else if (read.pictures.length < sight.room) read.pictures.push(await readPicture(file));
       else refused.push(`A conversation takes ${MOST_PICTURES} pictures. Remove one or start a new chat.`);
@@ -27,6 +30,24 @@ export async function readFiles(files: Iterable<File>, sight: Sight): Promise<{ 
     }
   }
   return { read, refused: [...new Set(refused)] };
+}
+
+function isPdf(file: File): boolean {
+  return file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+}
+
+/** The text of a PDF, which the server reads. */
+async function readPdf(file: File): Promise<string> {
+  if (file.size > MOST_PDF_BYTES)
+    throw new Error(
+      `“${file.name}” has ${formatBytes(file.size)}; PDFs are read up to ${formatBytes(MOST_PDF_BYTES)}.`,
+    );
+  try {
+    return (await getJson<{ text: string }>("/v1/admin/pdf", { file })).text;
+  } catch (error) {
+    const reason = error instanceof Error ? error.message.replace(/^file: /, "") : String(error);
+    throw new Error(`“${file.name}”: ${reason}`);
+  }
 }
 
 async function readText(file: File): Promise<string> {
@@ -40,7 +61,7 @@ async function readText(file: File): Promise<string> {
   } catch {
     // Not UTF-8, or a folder.
   }
-  throw new Error(`“${file.name}” is no text file and no picture.`);
+  throw new Error(`“${file.name}” is no text file, no PDF and no picture.`);
 }
 
 /** A conversation's title as the name of a file. */

@@ -233,6 +233,7 @@ function complain(error: unknown): void {
 }
 
 function take(news: News): void {
+  if (news.kind !== "conversation") storage.forgetTexts();
   if (news.kind === "imported") void openLibrary();
   else if (news.kind === "conversation") sortIn([news.conversation]);
   else if (news.kind === "removed") takeRemoved(news.conversation);

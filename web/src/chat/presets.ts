@@ -5,7 +5,7 @@ import { DEFAULT_SETTINGS, type Settings } from "./types";
 /** A named choice of settings. It leaves the model as it is. */
 export interface Preset {
   name: string;
-  settings: Omit<Settings, "model" | "toolUrls" | "asText" | "showTokens">;
+  settings: Omit<Settings, "model" | "toolUrls" | "toolServers" | "asText" | "showTokens">;
 }
 
 /** The presets that the person saved. */
@@ -35,7 +35,14 @@ export function findPreset(settings: Settings, presets: readonly Preset[]): Pres
 }
 
 function pickPreset(settings: Settings): Preset["settings"] {
-  const { model: _model, toolUrls: _urls, asText: _text, showTokens: _tokens, ...rest } = readSettings(settings);
+  const {
+    model: _model,
+    toolUrls: _urls,
+    toolServers: _servers,
+    asText: _text,
+    showTokens: _tokens,
+    ...rest
+  } = readSettings(settings);
   return rest;
 }
 

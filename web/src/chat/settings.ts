@@ -133,7 +133,7 @@ export function readSettings(value: unknown): Settings {
   for (const [key, initial] of Object.entries(DEFAULT_SETTINGS)) {
     const given = value[key];
     const fits = initial === null ? given === null || Number.isFinite(given) : typeof given === typeof initial;
-    if (fits && key !== "toolUrls") settings[key] = given;
+    if (fits && key !== "toolUrls" && key !== "toolServers") settings[key] = given;
   }
   if (!["", "none", "low", "medium", "high"].includes(settings.reasoning as string)) settings.reasoning = "";
   if (!["auto", "required", "none"].includes(settings.toolChoice as string)) settings.toolChoice = "auto";

@@ -14,6 +14,25 @@ type Stores = {
 const ORPHAN_MS = 60_000;
 /** Messages may have pictures, and a search has so many in memory. */
 const READ_AT_ONCE = 100;
+/** Characters of all messages together up to which a search keeps them in memory for the next one. */
+const MOST_KEPT = 32 * 1024 ** 2;
+
+type Texts = Map<string, { conversation: string; text: string }>;
+/** The texts of all messages in lower case, by id, once they were searched; null where they are not known. */
+let texts: Texts | null = null;
+
+let changes = 0;
+
+/** Another tab has changed messages: the next search reads them anew. */
+export function forgetTexts(): void {
+  changes++;
+  texts = null;
+}
+
+function noteText({ id, conversation, content }: Message): void {
+  changes++;
+  texts?.set(id, { conversation, text: content.toLowerCase() });
+}
 
 let opened: Promise<IDBPDatabase<Schema>> | null = null;
 
@@ -62,6 +81,7 @@ export async function storeConversation(conversation: Conversation): Promise<voi
 }
 
 export async function storeMessage(message: Message): Promise<void> {
+  noteText(message);
   await write(({ messages }) => [messages.put(message)]);
 }
 
@@ -69,11 +89,14 @@ export async function storeMessage(message: Message): Promise<void> {
 export async function mendMessage(message: Message): Promise<void> {
   const store = (await database()).transaction("messages", "readwrite").store;
   const stored = await store.get(message.id);
-  if (stored) await store.put({ ...stored, ...message } as Message);
+  if (!stored) return;
+  noteText(message);
+  await store.put({ ...stored, ...message } as Message);
 }
 
 /** Store whole conversations, all or none. */
 export async function storeWholes(wholes: readonly Whole[]): Promise<void> {
+  for (const { messages } of wholes) messages.forEach(noteText);
   await write(({ conversations, messages }) =>
     wholes.flatMap((whole) => [
       conversations.put(whole.conversation),
@@ -83,6 +106,8 @@ export async function storeWholes(wholes: readonly Whole[]): Promise<void> {
 }
 
 export async function forgetMessages(ids: readonly string[]): Promise<void> {
+  changes++;
+  for (const id of ids) texts?.delete(id);
   await write(({ messages }) => ids.map((id) => messages.delete(id)));
 }
 
@@ -110,13 +135,28 @@ export async function forgetOrphans(): Promise<void> {
 export async function searchMessages(text: string, signal: AbortSignal): Promise<Set<string>> {
   const wanted = text.toLowerCase();
   const found = new Set<string>();
+  if (texts) {
+    for (const { conversation, text } of texts.values()) if (text.includes(wanted)) found.add(conversation);
+    return found;
+  }
+  const read: Texts = new Map();
+  const before = changes;
+  let size = 0;
   const store = (await database()).transaction("messages").store;
   let last: string | undefined;
   while (!signal.aborted) {
     const some = await store.getAll(last === undefined ? null : IDBKeyRange.lowerBound(last, true), READ_AT_ONCE);
-    for (const { conversation, content } of some) if (content.toLowerCase().includes(wanted)) found.add(conversation);
+    for (const { id, conversation, content } of some) {
+      const text = content.toLowerCase();
+      if (text.includes(wanted)) found.add(conversation);
+      size += text.length;
+      if (size <= MOST_KEPT) read.set(id, { conversation, text });
+    }
     last = some.at(-1)?.id;
-    if (some.length < READ_AT_ONCE) break;
+    if (some.length < READ_AT_ONCE) {
+      if (size <= MOST_KEPT && changes === before) texts = read;
+      break;
+    }
   }
   return found;
 }

@@ -1,7 +1,10 @@
 import { describe, expect, it } from "vitest";
 import { answerBuiltIn, BUILT_IN_TOOLS } from "./builtInTools";
 import { calculate } from "./calculate";
+import { addMcpTools, labelServer } from "./mcp";
+import { readTools } from "./settings";
 import { checkName, readForm, writeForm } from "./toolForm";
+import { DEFAULT_SETTINGS } from "./types";
 
 describe("calculate", () => {
   it.each([
@@ -56,4 +59,17 @@ describe("the form of a tool", () => {
     expect(checkName("look", ["look"])).toContain("of this name");
     expect(checkName("look", [])).toBeNull();
   });
+});
+
+it("gives tools of MCP servers names of their own, and asks about each", () => {
+  const tool = (name: string) => ({ name, description: "d", parameters: { type: "object" } });
+  const first = addMcpTools(DEFAULT_SETTINGS, "files", [tool("read"), tool("a.b/c")]);
+  const both = { ...DEFAULT_SETTINGS, ...first };
+  const second = { ...both, ...addMcpTools(both, "http://127.0.0.1:9000/mcp", [tool("read"), tool("read")]) };
+  expect(Object.keys(second.toolServers)).toEqual(["read", "a_b_c", "127_0_0_1_9000_read"]);
+  expect(second.toolServers.a_b_c).toEqual({ server: "files", tool: "a.b/c", allowed: false });
+  expect(Object.values(second.toolServers).some((one) => one.allowed)).toBe(false);
+  expect(readTools(second.tools)).toHaveLength(3);
+  expect(addMcpTools(second, "files", [tool("read")]).tools).toBe(second.tools);
+  expect(labelServer("http://127.0.0.1:9000/mcp")).toBe("127.0.0.1:9000");
 });

@@ -1,5 +1,6 @@
 import { describeError } from "../api/client";
 import { answerBuiltIn } from "./builtInTools";
+import { callMcp } from "./mcp";
 import type { Settings, ToolCall } from "./types";
 
 const MOST_CHARACTERS = 200_000;
@@ -34,17 +35,19 @@ export async function askUrl(call: ToolCall, url: string): Promise<string> {
 
 /**
  * The results of all calls, in their order; null where one of them got none, or may not be made without a question:
- * built-in tools answer here, others by an address for which the person allowed that.
+ * built-in tools answer here, others by an address or an MCP server for which the person allowed that.
  */
 export async function answerCalls(calls: readonly ToolCall[], settings: Settings): Promise<string[] | null> {
   const known = calls.map((call) => answerBuiltIn(call, settings.tools));
-  if (!calls.every((call, at) => known[at] !== null || settings.toolUrls[call.name]?.automatic)) return null;
+  const isAllowed = ({ name }: ToolCall) =>
+    settings.toolServers?.[name] ? settings.toolServers[name].allowed : settings.toolUrls[name]?.automatic;
+  if (!calls.every((call, at) => known[at] !== null || isAllowed(call))) return null;
   const results = await Promise.all(
-    calls.map(
-      (call, at) =>
-        known[at] ??
-        askUrl(call, settings.toolUrls[call.name]?.url ?? "").catch((error) => new Error(describeError(error))),
-    ),
+    calls.map((call, at) => {
+      const server = settings.toolServers?.[call.name];
+      const asked = () => (server ? callMcp(call, server) : askUrl(call, settings.toolUrls[call.name]?.url ?? ""));
+      return known[at] ?? asked().catch((error) => new Error(describeError(error)));
+    }),
   );
   return results.every((result) => typeof result === "string") ? results : null;
 }

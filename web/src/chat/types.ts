@@ -113,6 +113,8 @@ export interface Settings {
   toolChoice: "auto" | "required" | "none";
   /** By the tool's name: who answers its calls. */
   toolUrls: Record<string, ToolUrl>;
+  /** By the tool's name: the MCP server that has it. */
+  toolServers: Record<string, ToolServer>;
   /** A JSON schema that the answer keeps to. */
   schema: string;
   /** The model continues the text of the messages, as one without a chat template must. */
@@ -126,6 +128,16 @@ export interface ToolUrl {
   url: string;
   /** Send calls there without asking each time. */
   automatic: boolean;
+}
+
+/** A tool of an MCP server, which the server calls for the page. */
+export interface ToolServer {
+  /** The name of a program that the owner allowed, or an address. */
+  server: string;
+  /** What the server calls the tool. */
+  tool: string;
+  /** Call it without asking each time. */
+  allowed: boolean;
 }
 
 export interface Conversation {
@@ -161,6 +173,7 @@ export const DEFAULT_SETTINGS: Settings = {
   tools: "",
   toolChoice: "auto",
   toolUrls: {},
+  toolServers: {},
   schema: "",
   asText: false,
   showTokens: false,
