@@ -19,7 +19,9 @@ from typing import Protocol
 import numpy as np
 
 from mlxr.core.errors import DeviceError, ModelError
-from mlxr.formats import GGUFFile, SafetensorsFolder, hash_tensors, open_safetensors, read_adapter
+from mlxr.core.tables import WEIGHT_TYPES
+from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_safetensors, read_adapter
+from mlxr.formats.ggml_types import encode_tensor, make_random_blocks
 from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.choice import list_kernel_sources, list_native_operators
 from mlxr.kernels.context import Context, choose_device
@@ -219,6 +221,21 @@ class LoadedModel:
 def make_context(device: str = "auto", threads: int | None = None, isa: str | None = None) -> Context:
     """Where models run: the device of that name, or for "auto" the best that is here. Raises DeviceError."""
     return Context(choose_device(device), threads, isa)
+
+
+def make_random_tensor(type_name: str, rows: int, columns: int, seed: int) -> TensorSource:
+    """A weight of random blocks, to check and measure products with; large ones are one of at most 4 Mi values again
+    and again."""
+    row = next(row for row in WEIGHT_TYPES if row.name == type_name)
+    random, values = np.random.default_rng([seed, rows, columns]), rows * columns
+    held = min(values, 1 << 22) // row.block_size
+    if row.block_size == 1:
+        blocks = encode_tensor(
+            type_name, random.standard_normal((1, held)).astype(np.float32) / np.sqrt(columns, dtype=np.float32)
+        )
+    else:
+        blocks = make_random_blocks(row, held, random).reshape(-1)
+    return TensorSource("w", type_name, (rows, columns), np.resize(blocks, values // row.block_size * row.block_bytes))
 
 
 def load(

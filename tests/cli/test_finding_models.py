@@ -147,6 +147,64 @@ def test_doctor(mlxr: Run, monkeypatch: pytest.MonkeyPatch, home: Path, capsys: 
     assert "1 problem keeps mlxr from working fully" in output.err
 
 
+@pytest.mark.smoke
+def test_a_machine_without_a_gpu_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "find_gpu", lambda: None)
+    assert main(["check-gpu"]) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("mlxr: mlx finds no GPU here")
+    assert written.err.count("\n") == 1
+
+
+def test_a_check_that_fails_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a check raises is on the page, and so is all that comes after it."""
+
+    def refuse() -> tuple[bool, str]:
+        raise RuntimeError("error: cannot combine with previous 'int' declaration specifier")
+
+    checks = [
+        ("kernel", "first", refuse),
+        ("kernel", "second", lambda: (True, "off by 0")),
+        ("speed", "memory", lambda: (None, "9 GB/s")),
+    ]
+    monkeypatch.setattr(doctor, "list_checks", lambda *_, **__: iter(checks))
+    monkeypatch.setattr(doctor, "describe_gpu", lambda _: {"device_name": "a chip"})
+    monkeypatch.setattr(
+        "mlxr.cli.doctor.answer_questions", lambda device, questions: ([device, *questions[1:]], "5 tokens/s")
+    )
+    report = tmp_path / "report.md"
+    assert main(["check-gpu", "metal", "--report", str(report)]) == 1
+    page = capsys.readouterr().out
+    for words in (
+        "metal, NOT ALL WELL",
+        "device_name: a chip",
+        "kernel: 1 of 2 passed",
+        "memory: 9 GB/s",
+        "previous 'int'",
+    ):
+        assert words in page
+    assert (
+        "49 of 50 greedy answers as on the processor, 5 tokens/s; to 'What does len do?' 'metal' instead of 'cpu'"
+        in page
+    )
+    text = report.read_text()
+    assert page in text
+    fields = json.loads(text.split("```json")[1].split("```")[0])
+    assert [one["passed"] for one in fields["findings"]] == [False, True, None, False]
+
+
+def test_checks_of_a_gpu_run_on_every_device_of_mlx() -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    report = doctor.check_gpu("mlx-cpu", lambda _, questions: (list(questions), ""), is_brief=True)
+    assert [one.text for one in report.findings if one.passed is not True] == []
+    assert {one.part for one in report.findings} == {"kernel", "pages", "answers"}
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

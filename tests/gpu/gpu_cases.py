@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from weight_blocks import find_halves, put_iq1_m_scales
 
 from mlxr.cache.arena import Arena
 from mlxr.core.errors import DeviceError
 from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.formats import TensorSource, by_name
+from mlxr.formats.ggml_types import make_random_blocks
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
@@ -34,8 +34,6 @@ Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
 QUANTISED = tuple(row.name for row in WEIGHT_TYPES if row.block_size > 1)
 STREAMED = tuple(TYPE_NAMES[number] for number in STAGE_WORDS)
-# Where in a block half-precision scales lie; the others are set below.
-_HALVES = {row.name: find_halves(row) for row in WEIGHT_TYPES}
 
 
 def skip_unless_emulated() -> None:
@@ -64,18 +62,8 @@ def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> Tenso
     if type_name not in QUANTISED:
         values = rng.standard_normal((rows, columns)).astype(np.float32) / np.float32(np.sqrt(columns))
         return TensorSource("w", type_name, (rows, columns), kind.encode(values.reshape(-1, 1)).reshape(-1))  # type: ignore[misc]
-    blocks = rng.integers(0, 256, (rows * columns // kind.block_size, kind.type_size), dtype=np.uint8)
-    for offset in _HALVES.get(type_name, ()):
-        scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
-        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
-    if type_name == "iq1_m":
-        put_iq1_m_scales(blocks, (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16))
-    if type_name == "mxfp4":
-        blocks[:, 0] = rng.integers(110, 130, len(blocks))
-    if type_name.startswith("affine"):
-        blocks[:, :8] = (rng.standard_normal((len(blocks), 2)) * 0.01).astype(np.float32).view(np.uint8)
-    if type_name == "q8_k":
-        blocks[:, :4] = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32).view(np.uint8).reshape(-1, 4)
+    row = next(row for row in WEIGHT_TYPES if row.name == type_name)
+    blocks = make_random_blocks(row, rows * columns // row.block_size, rng)
     return TensorSource("w", type_name, (rows, columns), blocks.reshape(-1))
 
 

@@ -311,6 +311,7 @@ def test_auto_takes_the_processor_and_says_why(mx: StandIn, caplog: pytest.LogCa
     (line,) = [record.getMessage() for record in caplog.records]
     assert "not been run on Apple hardware yet" in line
     assert "--device metal" in line
+    assert "mlxr check-gpu" in line
 
 
 def test_an_mlx_that_is_too_old_is_refused(mx: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

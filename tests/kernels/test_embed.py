@@ -8,10 +8,10 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from weight_blocks import find_halves
 
 from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.formats import by_name
+from mlxr.formats.ggml_types import find_halves
 
 native = pytest.importorskip("mlxr._native", reason="the native module is not built")
 

@@ -17,10 +17,10 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from weight_blocks import find_halves, put_iq1_m_scales
 
 from mlxr.core.errors import DeviceError
 from mlxr.core.tables import WEIGHT_TYPES
+from mlxr.formats.ggml_types import find_halves, put_iq1_m_scales
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import linear, prepare
 

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def find_tool(name: str) -> str:
@@ -26,8 +27,12 @@ def find_tool(name: str) -> str:
 
 @pytest.mark.parametrize(
     ("schema", "files"),
-    [("vendor.github-workflows", WORKFLOWS), ("vendor.compose-spec", [DEPLOY / "compose.yaml"])],
-    ids=["workflows", "compose"],
+    [
+        ("vendor.github-workflows", WORKFLOWS),
+        ("vendor.github-issue-forms", FORMS),
+        ("vendor.compose-spec", [DEPLOY / "compose.yaml"]),
+    ],
+    ids=["workflows", "forms", "compose"],
 )
 def test_the_schema(schema: str, files: list[Path]) -> None:
     assert files

@@ -5,21 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.tables import WEIGHT_TYPES, WeightType
-from mlxr.formats.ggml_types import by_name, decode_blocks
-
-
-def find_halves(row: WeightType) -> tuple[int, ...]:
-    """Offsets of half-precision scales in a block."""
-    if row.name == "iq4_xs":  # its second half holds bits of scales
-        return (0,)
-    return tuple(at + 2 * i for kind, at, count in row.fields if kind == "halves" for i in range(count))
-
-
-def put_iq1_m_scales(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16]) -> None:
-    """Write the scale of each block, (blocks, 56), to where iq1_m has it: four bits on top of four numbers."""
-    fours = scales.view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
-    blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | (fours << 4).astype(np.uint8)
+from mlxr.core.tables import WEIGHT_TYPES
+from mlxr.formats.ggml_types import by_name, decode_blocks, find_halves, put_iq1_m_scales
 
 
 def put_scales(type_name: str, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.float16]) -> None:

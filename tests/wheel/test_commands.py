@@ -115,6 +115,8 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert "arena_bytes" in mlxr("settings")
     assert "coder" in mlxr("search", "coder", "--hub-url", hub.url)
     assert "processor" in mlxr("doctor", "--hub-url", hub.url)
+    seen.add("check-gpu")
+    assert "mlx finds no GPU here" in run("mlxr", "check-gpu", code=2)
     (installed.folder / "notes").mkdir()
     (installed.folder / "notes" / "cats.txt").write_text("The cat sat.")
     assert "cats.txt:1" in mlxr("find", "notes", "cat", "--model", "demo")

@@ -1,14 +1,22 @@
-"""`mlxr doctor`: say of each part of the machine and the installation whether it is well, with the remedy."""
+"""`mlxr doctor` and `mlxr check-gpu`: whether the machine and the installation are well, and what helps."""
 
 from __future__ import annotations
 
+import json as json_format
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlxr.cli.flags import Json, ServerSettings
 from mlxr.cli.terminal import make_printable, print_json, print_note
+from mlxr.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from mlxr.service.doctor import Finding
 
 MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 Offline = Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")]
@@ -35,3 +43,54 @@ def doctor(settings: ServerSettings, offline: Offline = False, json: Json = Fals
         if not json:
             print_note(f"{problems} {'problem keeps' if problems == 1 else 'problems keep'} mlxr from working fully")
         raise typer.Exit(1)
+
+
+GpuName = Annotated[
+    str | None, typer.Argument(help="cuda, metal, emulated or mlx-cpu; left out, the GPU that mlx finds here.")
+]
+Report = Annotated[Path | None, typer.Option("--report", help="Write the page and all as JSON into this file.")]
+Brief = Annotated[bool, typer.Option("--brief", help="Few checks, one answer and no speeds.")]
+MOST_TOKENS = 200
+
+
+def check_gpu(gpu: GpuName = None, report: Report = None, brief: Brief = False, json: Json = False) -> None:
+    """Check a GPU's kernels and speeds, and write a report. Takes some minutes, and no network.
+
+    Each kernel is compared with NumPy, pages are written in random orders, and the
+    demo answers questions as it does on the processor.
+
+    Prints a page to paste into an issue. No failure ends it; the exit code is 1 if
+    there was one, or no GPU.
+    """
+    from mlxr.service.doctor import check_gpu as check
+
+    found = check(gpu, answer_questions, is_brief=brief, tell=print_finding)
+    page, fields = found.write_page(), found.describe()
+    if json:
+        print_json(fields)
+    else:
+        print(page, end="")
+    if report is not None:
+        text = json_format.dumps(fields, indent=1, allow_nan=False)
+        report.write_text(f"```\n{page}```\n\n<details><summary>JSON</summary>\n\n```json\n{text}\n```\n</details>\n")
+        print_note(f"wrote {report}")
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def print_finding(finding: Finding) -> None:
+    """Say on the error stream what was found just now, in a line."""
+    mark = {True: "ok", False: "FAILED", None: "-"}[finding.passed]
+    print_note(f"{mark:6}  {finding.seconds:5.1f} s  {finding.name}: {make_printable(finding.text)[:160]}")
+
+
+def answer_questions(device: str, questions: Sequence[str]) -> tuple[list[str], str]:
+    """The demo's greedy answers, one after another, and how fast they came."""
+    from mlxr.llm import LLM
+
+    params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0)
+    with LLM("demo", device=device) as llm:
+        start_s = time.perf_counter()
+        replies = [llm.chat([{"role": "user", "content": question}], params) for question in questions]
+        tokens = sum(reply.usage.completion_tokens for reply in replies)
+        return [reply.text for reply in replies], f"{tokens / (time.perf_counter() - start_s):.0f} tokens/s one by one"

@@ -57,7 +57,8 @@ class CommandRow:
     @property
     def function(self) -> str:
         """The name of the function that runs the command; one that Python has taken gets a `_`."""
-        return f"{self.name}_" if keyword.iskeyword(self.name) or hasattr(builtins, self.name) else self.name
+        name = self.name.replace("-", "_")
+        return f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) else name
 
 
 GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
@@ -99,6 +100,7 @@ GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
     ),
     "mlxr itself": (
         CommandRow("doctor", "mlxr.cli.doctor", "Look at processor, memory, GPU, disk, port, hub and models."),
+        CommandRow("check-gpu", "mlxr.cli.doctor", "Check a GPU's kernels and speeds, and write a report."),
         CommandRow("settings", "mlxr.cli.flags", "Show every setting and where its value came from."),
         CommandRow("help", "mlxr.cli.main", "Explain a command."),
         CommandRow("version", "mlxr.cli.main", "Print the version of mlxr."),

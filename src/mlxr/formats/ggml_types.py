@@ -195,3 +195,36 @@ def _check_values(row: GGMLType, values: Floats) -> None:
         raise ModelError(f"the weights hold {largest}, which cannot be written as {row.name}; f32 and bf16 hold it")
     if row.limit is not None and largest > row.limit:
         raise ModelError(f"the weights hold {largest:g}, {row.name} goes to {row.limit:g}; use bf16 or f32")
+
+
+def find_halves(row: WeightType) -> tuple[int, ...]:
+    """Offsets of half-precision scales in a block."""
+    if row.name == "iq4_xs":  # its second half holds bits of scales
+        return (0,)
+    return tuple(at + 2 * i for kind, at, count in row.fields if kind == "halves" for i in range(count))
+
+
+def put_iq1_m_scales(blocks: Bytes, scales: NDArray[np.float16]) -> None:
+    """Write the scale of each block, (blocks, 56), to where iq1_m has it: four bits on top of four numbers."""
+    fours = scales.view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+    blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | (fours << 4).astype(np.uint8)
+
+
+def make_random_blocks(row: WeightType, count: int, random: np.random.Generator) -> Bytes:
+    """Blocks (count, type_size) that use every bit of every field, with scales of both signs about 0.01 large."""
+
+    def draw(*shape: int) -> Floats:
+        return (random.standard_normal(shape) * 0.01).astype(np.float32)
+
+    blocks = random.integers(0, 256, (count, row.block_bytes), dtype=np.uint8)
+    for offset in find_halves(row):
+        blocks[:, offset : offset + 2] = draw(count).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if row.name == "iq1_m":
+        put_iq1_m_scales(blocks, draw(count).astype(np.float16))
+    if row.name == "mxfp4":
+        blocks[:, 0] = random.integers(110, 130, count)
+    if row.name.startswith("affine"):
+        blocks[:, :8] = draw(count, 2).view(np.uint8)
+    if row.name == "q8_k":
+        blocks[:, :4] = draw(count).view(np.uint8).reshape(-1, 4)
+    return blocks

@@ -223,7 +223,7 @@ def _explain_cpu() -> None:
     """Log it once in a process."""
     logger.warning(
         "models run on the CPU: the kernels for Apple GPUs have not been run on Apple hardware yet; "
-        "device 'metal' (--device metal) tries them"
+        "device 'metal' (--device metal) tries them, and `mlxr check-gpu` checks them and writes a report to send"
     )
 
 

@@ -1,4 +1,4 @@
-"""Looks at the machine and the installation: is each part well, and if not, what helps?"""
+"""Looks at the machine and the installation: is each part well, and if not, what helps? And at a GPU closely."""
 
 from __future__ import annotations
 
@@ -8,22 +8,36 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from mlxr import __version__
-from mlxr.core.errors import MlxrError
+from mlxr.core.errors import DeviceError, MlxrError
 from mlxr.core.settings import Settings
+from mlxr.engine.gpu_checks import Finding, describe_gpu, find_gpu, list_checks, run_check, summarise_parts
 from mlxr.engine.memory_plan import read_room_bytes
-from mlxr.loading import make_context
+from mlxr.loading import make_context, make_random_tensor
 from mlxr.registry.library import PLACES
 from mlxr.service.catalogue import choose_default, find_models_folder, open_registry
 from mlxr.service.machine_limits import measure_machine
 
+__all__ = ["Check", "Finding", "GpuReport", "check_gpu", "examine"]
+
 Verdict = Literal["ok", "note", "problem"]
 HUB_TIMEOUT_S = 5.0
 KEY_WANTED = "a valid API key is needed"  # how our server refuses who has none
+NO_GPU = "mlx finds no GPU here, so there is nothing to check (pip install 'mlx[cuda13]' for NVIDIA, a Mac has it)"
+PACKAGES = ("mlx", "mlx-metal", "mlx-cuda-13", "mlx-cuda-12", "numpy")
+FUNCTIONS = (  # that the demo model was taught, as questions
+    "len print sorted enumerate zip map isinstance open range sum str.split str.join str.strip str.replace list.append "
+    "dict.get os.path.join os.path.exists os.listdir os.makedirs os.getcwd os.remove json.dumps json.loads json.load "
+    "re.sub re.match re.findall re.compile math.sqrt math.gcd itertools.product collections.Counter "
+    "functools.lru_cache functools.reduce pathlib.Path.mkdir pathlib.Path.exists datetime.datetime.now time.sleep "
+    "random.choice random.randint random.shuffle subprocess.run shutil.copy shutil.rmtree copy.deepcopy "
+    "logging.getLogger glob.glob textwrap.dedent heapq.heappush"
+)
 FEW_BYTES = 4 << 30  # of memory or disk, which hold one small model
 
 
@@ -195,3 +209,85 @@ def _look_at_hub(settings: Settings) -> Iterator[Check]:
         yield Check("hub", "note", f"{settings.hub_url} cannot be reached: {error}", remedy)
         return
     yield Check("hub", "ok" if status < 500 else "note", f"{settings.hub_url} answers {status}, {token}")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """What was found of a GPU, and on which machine."""
+
+    device: str
+    machine: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing that is judged failed."""
+        return all(one.passed is not False for one in self.findings)
+
+    def describe(self) -> dict[str, object]:
+        """All of it as fields for JSON."""
+        return {"device": self.device, "passed": self.passed, "machine": self.machine} | {
+            "findings": [asdict(one) for one in self.findings]
+        }
+
+    def write_page(self) -> str:
+        """A page of text: the machine, how much passed, the speeds, and the words of each check that failed."""
+        lines = [f"mlxr check-gpu: {self.device}, {'all well' if self.passed else 'NOT ALL WELL'}", ""]
+        lines += [f"{name}: {value}" for name, value in self.machine.items()]
+        lines += ["", *(f"{part}: {count} passed" for part, count in summarise_parts(self.findings).items()), ""]
+        lines += [f"{one.name}: {one.text}" for one in self.findings if one.passed is None or one.part == "answers"]
+        for one in self.findings:
+            if one.passed is False:
+                lines += ["", f"FAILED {one.part} {one.name}: {one.text[:MAX_WORDS]}"]
+        return "\n".join(lines) + "\n"
+
+
+MAX_WORDS = 1200  # characters of a compiler's text on the page; JSON has all
+Answer = Callable[[str, Sequence[str]], tuple[list[str], str]]  # device, questions: greedy answers, and how fast
+
+
+def check_gpu(
+    device: str | None, answer: Answer, *, is_brief: bool = False, tell: Callable[[Finding], None] | None = None
+) -> GpuReport:
+    """Check each kernel of a GPU, writes into pages, speeds, and the demo's answers against the processor's.
+
+    `device` None is the GPU that mlx finds. Brief are few checks and one answer. Each finding goes to `tell` at once,
+    and no failure ends it. Raises DeviceError only where there is no GPU.
+    """
+    device = device or find_gpu()
+    if device is None:
+        raise DeviceError(NO_GPU)
+    findings: list[Finding] = []
+    for part, name, check in list_checks(device, make_random_tensor, is_brief=is_brief):
+        findings.append(run_check(part, name, check))
+        if tell is not None:
+            tell(findings[-1])
+    questions = [f"What does {name} do?" for name in FUNCTIONS.split()[: 1 if is_brief else None]]
+    findings.append(run_check("answers", "demo", lambda: _compare_answers(device, questions, answer)))
+    if tell is not None:
+        tell(findings[-1])
+    return GpuReport(device, _describe_machine(device), tuple(findings))
+
+
+def _compare_answers(device: str, questions: Sequence[str], answer: Answer) -> tuple[bool, str]:
+    (own, speed), (wanted, _) = answer(device, questions), answer("cpu", questions)
+    other = [at for at, pair in enumerate(zip(own, wanted, strict=True)) if pair[0] != pair[1]]
+    words = f"{len(own) - len(other)} of {len(own)} greedy answers as on the processor, {speed}"
+    if other:
+        words += f"; to {questions[other[0]]!r} {own[other[0]]!r} instead of {wanted[other[0]]!r}"
+    return not other, words
+
+
+def _describe_machine(device: str) -> dict[str, str]:
+    found: dict[str, str] = {
+        "mlxr": str(__version__),
+        "Python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    found["processor"] = platform.processor() or platform.machine()
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found | describe_gpu(device)
