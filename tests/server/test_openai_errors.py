@@ -311,7 +311,7 @@ def test_the_wrong_method(client: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/audio/speech", "/v1/responses/compact", "/v1/responses/x", "/v1/models/load", "/models/load"]
+    "path", ["/v1/audio/speech", "/v1/responses/cancel", "/v1/responses/x", "/v1/models/load", "/models/load"]
 )
 def test_a_path_that_is_not_there(client: httpx.Client, path: str) -> None:
     reply = client.post(path, json={})

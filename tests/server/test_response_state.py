@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+import stat
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,10 +17,11 @@ from openai.types.responses import Response
 from questions import ANSWER, MESSAGES
 from running_server import MakeServer
 
+from mlxr.core.errors import SettingError
 from mlxr.server.errors import ServerError
 from mlxr.server.openai.replies import Head
 from mlxr.server.openai.response_reply import OutputMessage, OutputText
-from mlxr.server.openai.response_request import ResponseRequest, list_items
+from mlxr.server.openai.response_request import MessageItem, ReferenceItem, ResponseRequest, list_items
 from mlxr.server.openai.responses import ResponseStore, begin_response
 
 MESSAGES = MESSAGES[0]["content"]
@@ -135,23 +141,85 @@ def test_nothing_is_kept_without_room(make_server: MakeServer) -> None:
         assert client.get(f"/v1/responses/{made['id']}").status_code == 404
 
 
-def test_the_store_is_bounded() -> None:
-    store = ResponseStore(8000)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_the_store_is_bounded(is_file: bool, tmp_path: Path) -> None:
+    asyncio.run(fill_store(tmp_path / "kept.sqlite" if is_file else None))
+
+
+async def fill_store(path: Path | None) -> None:
+    store = ResponseStore(8000, path)
     body = ResponseRequest.model_validate({"input": "x" * 500})
     for number in range(40):
         before = f"resp_{number - 1}" if number else None
         output = [OutputMessage(id=f"msg_{number}", status="completed", content=[OutputText(text="y")])]
         begun = begin_response(body, Head(f"resp_{number}", 1, "m", "fp"), is_kept=True)
         update = {"status": "completed", "output": output, "previous_response_id": before}
-        store.keep(None, begun.model_copy(update=update), list_items(body.input))
+        store.keep("me", begun.model_copy(update=update), list_items(body.input))
         if number < 3:
-            assert len(store.find_history(None, f"resp_{number}")) == 2 * (number + 1)
-    assert sum(kept.size_bytes for kept in store._kept.values()) == store._bytes <= 8000
-    assert 3 < len(store._kept) == len(store._items) < 12
-    assert store.find_item(None, "msg_39") is not None
-    assert store.find_item(None, "msg_0") is None
+            assert len(await store.find_history("me", f"resp_{number}")) == 2 * (number + 1)
+    if path is not None:  # and all of it outlives the server
+        await store.stop()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        store = ResponseStore(8000, path)
+    found = [number for number in range(40) if await holds(store, f"resp_{number}")]
+    assert 3 < len(found) < 12
+    assert found[-1] == 39
+    assert isinstance(await store.find_item("me", ReferenceItem(type="item_reference", id="msg_39")), MessageItem)
+    lost = ReferenceItem(type="item_reference", id="msg_0")
+    assert await store.find_item("me", lost) is lost
     with pytest.raises(ServerError, match="previous_response_id"):
-        store.find_history(None, "resp_39")  # its beginning is gone
+        await store.find_history("me", "resp_39")  # its beginning is gone
+    assert not await holds(store, "resp_39", "another")
+    await store.stop()
+
+
+async def holds(store: ResponseStore, response_id: str, owner: str = "me") -> bool:
+    try:
+        return bool(await store.find(owner, response_id))
+    except ServerError:
+        return False
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    for name, write in (("text", lambda path: path.write_text("x" * 5000)), ("catalogue", make_table)):
+        write(tmp_path / name)
+        with pytest.raises(SettingError, match=r"responses_file: .*cannot be used"):
+            ResponseStore(8000, tmp_path / name)
+
+
+def make_table(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE models (name TEXT)")
+
+
+def test_tools_that_only_a_service_has_are_refused_with_a_hint(client: httpx.Client) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    asked = {"max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}], "tools": [search]}
+    code = {"type": "code_interpreter", "container": {"type": "auto"}}
+    for path, body in (("/v1/messages", asked), ("/v1/responses", {"input": "Hi", "tools": [code]})):
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert body["tools"][0]["type"] in refused.text  # type: ignore[index]
+        assert "offer a function that your program runs" in refused.text
+
+
+def test_a_conversation_is_made_short(ai: openai.OpenAI, client: httpx.Client) -> None:
+    first = ask(ai, MESSAGES, instructions="Be kind.")
+    assert first.output[0].phase == "final_answer"  # type: ignore[union-attr]
+    wanted = [{"role": "user", "content": "And then?"}]
+    short = ai.responses.compact(model="demo", input=wanted, previous_response_id=first.id)  # type: ignore[arg-type]
+    assert short.object == "response.compaction"
+    assert short.usage.output_tokens > 0
+    *said, summary = [item.model_dump(exclude_none=True, warnings=False) for item in short.output]
+    assert [item["content"][0]["text"] for item in said] == [MESSAGES, "And then?"]
+    assert summary["type"] == "compaction"
+    reply = ask(ai, [*said, summary, {"role": "user", "content": "Go on."}], max_output_tokens=4)
+    assert reply.usage is not None
+    assert reply.usage.input_tokens > count(ai, [*said, {"role": "user", "content": "Go on."}])
+    foreign = {"input": [{"type": "compaction", "encrypted_content": "gAAAAAB="}]}
+    refused = client.post("/v1/responses", json=foreign)
+    assert refused.status_code == 400
+    assert "input[0].encrypted_content" in refused.text
 
 
 def test_a_long_input_loses_its_oldest_items(ai: openai.OpenAI) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -65,6 +67,48 @@ def test_a_span_for_each_generation(make_server: MakeServer, spans: list[Recorde
         wait_until(lambda: span.ended)  # the reply may be here a moment before the request is over
         parent = trace.get_current_span(span.context).get_span_context()
         assert f"00-{parent.trace_id:032x}-{parent.span_id:016x}-01" == PARENT
+
+
+def test_a_collector_gets_the_spans(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk.trace", reason="the extra `tracing` is not installed")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    got: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=collector.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    activity.start_tracing()
+    with asked(make_server, tracing=True):
+        pass
+    provider = trace.get_tracer_provider()
+    wait_until(lambda: provider.force_flush() and bool(got))  # the span ends a moment after the reply
+    provider.shutdown()
+    collector.shutdown()
+    collector.server_close()
+    thread.join()
+    ((path, body),) = got
+    (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    (span,) = sent.scope_spans[0].spans
+    assert (path, span.name) == ("/v1/traces", "mlxr.generate")
+    assert f"00-{span.trace_id.hex()}-{span.parent_span_id.hex()}-01" == PARENT
+    assert 0 < span.start_time_unix_nano < span.end_time_unix_nano
+    values = {pair.key: pair.value for pair in span.attributes}
+    assert values["gen_ai.usage.output_tokens"].int_value == 3
+    assert values["gen_ai.response.finish_reasons"].array_value.values[0].string_value == "length"
+    assert {"service.name": "mlxr"}.items() <= {
+        one.key: one.value.string_value for one in sent.resource.attributes
+    }.items()
 
 
 def test_no_span_unless_asked_for(make_server: MakeServer, spans: list[RecordedSpan]) -> None:

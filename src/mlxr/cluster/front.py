@@ -507,7 +507,7 @@ def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
 
 def _names_stored(passing: Passing) -> bool:
     """Whether the request goes on from a reply, or names a part of one, that one replica has kept."""
-    if passing.request.url.path.removeprefix("/v1") != "/responses":
+    if not passing.request.url.path.removeprefix("/v1").startswith("/responses"):
         return False
     if b"previous_response_id" not in passing.body and b"item_reference" not in passing.body:
         return False

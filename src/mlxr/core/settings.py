@@ -104,6 +104,12 @@ class Settings(ModelSettings):
         "Memory for answers of /v1/responses that later requests may continue; 0: none are kept.",
         scope="server",
     )
+    responses_file: str | None = setting(
+        "path",
+        None,
+        "A file in which these answers outlive the server, up to responses_bytes; default: they are in memory.",
+        scope="server",
+    )
     api_keys: tuple[str, ...] = setting(
         "list", (), "API keys; every request must carry one of them.", scope="server", secret=True
     )

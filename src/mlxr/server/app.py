@@ -65,6 +65,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
 
     work = ServerWork(served.registry)
     tool_servers = ToolServers(settings)
+    responses = ResponseStore(settings.responses_bytes, settings.responses_file)
     live = Hub(pool, settings.live_watchers, lambda: lifecycle.is_draining)
 
     @asynccontextmanager
@@ -76,6 +77,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
             await live.stop()
             await tool_servers.stop()
             await lifecycle.stop()
+            await responses.stop()
             work.stop()
             served.adapters.stop()
 
@@ -91,7 +93,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
         lifecycle=lifecycle,
         metrics=metrics,
         live=live,
-        responses=ResponseStore(settings.responses_bytes),
+        responses=responses,
         tool_servers=tool_servers,
         page=Page.read(settings),
         dialects=tuple(dialect.name for dialect in DIALECTS),

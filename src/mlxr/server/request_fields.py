@@ -383,6 +383,12 @@ ANSWER_SHARE = 4  # where turns must go, so many go that the answer may take at 
 _SYSTEM = ("system", "developer")
 
 
+def explain_service_tool(kind: str) -> InvalidRequest:
+    """Return the refusal of a tool that only the service of a dialect has, such as web_search."""
+    text = f"{kind!r} runs at its own service, not here; offer a function that your program runs in its place"
+    return InvalidRequest("tools[0].type", text)
+
+
 def drop_oldest(session: Session, wanted: ChatRequest) -> ChatRequest:
     """The conversation without its oldest turns, if it is too long; system messages and the last message stay.
 

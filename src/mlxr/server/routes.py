@@ -364,7 +364,7 @@ def build_route(row: RouteRow) -> Route:
 class _Route(Route):
     """A route that does not claim a path for other methods than its own where a part of that path may be anything.
 
-    So a client that looks for a route that is not here, such as POST /v1/responses/compact, is told so.
+    So a client that looks for a route that is not here, such as POST /v1/responses/cancel, is told so.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_INT, SamplingParams
-from mlxr.server.request_fields import AnthropicParameters, make_schema_grammar
+from mlxr.server.request_fields import AnthropicParameters, explain_service_tool, make_schema_grammar
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool, ToolChoice, is_unfinished
 from mlxr.service.sight import make_document, make_part, read_base64, read_url
@@ -466,9 +466,7 @@ class ConversationFields(RequestModel):
             Tool(tool.name, tool.description or "", tool.input_schema) for tool in given if isinstance(tool, CustomTool)
         ]
         if given and not tools:
-            raise InvalidRequest(
-                "tools[0].type", f"{given[0].type!r} is a tool of the service itself, not of this server"
-            )
+            raise explain_service_tool(given[0].type or "")
         return tools
 
     def _read_choice(self, tools: Sequence[Tool]) -> ToolChoice:

@@ -31,6 +31,7 @@ from mlxr.server.routes import JsonObject, ReplyModel, make_id, optional
 from mlxr.service.streams import ReplyFold, Section
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Phase = Literal["commentary", "final_answer"]  # of a message: before a call or a thought, or at the end
 
 
 class OutputText(ReplyModel):
@@ -50,6 +51,7 @@ class OutputMessage(ReplyModel):
     status: Status
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
+    phase: Phase | None = optional()
 
 
 class OutputThought(ReplyModel):
@@ -249,7 +251,7 @@ class ResponseEvents:
             yield from self._finish(change.closed, event)
         elif change.grown is not None:
             if change.closed is not None:
-                yield from self._close(change.closed, "completed")
+                yield from self._close(change.closed, "completed", "commentary")
             if change.opens:
                 yield from self._open(change.grown)
             yield from self._grow(change.grown, event)
@@ -300,14 +302,14 @@ class ResponseEvents:
             values |= time_growth(self._fold)
         yield self._make(f"{_TEXT_EVENTS[kind]}.delta", **values)
 
-    def _close(self, section: Section, status: Status) -> Iterator[JsonObject]:
+    def _close(self, section: Section, status: Status, phase: Phase | None) -> Iterator[JsonObject]:
         """The events of an item that ends: its whole text, its part, and the item itself."""
         place, part = self._place(section), self._make_part(section)
         if self._name_kind(section) in _TEXT_EVENTS:
             yield from self._end_text(section, place)
         if part is not None:
             yield self._make("response.content_part.done", **place, part=part.model_dump())
-        item = self._make_item(section, status, part)
+        item = self._make_item(section, status, part, phase)
         yield self._make("response.output_item.done", output_index=section.place, item=item.model_dump())
         self._items.append(item)
 
@@ -341,12 +343,15 @@ class ResponseEvents:
         has_logprobs = self._token_bytes is not None
         return OutputText(text=section.text, logprobs=self._describe_tokens(section.tokens) if has_logprobs else None)
 
-    def _make_item(self, section: Section, status: Status, part: OutputText | OutputThought | None) -> OutputItem:
+    def _make_item(
+        self, section: Section, status: Status, part: OutputText | OutputThought | None, phase: Phase | None = None
+    ) -> OutputItem:
         item_id, kind = self._ids[section.place], self._name_kind(section)
         if kind == "reasoning":
             return OutputReasoning(id=item_id, status=status, content=[part] if isinstance(part, OutputThought) else [])
         if kind == "message":
-            return OutputMessage(id=item_id, status=status, content=[part] if isinstance(part, OutputText) else [])
+            content = [part] if isinstance(part, OutputText) else []
+            return OutputMessage(id=item_id, status=status, content=content, phase=phase)
         called: dict[str, Any] = {"id": item_id, "status": status, "call_id": section.id}
         if kind == "local_shell_call":
             return OutputShellCall(**called, action=read_command(section.text))
@@ -364,25 +369,27 @@ class ResponseEvents:
         if last is None:  # a response says something, and be it nothing
             last = Section("text", 0)
             yield from self._open(last)
-        yield from self._close(last, status)
+        yield from self._close(last, status, "final_answer" if is_whole else None)
         self.response = self.response.model_copy(
             update={
                 "status": status,
                 "completed_at": int(time.time()) if is_whole else None,
                 "incomplete_details": None if is_whole else IncompleteDetails(),
                 "output": self._items,
-                "usage": self._count(),
+                "usage": count_response(self._fold),
                 "timings": describe_end(self._fold),
             }
         )
         yield self._make(f"response.{status}", response=self._dump(), **time_end(self._fold))
 
-    def _count(self) -> ResponseUsage:
-        counts = count_usage(self._fold)
-        return ResponseUsage(
-            input_tokens=counts.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=self._fold.cached_tokens),
-            output_tokens=counts.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._fold.thought_tokens),
-            total_tokens=counts.total_tokens,
-        )
+
+def count_response(fold: ReplyFold) -> ResponseUsage:
+    """Return the token counts of an answer that has ended."""
+    counts = count_usage(fold)
+    return ResponseUsage(
+        input_tokens=counts.prompt_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=fold.cached_tokens),
+        output_tokens=counts.completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=fold.thought_tokens),
+        total_tokens=counts.total_tokens,
+    )

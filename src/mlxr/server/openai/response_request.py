@@ -7,6 +7,7 @@ A `custom` tool takes a text and `local_shell` a command; to the model both are 
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,7 +18,7 @@ from pydantic import AliasChoices, Discriminator, Field, Tag, TypeAdapter
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_INT
 from mlxr.server.openai.fields import Mode, Offer, ReasoningOptions, SamplingFields, ToolName, make_offer, make_tool
-from mlxr.server.request_fields import FlatFormat, ResponsesParameters
+from mlxr.server.request_fields import FlatFormat, ResponsesParameters, explain_service_tool
 from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.messages import parse_arguments
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool
@@ -207,7 +208,7 @@ def read_tools(tools: Sequence[ResponseTool] | None, loaded: Sequence[ResponseTo
         table.tools += [one for one in more.tools if one.name not in table.callees]
         table.callees = {**more.callees, **table.callees}
     if tools and not table.tools:
-        raise InvalidRequest("tools[0].type", f"{tools[0].type!r} is a tool of the service itself, not of this server")
+        raise explain_service_tool(tools[0].type)
     return table
 
 
@@ -328,6 +329,12 @@ class MessageItem(RequestModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
+
+    def list_parts(self) -> list[JsonObject]:
+        """The content as the parts of an input."""
+        if isinstance(self.content, str):
+            return [{"type": "input_text", "text": self.content}]
+        return [part.model_dump(exclude_none=True) for part in self.content]
 
 
 class FunctionCallItem(RequestModel):
@@ -450,6 +457,30 @@ class ReasoningItem(RequestModel):
         return next((text for text in texts if text.strip()), "")
 
 
+class CompactionItem(RequestModel):
+    """A summary that stands for what was said before, as `/v1/responses/compact` gives it."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+    @staticmethod
+    def close(summary: str) -> str:
+        """Return a summary as clients carry it; it is not secret."""
+        return _SUMMARY_MARK + b64encode(summary.encode()).decode()
+
+    def read(self, field: str) -> str:
+        """The text that the model reads; raises InvalidRequest for a summary that another service has encrypted."""
+        mark, _, data = self.encrypted_content.rpartition(":")
+        try:
+            if f"{mark}:" != _SUMMARY_MARK:
+                raise ValueError
+            return f"Summary of the conversation so far:\n{b64decode(data, validate=True).decode()}"
+        except ValueError:
+            text = "is no summary of this server's, and only who made it can read it; send the conversation itself"
+            raise InvalidRequest(f"{field}.encrypted_content", text) from None
+
+
+_SUMMARY_MARK = "mlxr-summary:"
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 
 
@@ -471,6 +502,7 @@ InputItem = Annotated[
     | Annotated[MoreToolsItem, Tag("additional_tools")]
     | Annotated[OutputItem, Tag("output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ReferenceItem, Tag("item_reference")]
     | Annotated[ForeignItem, Tag("foreign")],
     Discriminator(
@@ -502,6 +534,11 @@ def read_items(items: Sequence[JsonObject]) -> list[InputItem]:
     return _adapter().validate_python(items)
 
 
+def dump_items(items: Sequence[InputItem]) -> str:
+    """Items as JSON that `read_items` understands."""
+    return _adapter().dump_json(list(items), exclude_none=True).decode()
+
+
 def read_input(instructions: str | None, items: Sequence[InputItem], first: int = 0) -> list[Message]:
     """Messages for the service; raises InvalidRequest naming the item that does not fit. The input of the request
     itself begins with number `first`.
@@ -519,6 +556,9 @@ def read_input(instructions: str | None, items: Sequence[InputItem], first: int 
             messages.append(
                 {"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output, f"input[{index}].output")}
             )
+            turn = None
+        elif isinstance(item, CompactionItem):
+            messages.append({"role": "user", "content": item.read(f"input[{index}]")})
             turn = None
         elif isinstance(item, MessageItem) and item.role != "assistant":
             messages.append({"role": item.role, "content": _join(item.content, f"input[{index}].content")})

@@ -1,30 +1,44 @@
-"""POST /v1/responses, what is kept of its answers, and how many tokens an input has.
+"""POST /v1/responses, what is kept of its answers, tokens of inputs, and summaries in place of conversations.
 
-Responses that are to be kept stay in memory for a while, as what they were asked and what they said, so that a later
-request can go on from them.
+Responses that are to be kept stay for a while, as what they were asked and what they said, so that a later request can
+go on from them: in memory, or in a file that outlives the server.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxr.core.errors import MlxrError, SettingError, Unavailable
 from mlxr.core.events import Event
+from mlxr.core.work_threads import WorkThreads
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError, spell_fields
 from mlxr.server.generation import Generation, borrow, fill_chat, read_all, start, write_frames
 from mlxr.server.openai.replies import ERRORS, STREAMED, Head, fit_effort, name_code, token_bytes_if
-from mlxr.server.openai.response_reply import ResponseEvents, ResponseReply
+from mlxr.server.openai.response_reply import ResponseEvents, ResponseReply, ResponseUsage, count_response
 from mlxr.server.openai.response_request import (
     Callee,
+    CompactionItem,
     InputItem,
+    MessageItem,
     ReferenceItem,
     ResponseRequest,
+    dump_items,
     list_items,
     list_loaded,
     read_items,
@@ -32,7 +46,7 @@ from mlxr.server.openai.response_request import (
 )
 from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import drop_oldest
-from mlxr.server.routes import JsonObject, ReplyModel, Router, reply_json
+from mlxr.server.routes import JsonObject, ReplyModel, Router, make_id, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
@@ -47,24 +61,38 @@ FIELDS = {
 }  # the service's words for what may be wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A response, what was asked for it alone, and what it gave as a later request would send it back."""
-
-    owner: str | None
-    response: ResponseReply
-    input: tuple[InputItem, ...]
-    output: tuple[InputItem, ...]
-    size_bytes: int
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+APPLICATION_ID = 0x6D6C7852  # of our file, by which no other one is taken for it
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, owner TEXT, before TEXT, used INTEGER NOT NULL,
+  bytes INTEGER NOT NULL, response TEXT NOT NULL, input TEXT NOT NULL, output TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS by_use ON responses (used, bytes);
+CREATE TABLE IF NOT EXISTS items (id TEXT PRIMARY KEY, item TEXT NOT NULL,
+  response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE);
+CREATE INDEX IF NOT EXISTS by_response ON items (response);
+"""
+PATIENCE_S, WAIT_S, CLOSE_S = 10.0, 5.0, 2.0
+MAX_WAITING = 256  # reads and writes; what is beyond is not kept
 
 
 class ResponseStore:
-    """Responses by id. Belongs to the event loop."""
+    """Responses by id, in a database of SQLite that one thread of its own reads and writes in the order of requests.
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._items: dict[str, tuple[str, InputItem]] = {}  # id of an output item → id of its response, the item
+    They take `max_bytes` as JSON; the least recently used are forgotten first. `path` is the file, None for memory.
+    Raises SettingError for a file that is not ours or cannot be opened.
+    """
+
+    def __init__(self, max_bytes: int, path: str | Path | None = None) -> None:
+        self._max_bytes, self._place = max_bytes, "memory" if path is None else str(path)
+        hint = f"kept responses in {self._place} are slow to come; try again"
+        self._threads = WorkThreads(
+            "mlxr-kept", 1, max_waiting=MAX_WAITING, patience_s=PATIENCE_S, remedy=hint, refusal=Unavailable
+        )
+        try:
+            self._db = _open_database(path)
+        except (sqlite3.Error, OSError) as error:
+            raise SettingError(f"responses_file: {path} cannot be used: {error}; name another file") from error
 
     @property
     def is_on(self) -> bool:
@@ -73,55 +101,116 @@ class ResponseStore:
 
     def keep(self, owner: str | None, response: ResponseReply, given: Sequence[InputItem]) -> None:
         """Keep a response that has ended, unless it is larger than the store."""
+        self._threads.submit(self._try_to_keep, owner, response, given)
+
+    async def find(self, owner: str | None, response_id: str) -> str:
+        """The JSON of a response of this owner; raises ServerError 404."""
+        return await self._ask(partial(self._find, owner, response_id, "response"))
+
+    async def find_history(self, owner: str | None, response_id: str) -> list[InputItem]:
+        """All that was said until the end of a response; raises ServerError 400 where a part is not there."""
+        return await self._ask(partial(self._find_history, owner, response_id))
+
+    async def find_item(self, owner: str | None, item: ReferenceItem) -> InputItem:
+        """The item of the output of a response of this owner, or `item` where there is none."""
+        return await self._ask(partial(self._find_item, owner, item))
+
+    async def delete(self, owner: str | None, response_id: str) -> None:
+        """Forget a response; raises ServerError 404."""
+        await self._ask(partial(self._delete, owner, response_id))
+
+    async def stop(self) -> None:
+        """Write what was to be kept, as far as the disk is not slow, and close the file."""
+        with suppress(TimeoutError, MlxrError):
+            await asyncio.wait_for(self._threads.run(self._db.close), CLOSE_S)
+        self._threads.stop()
+
+    async def _ask(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._threads.run(work)
+        except sqlite3.Error as error:
+            raise Unavailable(f"{self._place}: kept responses cannot be read: {error}") from error
+
+    def _try_to_keep(self, owner: str | None, response: ResponseReply, given: Sequence[InputItem]) -> None:
+        try:
+            self._keep(owner, response, given)
+        except sqlite3.Error as error:
+            logger.warning("%s: a response cannot be kept: %s", self._place, error)
+
+    def _keep(self, owner: str | None, response: ResponseReply, given: Sequence[InputItem]) -> None:
         whole = [item for item in response.output if item.status != "incomplete" or item.type == "message"]
-        output = tuple(read_items([item.model_dump(exclude_none=True) for item in whole]))
-        size_bytes = len(response.model_dump_json()) + sum(len(item.model_dump_json()) for item in given)
+        output = read_items([item.model_dump(exclude_none=True) for item in whole])
+        text, asked, said = response.model_dump_json(by_alias=True), dump_items(given), dump_items(output)
+        size_bytes = len(text) + len(asked) + len(said)
         if size_bytes > self._max_bytes:
             return
-        self._kept[response.id] = Kept(owner, response, tuple(given), output, size_bytes)
-        self._items |= {item.id: (response.id, read) for item, read in zip(whole, output, strict=True)}
-        self._bytes += size_bytes
-        while self._bytes > self._max_bytes:
-            self._forget(next(iter(self._kept)))
+        with self._db:
+            row = (response.id, owner, response.previous_response_id, size_bytes, text, asked, said)
+            self._db.execute(f"INSERT OR REPLACE INTO responses VALUES (?, ?, ?, {_NEXT}, ?, ?, ?, ?)", row)
+            items = [(one.id, dump_items([read]), response.id) for one, read in zip(whole, output, strict=True)]
+            self._db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", items)
+            while self._db.execute("SELECT sum(bytes) FROM responses").fetchone()[0] > self._max_bytes:
+                self._db.execute("DELETE FROM responses WHERE id = (SELECT id FROM responses ORDER BY used LIMIT 1)")
 
-    def find(self, owner: str | None, response_id: str, field: str = "response_id") -> Kept:
-        """A response of this owner; raises ServerError 404."""
-        kept = self._kept.get(response_id)
-        if kept is None or kept.owner != owner:
+    def _find(self, owner: str | None, response_id: str, columns: str) -> str:
+        """`columns` of a response as they stand in the file, which is then the last one that was used."""
+        query = f"SELECT {columns} FROM responses WHERE id = ? AND owner IS ?"
+        row = self._db.execute(query, (response_id, owner)).fetchone()
+        if row is None:
             message = f"Response with id {response_id[:80]!r} not found: it was not kept, or is kept no longer"
-            raise ServerError(404, "not_found", message, field)
-        self._kept.move_to_end(response_id)
-        return kept
+            raise ServerError(404, "not_found", message, "response_id")
+        with self._db:
+            self._db.execute(f"UPDATE responses SET used = {_NEXT} WHERE id = ?", (response_id,))
+        return str(row[0])
 
-    def find_history(self, owner: str | None, response_id: str) -> list[InputItem]:
-        """All that was said until the end of a response; raises ServerError 400 where a part is not there."""
-        turns: list[Kept] = []
+    def _find_history(self, owner: str | None, response_id: str) -> list[InputItem]:
+        turns: list[list[JsonObject]] = []
         following: str | None = response_id
         while following is not None:
-            try:
-                turns.append(self.find(owner, following))  # the earliest is touched last: it goes after its followers
+            try:  # the earliest is touched last: it goes after its followers
+                turn = self._find(owner, following, "json_array(json(input), json(output), before)")
             except ServerError as error:
                 field = "previous_response_id"
                 raise ServerError(400, "previous_response_not_found", f"{field}: {error.message}", field) from None
-            following = turns[-1].response.previous_response_id
-        return [item for turn in reversed(turns) for item in (*turn.input, *turn.output)]
+            asked, said, following = json.loads(turn)
+            turns.append([*asked, *said])
+        return read_items([item for turn in reversed(turns) for item in turn])
 
-    def find_item(self, owner: str | None, item_id: str) -> InputItem | None:
-        """An item of the output of a response of this owner."""
-        response_id, item = self._items.get(item_id, ("", None))
-        kept = self._kept.get(response_id)
-        return item if kept is not None and kept.owner == owner else None
+    def _find_item(self, owner: str | None, item: ReferenceItem) -> InputItem:
+        query = (
+            "SELECT item FROM items JOIN responses ON responses.id = items.response WHERE items.id = ? AND owner IS ?"
+        )
+        row = self._db.execute(query, (item.id, owner)).fetchone()
+        return item if row is None else read_items(json.loads(row[0]))[0]
 
-    def delete(self, owner: str | None, response_id: str) -> None:
-        """Forget a response; raises ServerError 404."""
-        self.find(owner, response_id)
-        self._forget(response_id)
+    def _delete(self, owner: str | None, response_id: str) -> None:
+        self._find(owner, response_id, "id")
+        with self._db:
+            self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
 
-    def _forget(self, response_id: str) -> None:
-        kept = self._kept.pop(response_id)
-        self._bytes -= kept.size_bytes
-        for item in kept.response.output:
-            self._items.pop(item.id, None)
+
+_NEXT = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
+
+
+def _open_database(path: str | Path | None) -> sqlite3.Connection:
+    """The database of kept responses, made where there is none; only its owner may read the file."""
+    if path is not None:
+        with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR), "rb")):
+            pass
+    db = sqlite3.connect(":memory:" if path is None else path, WAIT_S, check_same_thread=False)
+    try:
+        (own,), (tables,) = (
+            db.execute(query).fetchone() for query in ("PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+        )
+        if tables and own != APPLICATION_ID:
+            raise sqlite3.DatabaseError("it is a database of something else")
+        for line in (f"application_id = {APPLICATION_ID}", "foreign_keys = ON", "secure_delete = ON"):
+            db.execute(f"PRAGMA {line}")
+        db.executescript(SCHEMA)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 class Deleted(ReplyModel):
@@ -139,28 +228,64 @@ class InputTokens(ReplyModel):
     input_tokens: int
 
 
+class CompactedMessage(ReplyModel):
+    """A message of the conversation that stays as it was."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Literal["completed"] = "completed"
+    role: Literal["user", "system", "developer"]
+    content: list[JsonObject]
+
+
+class CompactionReply(ReplyModel):
+    """Stands for all that was said, as a summary."""
+
+    type: Literal["compaction"] = "compaction"
+    id: str
+    encrypted_content: str = Field(description="The summary, which is not encrypted but in base64.")
+
+
+class CompactedReply(ReplyModel):
+    """A conversation made short: messages that stay, and a summary."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[CompactedMessage | CompactionReply]
+    usage: ResponseUsage
+
+
+SUMMARY_SHARE = 4  # of the context that a summary may take: one in so many
+SUMMARISE = (
+    "Summarise our conversation so far for whoever continues it without having seen it: what was asked, what was done "
+    "and found, names of files and values that matter, decisions, and what is still to do. Write only the summary."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request with what is kept for it: the items of its own, and all that the model is asked."""
+    """A request with what is kept for it: items of earlier ones and its own, and all that the model is asked."""
 
     store: ResponseStore
     owner: str | None
+    history: list[InputItem]
     items: list[InputItem]
     wanted: ChatRequest
     callees: Mapping[str, Callee]
 
     @classmethod
-    def read(cls, request: Request, body: ResponseRequest) -> Asked:
+    async def read(cls, request: Request, body: ResponseRequest) -> Asked:
         """Raises ServerError for an earlier response that is not there, InvalidRequest naming the field otherwise."""
         store, owner = parts_of(request).responses, in_flight(request).key_id
         before = body.previous_response_id
-        history = [] if before is None else store.find_history(owner, before)
+        history = [] if before is None else await store.find_history(owner, before)
         items = [
-            (store.find_item(owner, item.id) or item) if isinstance(item, ReferenceItem) else item
+            await store.find_item(owner, item) if isinstance(item, ReferenceItem) else item
             for item in list_items(body.input)
         ]
         callees = read_tools(body.tools, list_loaded([*history, *items])).callees
-        return cls(store, owner, items, body.to_request(history, items), callees)
+        return cls(store, owner, history, items, body.to_request(history, items), callees)
 
     async def fit(self, request: Request, lease: ModelLease, body: ResponseRequest) -> ChatRequest:
         """Return what the model is asked, with what it brings along, and shorter where the request lets it be cut."""
@@ -175,8 +300,8 @@ class Asked:
 
 @router.post("/v1/responses", response_model=ResponseReply, responses=STREAMED)
 async def create_response(request: Request, body: ResponseRequest) -> Response:
-    """Answer an input. Unless `store` is false, the response is kept in memory for a while."""
-    asked = Asked.read(request, body)
+    """Answer an input. Unless `store` is false, the response is kept for a while."""
+    asked = await Asked.read(request, body)
     lease = await borrow(request, body.model, lora=body.shares)
     head = Head.make("resp_", lease, body.model)
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
@@ -199,23 +324,56 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
 @router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
 async def count_input_tokens(request: Request, body: ResponseRequest) -> Response:
     """Return how many tokens an input has, as `/v1/responses` would read it."""
-    asked = Asked.read(request, body)
+    asked = await Asked.read(request, body)
     lease = await borrow(request, body.model, lora=body.shares)
     with spell_fields(FIELDS):
         ids = await lease.session.run(lease.session.encode_chat, await asked.fit(request, lease, body))
     return reply_json(InputTokens(input_tokens=len(ids)))
 
 
+@router.post("/v1/responses/compact", response_model=CompactedReply, responses=ERRORS)
+async def compact(request: Request, body: ResponseRequest) -> Response:
+    """Return a conversation made short: what user and system said, and a summary of all, which the model writes.
+
+    The next request sends these items in place of the conversation.
+    """
+    asked = await Asked.read(request, body)
+    lease = await borrow(request, body.model, lora=body.shares)
+    wanted = fill_chat(fit_effort(request, lease, asked.wanted, "reasoning.effort"), lease.record, body)
+    most = lease.session.context_tokens // SUMMARY_SHARE
+    params = replace(wanted.params, max_tokens=min(wanted.params.max_tokens or most, most), logprobs=None)
+    messages = [*wanted.messages, {"role": "user", "content": SUMMARISE}]
+    wanted = replace(wanted, messages=messages, params=params, tool_choice="none", grammar=None)
+    wanted = await lease.session.run(drop_oldest, lease.session, wanted)
+    head = Head.make("resp_", lease, body.model)
+    with spell_fields(FIELDS):
+        generation = await start(request, lease, wanted)
+    fold = ReplyFold([len(generation.prompt_ids)])
+    for event in await read_all(request, [generation]):
+        fold.add(event)
+    kept = [
+        CompactedMessage(id=make_id("msg_"), role=item.role, content=item.list_parts())
+        for item in (*asked.history, *asked.items)
+        if isinstance(item, MessageItem) and item.role != "assistant"
+    ]
+    content = CompactionItem.close(fold.answers[0].text.strip())
+    summary = CompactionReply(id=make_id("cmp_"), encrypted_content=content)
+    return reply_json(
+        CompactedReply(id=head.id, created_at=head.created, output=[*kept, summary], usage=count_response(fold))
+    )
+
+
 @router.get("/v1/responses/{response_id}", response_model=ResponseReply, responses=ERRORS)
 async def get_response(request: Request, response_id: str) -> Response:
     """A response that is kept."""
-    return reply_json(parts_of(request).responses.find(in_flight(request).key_id, response_id).response)
+    text = await parts_of(request).responses.find(in_flight(request).key_id, response_id)
+    return Response(text, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}", response_model=Deleted, responses=ERRORS)
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response that was kept; answers with its id."""
-    parts_of(request).responses.delete(in_flight(request).key_id, response_id)
+    await parts_of(request).responses.delete(in_flight(request).key_id, response_id)
     return reply_json(Deleted(id=response_id))
 
 
