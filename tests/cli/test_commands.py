@@ -283,6 +283,19 @@ def test_chat_refuses_a_model_without_a_template_before_it_is_loaded(
     assert "no chat template" in refused("run", gguf, "hi", "--system", "x")
 
 
+def test_a_text_without_a_template_is_told_and_bounded(
+    gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlxr.cli.run.PLAIN_TOKENS", 3)
+    assert main(["run", str(gguf), "the fox", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["usage"]["completion_tokens"] == 3
+    assert "no chat template: the text goes on, by 3 tokens at most" in output.err
+    assert main(["run", str(gguf), "the fox", "--json", "--max-tokens", "5"]) == 0
+    output = capsys.readouterr()
+    assert (json.loads(output.out)["usage"]["completion_tokens"], output.err) == (5, "")
+
+
 def test_chat_in_a_pipe_forgets_the_oldest_turns_when_the_context_is_full(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,7 +194,7 @@ def make_table(path: Path) -> None:
 
 def test_tools_that_only_a_service_has_are_refused_with_a_hint(client: httpx.Client) -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
-    asked = {"max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}], "tools": [search]}
+    asked = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}], "tools": [search]}
     code = {"type": "code_interpreter", "container": {"type": "auto"}}
     for path, body in (("/v1/messages", asked), ("/v1/responses", {"input": "Hi", "tools": [code]})):
         refused = client.post(path, json=body)

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +50,7 @@ from mlxr.service.sight import make_part, read_picture
 from mlxr.service.streams import Completion, fold_events
 
 PICTURE_NAME = re.compile(r"[^\n]{1,1000}\.(jpe?g|png|webp|gif|bmp|avif)", re.ASCII | re.IGNORECASE)
+PLAIN_TOKENS = 256  # of a text that has no end of its own, unless --max-tokens says otherwise
 SILENT_S = 2.0  # after which it is told that stdin is waited for
 
 Words = Annotated[
@@ -117,17 +118,20 @@ def run(
     params = make_sampling(find_parameters(model, record, settings, url), sampling)
     opening = () if record is None else record.messages
     needs_template = system is not None and not raw
-    with (
-        open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter or named) as answerer,
-        start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening, pictures=pictures) as stream,
-    ):
-        completion, timing = follow(stream, quiet=json, is_plain=raw or not answerer.can_chat)
-        if completion.finish_reason is FinishReason.ERROR:
-            raise MlxrError(completion.error or "the answer failed")
-        if json:
-            print_json({"model": model or url, **describe(completion), **timing})
-        if stats:
-            print_note(format_stats(completion, timing))
+    with open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter or named) as answerer:
+        if not (raw or answerer.can_chat) and "max_tokens" not in sampling and params.max_tokens is None:
+            params = replace(params, max_tokens=PLAIN_TOKENS)
+            text = f"(no chat template: the text goes on, by {PLAIN_TOKENS} tokens at most; see --raw, --max-tokens)"
+            print_note(text)
+        stream = start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening, pictures=pictures)
+        with stream:
+            completion, timing = follow(stream, quiet=json, is_plain=raw or not answerer.can_chat)
+            if completion.finish_reason is FinishReason.ERROR:
+                raise MlxrError(completion.error or "the answer failed")
+            if json:
+                print_json({"model": model or url, **describe(completion), **timing})
+            if stats:
+                print_note(format_stats(completion, timing))
 
 
 def find_parameters(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -112,9 +113,42 @@ def show_progress(title: str, *, counts_bytes: bool = False) -> Iterator[Progres
 
     sizes = (DownloadColumn(binary_units=True), TransferSpeedColumn()) if counts_bytes else ()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *sizes, TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with change_keys(_hide_keys), Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def change_keys(change: Callable[[int], object]) -> Iterator[None]:
+    """While the block runs, keys are treated as `change(descriptor)` has set the terminal.
+
+    Nothing is changed where stdin is no terminal, or this process is in the background, which that would stop.
+    """
+    try:
+        import termios
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+        is_ours = os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (ImportError, ValueError, OSError, termios.error):
+        is_ours = False
+    if not is_ours:
+        yield
+        return
+    change(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _hide_keys(descriptor: int) -> None:
+    """Let what is typed meanwhile wait, and not be written into what is shown."""
+    import termios
+
+    mode = termios.tcgetattr(descriptor)
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, mode)
 
 
 def format_bytes(count: float) -> str:

@@ -19,7 +19,15 @@ import typer
 
 from mlxr.cli.flags import Json
 from mlxr.cli.remote import Port, ServerUrl, address_of, ask_server, choose_url
-from mlxr.cli.terminal import format_bytes, format_count, format_table, make_printable, print_json, write_piece
+from mlxr.cli.terminal import (
+    change_keys,
+    format_bytes,
+    format_count,
+    format_table,
+    make_printable,
+    print_json,
+    write_piece,
+)
 from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings, resolve
 
@@ -211,17 +219,11 @@ def _is_ended(seconds: float) -> bool:
 @contextmanager
 def _screen() -> Iterator[None]:
     """A screen of its own, and keys as they are typed; both are as before at the end."""
-    before = None
-    if sys.stdin.isatty():
-        import termios
-        import tty
+    import tty
 
-        before = termios.tcgetattr(sys.stdin)
-        tty.setcbreak(sys.stdin)
-    write_piece(FRESH_SCREEN)
-    try:
-        yield
-    finally:
-        write_piece(OLD_SCREEN)
-        if before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+    with change_keys(tty.setcbreak):
+        write_piece(FRESH_SCREEN)
+        try:
+            yield
+        finally:
+            write_piece(OLD_SCREEN)

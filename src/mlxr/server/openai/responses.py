@@ -72,7 +72,7 @@ CREATE TABLE IF NOT EXISTS items (id TEXT PRIMARY KEY, item TEXT NOT NULL,
   response TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE);
 CREATE INDEX IF NOT EXISTS by_response ON items (response);
 """
-PATIENCE_S, WAIT_S, CLOSE_S = 10.0, 5.0, 2.0
+PATIENCE_S, WAIT_S, CLOSE_S = 10.0, 5.0, 5.0
 MAX_WAITING = 256  # reads and writes; what is beyond is not kept
 
 
@@ -204,7 +204,13 @@ def _open_database(path: str | Path | None) -> sqlite3.Connection:
         )
         if tables and own != APPLICATION_ID:
             raise sqlite3.DatabaseError("it is a database of something else")
-        for line in (f"application_id = {APPLICATION_ID}", "foreign_keys = ON", "secure_delete = ON"):
+        for line in (
+            f"application_id = {APPLICATION_ID}",
+            "foreign_keys = ON",
+            "secure_delete = ON",
+            "journal_mode = WAL",  # a write waits for no disk
+            "synchronous = NORMAL",
+        ):
             db.execute(f"PRAGMA {line}")
         db.executescript(SCHEMA)
     except BaseException:
