@@ -82,7 +82,7 @@ def test_import_and_copies_leave_the_file_alone(mlxr: Run, own_file: Path, model
     mlxr("import", own_file, "me/second:v1")
     mlxr("cp", "my-draft", "third")
     assert list_names(mlxr)[:3] == ["me/second:v1", "my-draft:latest", "third:latest"]
-    assert "still there" in mlxr("rm", "me/second:v1", "my-draft", "third")
+    assert "still there" in mlxr("rm", "me/second:v1", "my-draft", "third", "--json")
     assert own_file.read_bytes() == DRAFT.read_bytes()
     assert not (models_folder / "blobs").exists()
 

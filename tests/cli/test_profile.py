@@ -16,7 +16,7 @@ Run = Callable[..., str]
 def read_profile(mlxr: Run, tmp_path: Path, *arguments: object) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The numbers, the trace and the tables of `mlxr profile`."""
     numbers, trace = tmp_path / "profile.json", tmp_path / "trace.json"
-    printed = mlxr("profile", *arguments, "--json", numbers, "--trace", trace)
+    printed = mlxr("profile", *arguments, "--json-file", numbers, "--trace", trace)
     return json.loads(numbers.read_text()), json.loads(trace.read_text()), printed
 
 
@@ -76,4 +76,4 @@ def test_profile_of_a_gpu_has_grids(gguf: Path, tmp_path: Path, mlxr: Run) -> No
 
 def test_profile_refuses_the_reference(gguf: Path, tmp_path: Path, refused: Run) -> None:
     assert "no kernels to profile" in refused("profile", gguf, "--device", "reference")
-    assert "cannot be written" in refused("profile", gguf, "--prompt-tokens", 4, "--steps", 1, "--json", tmp_path)
+    assert "cannot be written" in refused("profile", gguf, "--prompt-tokens", 4, "--steps", 1, "--json-file", tmp_path)

@@ -164,7 +164,7 @@ GPU_COLUMNS = (*COLUMNS[:-1], " threadgroups", " threads")
 
 Sequences = Annotated[int, typer.Option("--sequences", help="Requests that run side by side.")]
 Steps = Annotated[int, typer.Option("--steps", help="Steps of decoding after the prompts.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write all numbers as JSON.")]
+JsonFile = Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Also write all numbers as JSON.")]
 TraceFile = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="Also write each call, as a trace for Perfetto or chrome://tracing."),

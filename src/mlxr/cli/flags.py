@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 from typer.models import OptionInfo
 
 from mlxr.cli.terminal import format_bytes, print_json, print_table
@@ -195,6 +196,18 @@ def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Ca
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+class PlainHelp(TyperCommand):
+    """A command whose help shows no types of Python: what a flag takes is in its metavar, and --help takes nothing."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, without types that they would show."""
+        parameters = list(super().get_params(ctx))
+        for parameter in parameters:
+            if parameter.metavar is None or isinstance(parameter, TyperArgument):
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]  # noqa: ARG005
+        return parameters
 
 
 def count_hidden(function: Callable[..., None]) -> int:

@@ -190,14 +190,14 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         if row.name != named:
             app.command(row.name, help=row.help)(lambda: None)
             continue
-        from mlxr.cli.flags import count_hidden, expand_flags
+        from mlxr.cli.flags import PlainHelp, count_hidden, expand_flags
 
         shows_all = ALL_FLAGS in arguments or COMPLETION_VARIABLE in os.environ
         function = expand_flags(getattr(import_module(row.module), row.function), shows_all=shows_all)
         count = count_hidden(function)
         notes = [f"Example: `{EXAMPLE_OF[named]}`"] if named in EXAMPLE_OF else []
         notes += [f"{ALL_FLAGS} shows {count} more flags."] if count else []
-        app.command(row.name, epilog="\n\n".join(notes) or None)(function)
+        app.command(row.name, cls=PlainHelp, epilog="\n\n".join(notes) or None)(function)
     return app
 
 
@@ -230,9 +230,12 @@ def _root(
     """Flags of `mlxr` itself."""
 
 
-def version() -> None:
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def version(json: AsJson = False) -> None:
     """Print the version of mlxr."""
-    print(f"mlxr {mlxr.__version__}")
+    print(f'{{"version": "{mlxr.__version__}"}}' if json else f"mlxr {mlxr.__version__}")
 
 
 Command = Annotated[str | None, typer.Argument(metavar="COMMAND", help="The command; without one, all are listed.")]

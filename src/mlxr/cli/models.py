@@ -250,7 +250,8 @@ def _read(file: Path) -> tuple[bytes, Path]:
     if str(file) == "-":
         return sys.stdin.buffer.read(), Path()
     if not place.exists() or place.is_dir():
-        raise NotFound(f"there is no Modelfile {file}; -f FILE names another one")
+        here = "in this folder" if str(file) == "Modelfile" else f"at {file}"
+        raise NotFound(f"there is no Modelfile {here}; -f FILE names another one")
     return place.read_bytes(), place.parent if place.is_file() else Path()
 
 
@@ -258,10 +259,12 @@ Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The model.", auto
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its other name.")]
 
 
-def cp(source: Source, destination: Destination, settings: RegistrySettings, force: Force = False) -> None:
+def cp(
+    source: Source, destination: Destination, settings: RegistrySettings, force: Force = False, json: Json = False
+) -> None:
     """Give a model a second name. No file is copied. A name that another model has needs --force."""
     record = open_registry(settings).copy(source, destination, replaces=force)
-    print_fields([("copied", record.short_name)])
+    print_json({"copied": record.short_name}) if json else print_fields([("copied", record.short_name)])
 
 
 Names = Annotated[
@@ -269,13 +272,15 @@ Names = Annotated[
 ]
 
 
-def rm(names: Names, settings: RegistrySettings) -> None:
+def rm(names: Names, settings: RegistrySettings, json: Json = False) -> None:
     """Remove models. A pulled file is deleted with the last model that uses it; imported files stay."""
     registry = open_registry(settings)
     for name in names:
         record = registry.remove(name)
         rows = [("removed", record.short_name)]
-        print_fields(rows if record.is_owned else [*rows, ("still there", str(record.path))])
+        if not record.is_owned and record.path.exists():
+            rows.append(("still there", str(record.path)))
+        print_json(dict(rows)) if json else print_fields(rows)
 
 
 class Action(StrEnum):
@@ -368,6 +373,9 @@ def _list(registry: Registry, *, as_json: bool) -> None:
         )
         for record in records
     ]
+    if not rows:
+        print_note("no adapter has a name here; `mlxr adapters add NAME PATH` gives one")
+        return
     print_table(("NAME", "MODEL", "ID", " SIZE", " RANK", "ADDED"), rows)
     for record in records:
         if record.problem is not None:

@@ -541,7 +541,7 @@ def _tell_cache(model: Mapping[str, Any]) -> str:
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=complete_models)]
 
 
-def stop(model: Model, url: ServerUrl = None, port: Port = None) -> None:
+def stop(model: Model, url: ServerUrl = None, port: Port = None, json: Json = False) -> None:
     """Unload a model from a server. Answers in progress end first; the next request loads it again."""
     settings = resolve()
     url = choose_url(settings, url, port)
@@ -550,4 +550,4 @@ def stop(model: Model, url: ServerUrl = None, port: Port = None) -> None:
     known = {spelling.lower() for name in before for spelling in (name, name.removesuffix(":latest"))}
     if model.lower() not in known and before == [str(row["name"]) for row in list_loaded(settings, url)]:  # no alias
         raise NotFound(make_printable(f"{model} is not loaded; loaded: {', '.join(before) or 'none'}"))
-    print_fields([("stopped", model)])
+    print_json({"stopped": model}) if json else print_fields([("stopped", model)])
