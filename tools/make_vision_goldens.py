@@ -3,6 +3,7 @@
 Every case is a tiny random model that `transformers` runs in float32 over a text with two pictures, which its processor
 of Pillow has prepared. Stored are the configuration with the shapes of the tensors, the prepared pixels, the rows that
 the tower makes of them and the logits (tests/models/vision_goldens/CASE). Weights come from the seed on both sides.
+Pixels alone, for many sizes of pictures, are in tests/models/vision_pixels.json.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 TESTS = Path(__file__).parents[1] / "tests" / "models"
@@ -62,7 +64,7 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-CASES: dict[str, dict[str, Any]] = {
+QWEN: dict[str, dict[str, Any]] = {
     "qwen3vl": {
         "model_type": "qwen3_vl",
         "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -97,80 +99,181 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": TOWER | {"model_type": "qwen3_5_vision"},
     },
 }
-PREPROCESSOR = {
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "image_size": 48,
+    "patch_size": 8,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "vision_use_head": False,
+}
+GEMMA = {
+    "gemma3": {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "image_token_index": IMAGE,
+        "boi_token_index": START,
+        "eoi_token_index": END,
+        "mm_tokens_per_image": 9,
+        "text_config": TEXT
+        | {
+            "model_type": "gemma3_text",
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": SIGLIP,
+    }
+}
+MEAN, DEVIATION = [0.5, 0.4, 0.5], [0.5, 0.5, 0.6]
+QWEN_PREPARES = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 8,
     "temporal_patch_size": 2,
     "merge_size": 2,
     "size": {"shortest_edge": 4 * 256, "longest_edge": 24 * 256},
-    "image_mean": [0.5, 0.4, 0.5],
-    "image_std": [0.5, 0.5, 0.6],
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
+}
+GEMMA_PREPARES = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "size": {"height": 48, "width": 48},
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
 }
 SIZES = [(37, 70), (90, 41)]
-RULES = ((32, 4096, 65536), (28, 3136, 50176), (16, 256, 20480))  # the factor of sides, the fewest and the most pixels
 PIXEL_SIZES = (
     *((1, 1), (1, 200), (200, 1), (16, 16), (47, 48), (48, 48), (80, 80), (112, 144), (14, 42), (255, 257)),
-    *((64, 64), (256, 256), (333, 111), (20, 3000), (1000, 5), (97, 211)),
+    *((64, 64), (256, 256), (333, 111), (20, 3000), (1000, 5), (97, 211), (2, 400), (3000, 15), (72, 40), (40, 24)),
+    *((88, 88), (100, 100), (56, 112), (500, 499), (641, 359), (359, 641), (7, 9), (1, 3), (130, 65), (384, 512)),
 )
+Pixels = list[np.ndarray]
+Answer = tuple[dict[str, Any], Pixels, list[list[int]]]  # for the model; tiles; the words of each picture
+
+
+def settle(prepares: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Keywords of a processor."""
+    return {key: value for key, value in prepares.items() if key != "image_processor_type"} | changes
+
+
+RAW = {"do_rescale": False, "do_normalize": False}
+
+
+def list_tiles(values: Any) -> Pixels:
+    """Tiles (height, width, 3) of pixels (tiles, 3, height, width) that were not normalised."""
+    return [np.ascontiguousarray(np.asarray(tile).transpose(1, 2, 0)).astype(np.uint8) for tile in values]
+
+
+def join_qwen(made: Any, half: int) -> Pixels:
+    """Pictures out of the patches that Qwen's processor makes."""
+    pictures, at = [], 0
+    for _, rows, columns in made["image_grid_thw"].tolist():
+        patches = made["pixel_values"][at : at + rows * columns]
+        at += rows * columns
+        parts = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, half, half)[:, :, :, :, :, 0]
+        pictures.append(parts.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * half, columns * half, 3).astype(np.uint8))
+    return pictures
+
+
+def show_qwen(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a Qwen sees them."""
+    inputs = Qwen2VLImageProcessorPil(**settle(QWEN_PREPARES))(pictures, return_tensors="pt")
+    made = Qwen2VLImageProcessorPil(**settle(QWEN_PREPARES, **RAW))(pictures, return_tensors="np")
+    counts = [rows * columns // 4 for _, rows, columns in inputs["image_grid_thw"].tolist()]
+    return dict(inputs), join_qwen(made, 8), [[START, *[IMAGE] * count, END] for count in counts]
+
+
+def show_gemma(config: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a Gemma 3 sees them."""
+    inputs = Gemma3ImageProcessorPil(**settle(GEMMA_PREPARES))(pictures, return_tensors="pt")
+    made = Gemma3ImageProcessorPil(**settle(GEMMA_PREPARES, **RAW))(pictures, return_tensors="np")
+    words = [START, *[IMAGE] * config["mm_tokens_per_image"], END]
+    return {"pixel_values": inputs["pixel_values"]}, list_tiles(made["pixel_values"]), [words] * len(pictures)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
+    **{
+        name: (config | IDS | {"tie_word_embeddings": False}, QWEN_PREPARES, show_qwen, "mm_token_type_ids")
+        for name, config in QWEN.items()
+    },
+    **{name: (config, GEMMA_PREPARES, show_gemma, "token_type_ids") for name, config in GEMMA.items()},
+}
+
+
+def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
+    """Rules as `mlxr.pictures.worker` knows them, and what makes tiles of a picture with transformers."""
+    rules: list[tuple[dict[str, Any], Any]] = []
+    for factor, least, most in ((32, 4096, 65536), (28, 3136, 50176), (16, 256, 20480)):
+        stated = {"patch_size": factor // 2, "merge_size": 2, "size": {"shortest_edge": least, "longest_edge": most}}
+        qwen = Qwen2VLImageProcessorPil(**stated, **RAW)
+        rules.append(
+            (
+                {"kind": "near", "factor": factor, "least": least, "most": most},
+                lambda one, made=qwen, half=factor // 2: ((1, 1), join_qwen(made(one, return_tensors="np"), half)),
+            )
+        )
+    gemma = Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, **RAW)
+    rules.append(
+        (
+            {"kind": "square", "side": 56, "resample": 2},
+            lambda one: ((1, 1), list_tiles(gemma(one, return_tensors="np")["pixel_values"])),
+        )
+    )
+    return rules
 
 
 def write_pixels() -> None:
-    """Write the sizes that pictures get, and checksums of their pixels then, for several towers."""
+    """Write what pictures of many sizes become by each rule: the grid of tiles, their sizes and a checksum."""
     stated = []
-    for factor, least, most in RULES:
-        settings = {"patch_size": factor // 2, "merge_size": 2, "size": {"shortest_edge": least, "longest_edge": most}}
-        processor = Qwen2VLImageProcessorPil(**settings, do_rescale=False, do_normalize=False)
+    for rule, prepare in list_pixel_rules():
+        rows = []
         for seed, (height, width) in enumerate(PIXEL_SIZES):
-            picture = Image.fromarray(draw_picture(height, width, seed))
-            made = processor(picture, return_tensors="np")
-            _, rows, columns = made["image_grid_thw"][0].tolist()
-            half = factor // 2
-            parts = made["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, half, half)[:, :, :, :, :, 0]
-            whole = parts.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * half, columns * half, 3).astype(np.uint8)
-            digest = hashlib.sha256(whole.tobytes()).hexdigest()[:32]
-            stated.append([factor, least, most, height, width, *whole.shape[:2], digest])
+            grid, tiles = prepare(Image.fromarray(draw_picture(height, width, seed)))
+            digest = hashlib.sha256(b"".join(tile.tobytes() for tile in tiles)).hexdigest()[:32]
+            rows.append([height, width, list(grid), [list(tile.shape[:2]) for tile in tiles], digest])
+        stated.append({"rule": rule, "rows": rows})
     (GOLDENS.parent / "vision_pixels.json").write_text(json.dumps(stated) + "\n")
+
+
+def list_rows(model: Any, inputs: dict[str, Any]) -> Any:
+    """Rows of all pictures, (rows, columns), with those for later layers beside them."""
+    seen = model.model.get_image_features(**inputs, return_dict=True)
+    made = seen.pooler_output
+    rows = made.reshape(-1, made.shape[-1]) if isinstance(made, torch.Tensor) else torch.cat(list(made))
+    deep = [torch.cat(list(part)) for part in getattr(seen, "deepstack_features", None) or []]
+    return torch.cat([rows, *deep], dim=1)
 
 
 def write_case(case: str) -> None:
     """Compute one case."""
-    config = CASES[case] | IDS | {"tie_word_embeddings": False}
+    config, prepares, show, types = CASES[case]
     hf_config = transformers.AutoConfig.for_model(**copy.deepcopy(config))
     hf_config._attn_implementation = "eager"
     model = getattr(transformers, config["architectures"][0])._from_config(hf_config, dtype=torch.float32).eval()
-    shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+    is_tied = config.get("tie_word_embeddings", True)
+    states = {name: value for name, value in model.state_dict().items() if not (is_tied and name == "lm_head.weight")}
+    shapes = {name: list(value.shape) for name, value in states.items()}
     weights = {name: torch.from_numpy(value) for name, value in draw_weights(config, shapes).items()}
-    model.load_state_dict(weights)
-    settings = {key: PREPROCESSOR[key] for key in PREPROCESSOR if key != "image_processor_type"}
-    processor = Qwen2VLImageProcessorPil(**settings)
-    pictures = [draw_picture(*size, seed) for seed, size in enumerate(SIZES)]
-    inputs = processor([Image.fromarray(one) for one in pictures], return_tensors="pt")
-    plain = Qwen2VLImageProcessorPil(**settings | {"do_rescale": False, "do_normalize": False})
-    grids = inputs["image_grid_thw"].tolist()
-    pixels = {}
-    for number, (picture, (_, rows, columns)) in enumerate(zip(pictures, grids, strict=True)):
-        patches = plain(Image.fromarray(picture), return_tensors="np")["pixel_values"]
-        parts = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, 8, 8)[:, :, :, :, :, 0]
-        whole = parts.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 8, columns * 8, 3)
-        pixels[f"pixels{number}"] = whole.astype(np.uint8)
-    counts = [rows * columns // 4 for _, rows, columns in grids]
+    model.load_state_dict(weights, strict=not is_tied)
+    inputs, tiles, words = show(config, [Image.fromarray(draw_picture(*size, seed)) for seed, size in enumerate(SIZES)])
     text = np.random.RandomState(3).randint(1, 110, 40).tolist()
-    tokens = [*text[:9], START, *[IMAGE] * counts[0], END, *text[9:14], START, *[IMAGE] * counts[1], END, *text[14:]]
+    tokens = [*text[:9], *words[0], *text[9:14], *words[1], *text[14:]]
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        seen = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"], return_dict=True)
-        rows = torch.cat(list(seen.pooler_output))
-        deep = [torch.cat(list(part)) for part in getattr(seen, "deepstack_features", None) or []]
-        logits = model(
-            input_ids=ids,
-            pixel_values=inputs["pixel_values"],
-            image_grid_thw=inputs["image_grid_thw"],
-            mm_token_type_ids=(ids == IMAGE).int(),
-        ).logits[0]
-    stored = {"rows": torch.cat([rows, *deep], dim=1).numpy(), "logits": logits.numpy()}
+        rows = list_rows(model, inputs)
+        given = {types: (ids == IMAGE).int()} if types else {}
+        logits = model(input_ids=ids, **inputs, **given).logits[0]
+    stored = {"rows": rows.numpy(), "logits": logits.numpy()}
     GOLDENS.mkdir(exist_ok=True)
-    np.savez_compressed(GOLDENS / f"{case}.npz", **pixels, **stored)
-    stated = {"config": config, "preprocessor": PREPROCESSOR, "shapes": shapes, "sizes": SIZES, "tokens": tokens}
+    np.savez_compressed(GOLDENS / f"{case}.npz", **{f"pixels{at}": tile for at, tile in enumerate(tiles)}, **stored)
+    stated = {"config": config, "preprocessor": prepares, "shapes": shapes, "sizes": SIZES, "tokens": tokens}
     (GOLDENS / f"{case}.json").write_text(json.dumps(stated) + "\n")
     print(case, len(tokens), stored["rows"].shape, float(logits.std()))
 

@@ -43,7 +43,8 @@ void visit_blocks(const AttendCall& call, int64_t sequences, Visit&& visit) {
                 task.row_first = first;
                 task.row_last = std::min(rows, first + block_rows);
                 task.low = std::max<int64_t>(first_position + first / call.group + 1 - call.window, 0);
-                task.high = end_of_seen(call, first_position + (task.row_last - 1) / call.group + 1, length);
+                const int64_t last = (task.row_last - 1) / call.group;
+                task.high = end_of_seen(call, call.query_starts[sequence] + last, first_position + last + 1, length);
                 task.chunk_first = task.low / kChunkPositions;
                 task.chunk_last = (task.high - 1) / kChunkPositions + 1;
                 visit(task, (task.row_last - task.row_first) * (task.high - task.low));
@@ -125,7 +126,8 @@ Tally::Work measure_call(const AttendCall& call, int64_t sequences) {
         const int64_t length = call.context_lengths[sequence], before = length - queries;
         for (int64_t query = 0; query < queries; ++query) {
             const int64_t own = before + query + 1;
-            pairs += std::min(own, call.window) + end_of_seen(call, own, length) - own;
+            pairs +=
+                std::min(own, call.window) + end_of_seen(call, call.query_starts[sequence] + query, own, length) - own;
         }
         positions += std::min(length, call.window < length ? call.window + queries - 1 : length);
     }

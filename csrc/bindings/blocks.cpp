@@ -43,6 +43,7 @@ struct Batch {
     nb::sequence states;  // the pool of each layer, or None
     Ints state_reads, state_writes;
     PythonAdapterRows adapters;
+    Ints ends;  // of what tokens see, or empty
 };
 
 // Layers that keep states get their pools, and the call the slots.
@@ -160,18 +161,24 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
     check_numbers(layers, call);
     check_states(self, batch, tokens, layers, call);
     check_groups(batch, layers, call);
+    const auto sees_whole = [](const mlxr::Layer& layer) { return layer.heads != 0 && layer.whole_pictures; };
+    if (std::any_of(layers.begin(), layers.end(), sees_whole)) {
+        call.ends = check_ends(batch.ends, batch.query_starts, batch.context_lengths);
+    }
     return call;
 }
 
 void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, mlxr::TokenIds token_ids,
                 nb::sequence k_pools, nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes,
                 std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables,
-                nb::sequence states, Ints state_reads, Ints state_writes, const PythonAdapterRows& adapters) {
+                nb::sequence states, Ints state_reads, Ints state_writes, const PythonAdapterRows& adapters,
+                Ints ends) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call = check_batch(self,
-                                        {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts,
-                                         context_lengths, page_tables, states, state_reads, state_writes, adapters},
-                                        size_of(stream, 0), layers);
+    mlxr::LayersCall call =
+        check_batch(self,
+                    {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables,
+                     states, state_reads, state_writes, adapters, ends},
+                    size_of(stream, 0), layers);
     call.stream = stream.data();
     call.delta = delta.data();
     check_size("layers: columns of stream", size_of(stream, 1), call.columns);
@@ -185,12 +192,13 @@ void forward(Runtime& runtime, PythonLayers& self, const std::string& table_type
              mlxr::TokenIds token_ids, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
              std::vector<PythonRope> ropes, std::vector<Ints> slots, Ints query_starts, Ints context_lengths,
              std::vector<IntMatrix> page_tables, nb::sequence states, Ints state_reads, Ints state_writes,
-             const PythonAdapterRows& adapters, float embedding_scale, float logit_scale, float softcap) {
+             const PythonAdapterRows& adapters, Ints ends, float embedding_scale, float logit_scale, float softcap) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call = check_batch(self,
-                                        {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts,
-                                         context_lengths, page_tables, states, state_reads, state_writes, adapters},
-                                        static_cast<int64_t>(token_ids.size()), layers);
+    mlxr::LayersCall call =
+        check_batch(self,
+                    {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables,
+                     states, state_reads, state_writes, adapters, ends},
+                    static_cast<int64_t>(token_ids.size()), layers);
     const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
     check_size("forward: length of norm", size_of(norm, 0), call.columns);
     if (bias) check_size("forward: length of the norm's bias", size_of(*bias, 0), call.columns);
@@ -224,11 +232,11 @@ void bind_blocks(nb::module_& m) {
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
           array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"),
           array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"), nb::arg("states"),
-          array("state_reads"), array("state_writes"), nb::arg("adapters"));
+          array("state_reads"), array("state_writes"), nb::arg("adapters"), array("ends"));
     m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), nb::arg("table_type"), array("table"),
           array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"), nb::arg("output"),
           array("logits"), array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
           nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
-          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("adapters"),
+          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("adapters"), array("ends"),
           nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("softcap"));
 }

@@ -221,6 +221,26 @@ inline void check_alike(const char* what, const PoolOut& pool, const mlxr::Write
     refuse(what, "of different shapes or types", "all alike");
 }
 
+// Where the positions end that tokens see, after their own ones and within their contexts; null for none.
+inline const int32_t* check_ends(const Ints& ends, const Ints& query_starts, const Ints& context_lengths) {
+    const int64_t tokens = size_of(ends, 0), sequences = size_of(context_lengths, 0);
+    if (tokens == 0) return nullptr;
+    check_size("attend: length of ends", tokens, query_starts.data()[sequences]);
+    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+        const int64_t stop = query_starts.data()[sequence + 1], length = context_lengths.data()[sequence];
+        int64_t low = 0;
+        for (int64_t token = query_starts.data()[sequence]; token < stop; ++token) {
+            const int64_t own = length - stop + token + 1, end = ends.data()[token];
+            if (end < std::max(own, low) || end > length) {
+                refuse("attend: ends[" + std::to_string(token) + "]", std::to_string(end),
+                       "ascending, " + std::to_string(own) + " to " + std::to_string(length));
+            }
+            low = end;
+        }
+    }
+    return ends.data();
+}
+
 // A call of attend, but for q, its stride, and out. With a `value_dim` values are the last numbers of their keys.
 template <typename Array>
 mlxr::AttendCall check_attend(const Array& k_pool, const Array& v_pool, const Ints& query_starts,

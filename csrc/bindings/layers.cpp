@@ -24,7 +24,8 @@ using mlxr::PythonWeight;
 // The last layer attends. Shapes of products are checked by whoever makes the blocks; here, that one operator's results
 // fit the next one's input.
 void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
-                  bool symmetric, float softcap, OptionalVector sinks, int64_t rope, int64_t group, int64_t value_dim) {
+                  bool symmetric, float softcap, OptionalVector sinks, int64_t rope, int64_t group, int64_t value_dim,
+                  bool whole_pictures) {
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
     }
@@ -41,6 +42,7 @@ void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t h
     layer.value_dim = value_dim;
     layer.window = positions_seen(window);
     layer.symmetric = symmetric;
+    layer.whole_pictures = whole_pictures;
     layer.scale = scale;
     layer.softcap = softcap;
     layer.sinks = self.keep("layers: length of sinks", sinks, heads);
@@ -273,7 +275,7 @@ void bind_layers(nb::module_& m) {
         .def("append_layer", &PythonLayers::append_layer, nb::arg("columns"))
         .def("append_heads", &append_heads, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
              nb::arg("scale"), nb::arg("window"), nb::arg("symmetric"), nb::arg("softcap"), array("sinks").none(),
-             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"))
+             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"), nb::arg("whole_pictures"))
         .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
              nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),

@@ -177,7 +177,7 @@ void run_project_parts(Runtime& runtime, Matrix x, const nb::tuple& weights, int
 
 void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
                 IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks,
-                bool symmetric, int64_t value_dim) {
+                bool symmetric, int64_t value_dim, std::optional<Ints> ends) {
     const int64_t tokens = size_of(q, 0);
     mlxr::AttendCall call = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens,
                                          size_of(q, 1), scale, window, value_dim);
@@ -185,6 +185,7 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
     call.q_stride = token_stride_of("attend: q", q);
     call.out = out.data();
     call.symmetric = symmetric;
+    if (ends) call.ends = check_ends(*ends, query_starts, context_lengths);
     call.softcap = check_softcap("attend: softcap", softcap);
     if (sinks) {
         check_size("attend: length of sinks", size_of(*sinks, 0), call.heads);
@@ -223,5 +224,5 @@ void bind_operators(nb::module_& m) {
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),
           array("query_starts"), array("context_lengths"), array("page_table"), nb::arg("scale"), nb::arg("window"),
           array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none(), nb::arg("symmetric") = false,
-          nb::arg("value_dim") = 0);
+          nb::arg("value_dim") = 0, array("ends").none() = nb::none());
 }

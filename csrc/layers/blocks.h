@@ -104,9 +104,10 @@ struct Operator {
 struct Layer {
     std::vector<Operator> operators;
     int64_t heads, kv_heads, head_dim;
-    int64_t value_dim;  // of values that are the last numbers of their keys, 0 where values have pools of their own
-    int64_t window;     // positions seen
-    bool symmetric;     // before and after the own one
+    int64_t value_dim;    // of values that are the last numbers of their keys, 0 where values have pools of their own
+    int64_t window;       // positions seen
+    bool symmetric;       // before and after the own one
+    bool whole_pictures;  // tokens of a picture see all of it, as `ends` say
     float scale, softcap;
     const float* sinks;  // (heads), or null
     int64_t rope, group;
@@ -132,6 +133,7 @@ struct LayersCall {
     std::vector<GroupCall> groups;
     // (sequences): slots of states, see States; (sequences + 1): the tokens of each sequence.
     const int32_t *state_reads, *state_writes, *starts;
+    const int32_t* ends;  // (tokens): of what each token sees in layers with whole pictures; null for its own position
     std::vector<AdapterRows> adapters;
 };
 

@@ -189,11 +189,13 @@ struct AttendCall {
     const int32_t* context_lengths;  // (sequences)
     const int32_t* page_table;       // (sequences, table_stride)
     int64_t table_stride;
-    float* out;  // (tokens, heads * value_dim)
+    const int32_t* ends;  // (tokens): where the positions end that each sees; null where that follows from its own one
+    float* out;           // (tokens, heads * value_dim)
 };
 
-// Where the positions end that a query sees, whose own one ends at `own`, in a context of `length`.
-inline int64_t end_of_seen(const AttendCall& call, int64_t own, int64_t length) {
+// Where the positions end that the query of a token sees, whose own one ends at `own`, in a context of `length`.
+inline int64_t end_of_seen(const AttendCall& call, int64_t token, int64_t own, int64_t length) {
+    if (call.ends != nullptr) return call.ends[token];
     if (!call.symmetric) return own;
     return length - own < call.window ? length : own + call.window - 1;
 }

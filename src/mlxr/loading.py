@@ -55,8 +55,9 @@ from mlxr.models.adapter import Adapter, add_adapters, make_adapter
 from mlxr.models.decoder import Routing
 from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
+from mlxr.models.families import takes_pictures
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
-from mlxr.models.tower import Tower, TowerSpec, takes_pictures
+from mlxr.models.tower import Tower, TowerSpec
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
 
 __all__ = [

@@ -28,6 +28,7 @@ from variants import Floats, assert_equal_bits, native_contexts, run_everywhere
 from mlxr.kernels.attend import KVType, allocate_pools, attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
+from mlxr.kernels.ragged import NO_AXES
 from mlxr.kernels.tensor import SCALE_BYTES
 
 SHAPES = [
@@ -113,6 +114,37 @@ def test_symmetric_attention_sees_what_follows(
         for part in whole(story)
     ]
     np.testing.assert_allclose(np.concatenate(alone), exact, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f32", "q8"])
+def test_tokens_of_a_picture_see_all_of_it(kv_type: KVType) -> None:
+    story = make_story([300, 41], 4, 2, 64)
+    cache = fill_cache(story, 32, kv_type)
+    ends = [np.arange(1, count + 1, dtype=np.int32) for count in story.contexts]
+    for sequence, first, stop in ((0, 10, 45), (0, 200, 290), (1, 0, 41)):
+        ends[sequence][first:stop] = stop
+
+    def see(ctx: Context, parts: list[tuple[int, int, int]], window: int | None) -> Floats:
+        q = np.concatenate([story.queries[sequence][first:end] for sequence, first, end in parts])
+        seen = np.concatenate([ends[sequence][first:end] for sequence, first, end in parts])
+        batch = cut_batch(cache, parts).with_pictures(None, NO_AXES, seen)
+        options: dict[str, Any] = {"scale": 0.3, "sliding_window": window, "whole_pictures": True}
+        return attend(ctx, q, *cache.pools, batch, **options)
+
+    for window in (None, 30):
+        together = run_everywhere(lambda ctx, window=window: see(ctx, whole(story), window))
+        tolerance = 2e-6 if kv_type == "f32" else 2e-2
+        np.testing.assert_allclose(together, see(REFERENCE, whole(story), window), rtol=2e-5, atol=tolerance)
+        for part in ((0, 10, 45), (0, 260, 290), (0, 290, 300), (1, 5, 41)):  # also from inside of a picture
+            first = part[1] + (300 if part[0] else 0)
+            alone = run_everywhere(lambda ctx, part=part, window=window: see(ctx, [part], window))
+            assert_equal_bits(alone, together[first : first + len(alone)])
+    plain = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story)))
+    assert_equal_bits(plain[:10], see(native_contexts()[0], whole(story), None)[:10])
+    assert not np.array_equal(plain[10:45], see(native_contexts()[0], whole(story), None)[10:45])
+    ends[0][44] = 44
+    with pytest.raises(ValueError, match=r"ends\[44\].*44.*45 to 300"):
+        see(native_contexts()[0], whole(story), None)
 
 
 @pytest.mark.parametrize("kv_type", ["bf16", "f16", "q8"])

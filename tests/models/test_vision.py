@@ -26,9 +26,10 @@ from mlxr.kernels.context import Context
 from mlxr.model_files.files import read_contents
 from mlxr.model_files.tower import TowerFile, find_tower, take_folder_tower, take_gguf_tower
 from mlxr.models import Decoder, Model
-from mlxr.models.tower import Tower, name_folder_tensors, read_gguf_spec
+from mlxr.models.families import read_folder_tower, read_gguf_tower
+from mlxr.models.tower import Multiply, NormRows, Tower, TowerSpec
 
-PLACE, FACTOR = 120, 16
+PLACE = 120
 
 
 @cache
@@ -64,15 +65,38 @@ def encode_all(tower: Tower, golden: Golden) -> Any:
     return np.concatenate([finish(tower.encode(pixels)) for pixels in golden.pixels])
 
 
-def place(golden: Golden, name: bytes = b"tower", order: tuple[int, ...] = (0, 1)) -> Pictures:
-    placed, at = [], 0
-    for number in order:
-        pixels = golden.pixels[number]
-        picture = Picture(pixels, (pixels.shape[0] // FACTOR, pixels.shape[1] // FACTOR), name)
+def place(golden: Golden, name: bytes = b"tower", order: tuple[int, ...] | None = None) -> Pictures:
+    """The pictures, or tiles of them, over the runs of places, each of which is a part or all of one.
+
+    Pictures in another `order` go where there are places, as far as these reach.
+    """
+    found = read_folder_tower(golden.config, golden.preprocessor)
+    assert found is not None
+    seen = [Picture(pixels, found[1].find_grid(pixels), name) for pixels in golden.pixels]
+    placed, first, at = list[Placed](), 0, 0
+    for number in order or ():
         at = golden.tokens.index(PLACE, at)
-        placed.append(Placed(picture, at))
-        at += picture.tokens
-    return Pictures(tuple(placed), len(golden.tokens))
+        placed.append(Placed(seen[number], at))
+        at = placed[-1].stop
+    if order:
+        return Pictures(tuple(placed), len(golden.tokens))
+    waiting = seen
+    for is_place, run in itertools.groupby(golden.tokens, lambda token: token == PLACE):
+        count = len(list(run))
+        if is_place:
+            placed.append(Placed(waiting[0], at, first, count))
+            first += count
+            if first == waiting[0].tokens:
+                first, _ = 0, waiting.pop(0)
+        at += count
+    assert not waiting
+    return Pictures(tuple(placed), at)
+
+
+def see(model: Decoder, tower: Tower, **options: Any) -> Encoder:
+    """What encodes pictures for a model."""
+    config = model.config
+    return Encoder(tower.encode, turns=config.turns_pictures, is_whole=config.sees_whole_pictures, **options)
 
 
 def make_engine(
@@ -99,7 +123,7 @@ def score(model: Decoder, tower: Tower, golden: Golden) -> Any:
     """Log-probabilities of the tokens after the first."""
     params = SamplingParams(max_tokens=1, logprobs=0)
     request = EngineRequest(golden.tokens, params, pictures=place(golden), scores_prompt=True)
-    events = run(make_engine(model, Encoder(tower.encode)), request)[0]
+    events = run(make_engine(model, see(model, tower)), request)[0]
     return np.array([info.chosen.logprob for info in events[0].prompt[1:]])
 
 
@@ -118,15 +142,37 @@ def test_rows_and_answers_are_those_of_transformers(folders: Path, case: str, de
     assert np.abs(score(model, tower, golden) - expect(golden)).max() < 1e-4
 
 
+def list_changes(spec: TowerSpec) -> list[TowerSpec]:
+    """Towers of which one number is another one, without tensors of other shapes."""
+    changed = [replace(spec, eps=1e-2), replace(spec, mean=(0.4, 0.4, 0.5)), replace(spec, deviation=(0.5, 0.6, 0.6))]
+    if spec.taps:
+        changed.append(replace(spec, taps=(0, 2)))
+    if spec.theta is not None:
+        changed.append(replace(spec, theta=500.0))
+    for at, step in enumerate(spec.end):
+        others = [replace(step, eps=0.3)] if isinstance(step, NormRows) else []
+        others += [replace(step, activation=None)] if isinstance(step, Multiply) and step.activation else []
+        changed += [replace(spec, end=(*spec.end[:at], other, *spec.end[at + 1 :])) for other in others]
+    return changed
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_changed_number_is_seen(folders: Path, case: str) -> None:
     golden, (model, file) = get_golden(case), open_model(folders / case, "reference")
     right = score(model, file.load(model.ctx), golden)
-    specs = [replace(file.spec, eps=1e-2), replace(file.spec, mean=(0.4, 0.4, 0.5))]
-    if file.spec.taps:
-        specs.append(replace(file.spec, taps=(0, 2)))
-    for spec in specs:
-        assert np.abs(score(model, replace(file, spec=spec).load(model.ctx), golden) - right).max() > 1e-4
+    for spec in list_changes(file.spec):
+        assert np.abs(score(model, replace(file, spec=spec).load(model.ctx), golden) - right).max() > 1e-4, spec
+    if model.config.sees_whole_pictures:
+        contents = read_contents(open_safetensors(folders / case))
+        for change in (lambda _: False, lambda attention: attention.window is None):
+            layers = tuple(
+                replace(layer, mixer=replace(layer.attention, whole_pictures=change(layer.attention)))
+                for layer in contents.config.layers
+            )
+            other = Decoder(model.ctx, replace(contents.config, layers=layers), contents.tensors)
+            assert np.abs(score(other, file.load(model.ctx), golden) - right).max() > 1e-4
+    if not model.config.turns_pictures:
+        return
     first, *others = place(golden).placed
     turned = Picture(first.picture.pixels, first.picture.grid[::-1], b"")  # as many rows, in another grid
     moved = Pictures((Placed(turned, first.start), *others), len(golden.tokens))
@@ -152,12 +198,12 @@ def list_bits(events: list[Any]) -> list[tuple[int, int, float]]:
 def test_bits_are_the_same_however_the_work_is_divided(folders: Path, case: str) -> None:
     golden, (model, file) = get_golden(case), open_model(folders / case)
     tower = file.load(model.ctx)
-    alone = list_bits(run(make_engine(model, Encoder(tower.encode)), ask(golden))[0])
+    alone = list_bits(run(make_engine(model, see(model, tower)), ask(golden))[0])
     text = EngineRequest(golden.tokens[:9] * 3, SamplingParams(max_tokens=9, logprobs=2))
-    text_alone = list_bits(run(make_engine(model, Encoder(tower.encode)), text)[0])
+    text_alone = list_bits(run(make_engine(model, see(model, tower)), text)[0])
     assert len(alone) == 6
     for chunk in (5, 16, 64):
-        encoder = Encoder(tower.encode, nbytes=1)  # which keeps one picture
+        encoder = see(model, tower, nbytes=1)  # which keeps one picture
         engine = make_engine(model, encoder, chunk)
         other = place(golden, order=(1, 0)) if chunk == 64 else None
         found = run(engine, ask(golden), text, ask(golden, n=2, temperature=0.8, seed=3), *[ask(golden)] * bool(other))
@@ -167,7 +213,7 @@ def test_bits_are_the_same_however_the_work_is_divided(folders: Path, case: str)
         assert list_bits(again) == alone
         assert again[-1].usage.cached_tokens >= 32
     # pages for one sequence alone: others are preempted, and their pictures are encoded again
-    tight = Encoder(tower.encode, nbytes=1)
+    tight = see(model, tower, nbytes=1)
     engine = make_engine(model, tight, 16, pages=12)
     found = run(engine, *[ask(golden)] * 3)
     assert all(list_bits(events) == alone for events in found.values())
@@ -178,15 +224,15 @@ def test_prefixes_are_shared_and_no_picture_is_encoded_twice(folders: Path, case
     golden, (model, file) = get_golden(case), open_model(folders / case)
     tower = file.load(model.ctx)
     stored = {"store_folder": str(tmp_path), "store_bytes": 1 << 24}
-    encoder = Encoder(tower.encode)
+    encoder = see(model, tower)
     engine = make_engine(model, encoder, **stored)
     first = run(engine, ask(golden))[0]
     longer = EngineRequest([*golden.tokens, *range(1, 8)], SamplingParams(max_tokens=4), pictures=place(golden))
-    fresh = list_bits(run(make_engine(model, Encoder(tower.encode)), longer)[0])
+    fresh = list_bits(run(make_engine(model, see(model, tower)), longer)[0])
     assert [token for _, token, _ in list_bits(run(engine, longer)[0])] == [token for _, token, _ in fresh]
     assert encoder.encoded == 2
     engine.close()
-    later = Encoder(tower.encode)
+    later = see(model, tower)
     engine = make_engine(model, later, **stored)
     events = run(engine, longer)[0]
     assert [token for _, token, _ in list_bits(events)] == [token for _, token, _ in fresh]
@@ -228,7 +274,7 @@ def test_a_file_beside_a_model_has_the_same_tower(folders: Path, case: str, tmp_
     write_mmproj(tmp_path / "mmproj-a-f16.gguf", other)  # of another model, and so passed over
     path = write_mmproj(tmp_path / "mmproj-b-bf16.gguf", case)
     beside = open_gguf(path)
-    assert read_gguf_spec(beside.metadata) == file.spec
+    assert read_gguf_tower(beside.metadata) == (file.family, file.spec)
     found, reason = find_tower(tmp_path / "model.gguf", beside, model.config, "cpu")
     assert found is not None, reason
     assert np.array_equal(encode_all(found.load(model.ctx), golden), encode_all(file.load(model.ctx), golden))
@@ -274,7 +320,7 @@ def test_a_tensor_of_another_shape_is_refused(folders: Path) -> None:
     tensors = {name: tensor for name, tensor in file.tensors.items() if "blocks.1.attn.qkv" not in name}
     with pytest.raises(ModelError, match=r"blk\.1\.attn_q\.weight is missing"):
         replace(file, tensors=tensors).load(model.ctx)
-    assert "merge.fc1.weight" in name_folder_tensors(file.spec, file.tensors)
+    assert "merge.fc1.weight" in file.family.name_folder(file.spec, file.tensors)
 
 
 def test_an_encoding_that_fails_ends_its_answers_alone(folders: Path) -> None:

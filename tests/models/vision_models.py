@@ -56,7 +56,7 @@ class Golden:
     shapes: dict[str, Any]
     sizes: list[tuple[int, int]]  # of the pictures as they come
     tokens: list[int]
-    pixels: list[NDArray[np.uint8]]  # as the tower gets them
+    pixels: list[NDArray[np.uint8]]  # as the tower gets them, in tiles
     rows: NDArray[np.float32]  # of all pictures
     logits: NDArray[np.float32]  # of each token
 
@@ -66,7 +66,7 @@ def read_golden(case: str) -> Golden:
     stated = json.loads((GOLDENS / f"{case}.json").read_text())
     sizes = [(height, width) for height, width in stated.pop("sizes")]
     with np.load(GOLDENS / f"{case}.npz") as stored:
-        pixels = [stored[f"pixels{number}"] for number in range(len(sizes))]
+        pixels = [stored[name] for name in sorted(stored.files, key=len) if name.startswith("pixels")]
         return Golden(sizes=sizes, pixels=pixels, rows=stored["rows"], logits=stored["logits"], **stated)
 
 
@@ -84,9 +84,13 @@ def write_chat_folder(folder: Path, case: str, context_tokens: int = 1024) -> Pa
     """Write the model of a case with a tokenizer and a chat template, and so with another vocabulary; the folder."""
     from model_folder import train_tokenizer
 
+    from mlxr.models.families import read_folder_tower
+
     golden = read_golden(case)
     folder.mkdir(parents=True, exist_ok=True)
-    words = train_tokenizer(folder, "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    found = read_folder_tower(golden.config, golden.preprocessor)
+    assert found is not None
+    words = train_tokenizer(folder, *found[1].words.tokens)
     text = golden.config["text_config"] | {"vocab_size": words, "max_position_embeddings": context_tokens}
     shapes = {
         name: [words, *shape[1:]] if name.endswith(("embed_tokens.weight", "lm_head.weight")) else shape
@@ -99,34 +103,51 @@ def write_chat_folder(folder: Path, case: str, context_tokens: int = 1024) -> Pa
 def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
     """The tower of a case as llama.cpp's converter writes it."""
     from mlxr.formats import TensorToWrite, write_gguf
-    from mlxr.models.tower import read_folder_spec
+    from mlxr.models.families import read_folder_tower
 
     golden = read_golden(case)
     weights = draw_weights(golden.config, golden.shapes)
-    spec = read_folder_spec(golden.config, golden.preprocessor)
-    assert spec is not None
-    flags = [index in spec.taps for index in range(spec.layers)]
+    found = read_folder_tower(golden.config, golden.preprocessor)
+    assert found is not None
+    family, spec = found
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
-        "clip.projector_type": "qwen3vl_merger",
+        "clip.projector_type": family.projector,
         "clip.use_gelu": True,
         "clip.vision.embedding_length": spec.hidden,
         "clip.vision.block_count": spec.layers,
         "clip.vision.attention.head_count": spec.heads,
         "clip.vision.feed_forward_length": spec.features,
         "clip.vision.patch_size": spec.patch,
-        "clip.vision.image_size": spec.patch * spec.positions,
+        "clip.vision.image_size": spec.patch * spec.side,
         "clip.vision.projection_dim": spec.columns,
-        "clip.vision.spatial_merge_size": spec.merge,
-        "clip.vision.image_min_pixels": spec.least_pixels,
-        "clip.vision.image_max_pixels": spec.most_pixels,
         "clip.vision.image_mean": list(spec.mean),
         "clip.vision.image_std": list(spec.deviation),
         "clip.vision.attention.layer_norm_epsilon": spec.eps,
-        "clip.vision.is_deepstack_layers": flags,
     }
+    own = {
+        "qwen3vl_merger": {
+            "spatial_merge_size": spec.merge,
+            "image_min_pixels": spec.least_pixels,
+            "image_max_pixels": spec.most_pixels,
+            "is_deepstack_layers": [index in spec.taps for index in range(spec.layers)],
+        },
+        "gemma3": {"projector.scale_factor": spec.merge},
+    }[family.projector]
+    metadata |= {f"clip.vision.{key}": value for key, value in own.items()}
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
-    tensors = {}
+    naming = _name_qwen_tensors if family.projector.startswith("qwen") else _name_siglip_tensors
+    tensors = naming(weights, spec.taps)
+    write_gguf(
+        path,
+        metadata,
+        [TensorToWrite.from_array(name, "f32", np.ascontiguousarray(values)) for name, values in tensors.items()],
+    )
+    return path
+
+
+def _name_qwen_tensors(weights: Weights, taps: tuple[int, ...]) -> Weights:
+    tensors: Weights = {}
     for full_name, values in weights.items():
         if ".visual." not in full_name:
             continue
@@ -149,10 +170,38 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
             tensors[f"{ {'norm': 'v.post_ln', 'linear_fc1': 'mm.0', 'linear_fc2': 'mm.2'}[parts[1]] }.{end}"] = values
         else:
             part = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[parts[2]]
-            tensors[f"v.deepstack.{spec.taps[int(parts[1])]}.{part}.{end}"] = values
-    write_gguf(
-        path,
-        metadata,
-        [TensorToWrite.from_array(name, "f32", np.ascontiguousarray(values)) for name, values in tensors.items()],
-    )
-    return path
+            tensors[f"v.deepstack.{taps[int(parts[1])]}.{part}.{end}"] = values
+    return tensors
+
+
+_SIGLIP = {
+    "embeddings.patch_embedding": "v.patch_embd",
+    "embeddings.position_embedding": "v.position_embd",
+    "post_layernorm": "v.post_ln",
+    "mm_soft_emb_norm": "mm.soft_emb_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_out",
+    "layer_norm1": "ln1",
+    "layer_norm2": "ln2",
+    "mlp.fc1": "ffn_down",  # as older converters named them
+    "mlp.fc2": "ffn_up",
+}
+
+
+def _name_siglip_tensors(weights: Weights, _: tuple[int, ...]) -> Weights:
+    tensors: Weights = {}
+    for full_name, values in weights.items():
+        name = full_name.removeprefix("model.").removeprefix("vision_tower.").removeprefix("multi_modal_projector.")
+        stem, _, end = name.removeprefix("vision_model.").rpartition(".")
+        if "language_model" in full_name:
+            continue
+        if stem.startswith("encoder.layers."):
+            number, _, module = stem.removeprefix("encoder.layers.").partition(".")
+            tensors[f"v.blk.{number}.{_SIGLIP[module]}.{end}"] = values
+        elif name == "mm_input_projection_weight":
+            tensors["mm.input_projection.weight"] = values
+        elif stem in _SIGLIP:
+            tensors[f"{_SIGLIP[stem]}.{end}"] = values + (stem == "mm_soft_emb_norm")
+    return tensors

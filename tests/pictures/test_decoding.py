@@ -37,17 +37,22 @@ def save(image: Any, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def decode(*files: bytes, factor: int = 16, least: int = LEAST, most: int = MOST) -> list[Any]:
-    return Decoder(factor).decode(files, [f"picture {place}" for place in range(len(files))], least, most)
+    rule = {"kind": "near", "factor": factor, "least": least, "most": most}
+    made = Decoder().decode(files, [f"picture {place}" for place in range(len(files))], rule)
+    return [tile for one in made for tile in one.tiles]
 
 
 def test_pixels_are_those_of_transformers_byte_for_byte() -> None:
-    stated = json.loads(PIXELS.read_text())
-    rules = sorted({tuple(row[:3]) for row in stated})
-    for factor, least, most in rules:
-        rows = [row for row in stated if tuple(row[:3]) == (factor, least, most)]
-        files = [save(Image.fromarray(draw_picture(row[3], row[4], seed))) for seed, row in enumerate(rows)]
-        for row, pixels in zip(rows, decode(*files, factor=factor, least=least, most=most), strict=True):
-            assert [*pixels.shape[:2], hashlib.sha256(pixels.tobytes()).hexdigest()[:32]] == row[5:], row
+    for stated in json.loads(PIXELS.read_text()):
+        rule, rows = stated["rule"], stated["rows"]
+        files = [save(Image.fromarray(draw_picture(*row[:2], seed))) for seed, row in enumerate(rows)]
+        named = [f"{rule} {row}" for row in rows]
+        for at in range(0, len(rows), decoding.MAX_PICTURES):
+            part = slice(at, at + decoding.MAX_PICTURES)
+            for row, made in zip(rows[part], Decoder().decode(files[part], named[part], rule), strict=True):
+                digest = hashlib.sha256(b"".join(tile.tobytes() for tile in made.tiles)).hexdigest()[:32]
+                sizes = [[*tile.shape[:2]] for tile in made.tiles]
+                assert [list(made.grid), sizes, digest] == row[2:], (rule, row)
 
 
 def paint(mode: str, colour: Any) -> Any:
@@ -166,13 +171,13 @@ def test_urls_are_data_alone() -> None:
 
 
 def test_a_picture_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(16)
-    first = decoder.decode([GOOD, GOOD], ["a", "b"], LEAST, MOST)
+    decoder, rule = Decoder(), {"kind": "square", "side": 16, "resample": 2}
+    first = decoder.decode([GOOD, GOOD], ["a", "b"], rule)
     assert first[0] is first[1]
     monkeypatch.setattr(decoding.subprocess, "run", None)
-    assert decoder.decode([GOOD], ["a"], LEAST, MOST)[0] is first[0]
+    assert decoder.decode([GOOD], ["a"], rule)[0] is first[0]
     with pytest.raises(TypeError):
-        decoder.decode([GOOD], ["a"], LEAST, MOST // 2)
+        decoder.decode([GOOD], ["a"], rule | {"side": 17})
 
 
 def test_a_picture_that_is_kept_holds_no_others() -> None:

@@ -268,6 +268,16 @@ def test_a_tower_of_ollama_belongs_to_its_model(
     assert found.finish_reason in ("stop", "length")
 
 
+@pytest.mark.parametrize(("case", "places"), [("gemma3", 9 + 2)])
+def test_other_families_are_shown_pictures_in_their_own_words(tmp_path: Path, case: str, places: int) -> None:
+    folder = write_chat_folder(tmp_path / case, case)
+    parts = [{"type": "text", "text": "the quick"}, {"type": "image", "image": make_png()}]
+    with LLM(folder, threads=1, arena_bytes="16M") as llm:
+        asked = [{"role": "user", "content": kept} for kept in (parts, parts[:1])]
+        seen, plain = (llm.chat([message], SamplingParams(max_tokens=2)).usage.prompt_tokens for message in asked)
+    assert seen - plain >= places
+
+
 def test_a_model_of_text_refuses_and_says_what_is_missing() -> None:
     with LLM("demo", threads=1, arena_bytes="16M") as llm:
         picture = {"type": "image", "image": make_png()}

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.cache.prefix import KEY_BYTES
-from mlxr.kernels.ragged import NO_AXES, RowsOver
+from mlxr.kernels.ragged import NO_AXES, NO_STATES, RowsOver
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
@@ -56,11 +56,13 @@ class Placed:
 
     picture: Picture
     start: int
+    first: int = 0  # of its rows that stand there: others stand elsewhere, with words between them
+    rows: int | None = None  # how many; None: all that follow
 
     @property
     def stop(self) -> int:
         """The token behind its last one."""
-        return self.start + self.picture.tokens
+        return self.start + (self.picture.tokens - self.first if self.rows is None else self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,10 @@ class Pictures:
     def name_page(self, start: int, stop: int) -> bytes:
         """Return what a page's key has besides these tokens: the pictures among them; nothing for a page of text."""
         return b"".join(
-            one.picture.name + struct.pack("<2i", one.start - start, stop - start) for one in self.overlap(start, stop)
+            one.picture.name
+            + struct.pack("<2i", one.start - start, stop - start)
+            + (struct.pack("<i", one.first) if one.first else b"")
+            for one in self.overlap(start, stop)
         )
 
     @cached_property
@@ -127,7 +132,8 @@ Encoding = Generator[None, None, FloatArray]
 class Encoder:
     """Keeps rows of pictures in `nbytes`, and makes those that are wanted with `encode`.
 
-    `turns` says whether tokens of pictures stand on three axes. Belongs to the engine's thread.
+    `turns` says whether tokens of pictures stand on three axes, `is_whole` whether they see all of their picture, so
+    that those of a picture that are computed must be so in one step. Belongs to the engine's thread.
     """
 
     def __init__(
@@ -135,10 +141,12 @@ class Encoder:
         encode: Callable[[Pixels], Encoding],
         *,
         turns: bool = True,
+        is_whole: bool = False,
         nbytes: int = ROWS_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encode, self._turns, self._most_bytes, self._clock = encode, turns, nbytes, clock
+        self.is_whole = is_whole
         self._rows: OrderedDict[bytes, FloatArray] = OrderedDict()
         self._wanted: dict[bytes, Picture] = {}
         self._open: tuple[bytes, Encoding] | None = None
@@ -154,13 +162,18 @@ class Encoder:
         self._wanted.clear()
 
     def limit(self, pictures: Pictures, start: int, tokens: int) -> int:
-        """Count the next tokens after `start` that can be computed; the picture behind them is wanted from now on."""
+        """Count the next tokens after `start` that can be computed; the picture behind them is wanted from now on.
+
+        These may be more than `tokens` where a picture must be computed as a whole.
+        """
         for one in pictures.overlap(start, start + tokens):
             if one.picture.name in self._rows:
                 self._rows.move_to_end(one.picture.name)
             else:
                 self._wanted.setdefault(one.picture.name, one.picture)
                 return max(0, one.start - start)
+            if self.is_whole and one.stop > start + tokens:
+                return one.start - start if one.start > start else one.stop - start
         return tokens
 
     def waits_for(self, pictures: Pictures) -> bool:
@@ -200,19 +213,24 @@ class Encoder:
         while len(self._rows) > 1 and sum(kept.nbytes for kept in self._rows.values()) > self._most_bytes:
             self._rows.popitem(last=False)
 
-    def place(self, parts: Sequence[Part]) -> tuple[RowsOver | None, IntArray]:
-        """The rows over the tokens of a batch of these parts, and where all its tokens stand on three axes."""
-        places, values, axes, first = list[IntArray](), list[FloatArray](), list[IntArray](), 0
+    def place(self, parts: Sequence[Part]) -> tuple[RowsOver | None, IntArray, IntArray]:
+        """The rows over the tokens of a batch of these parts, where all its tokens stand on three axes, and where what
+        they see ends."""
+        places, values, axes, ends, first = list[IntArray](), list[FloatArray](), list[IntArray](), list[IntArray](), 0
         for part in parts:
             start, count = part.start_token, len(part.token_ids)
+            ends.append(np.arange(start + 1, start + count + 1, dtype=np.int32))
             if part.pictures is None:
                 axes.append(np.broadcast_to(np.arange(start, start + count, dtype=np.int32), (3, count)))
             else:
                 axes.append(part.pictures.find_axes(start, count))
                 for one in part.pictures.overlap(start, start + count):
                     low, high = max(start, one.start), min(start + count, one.stop)
+                    ends[-1][low - start : high - start] = one.stop
                     places.append(np.arange(low, high, dtype=np.int32) + np.int32(first - start))
-                    values.append(self._rows[one.picture.name][low - one.start : high - one.start])
+                    shift = one.first - one.start
+                    values.append(self._rows[one.picture.name][low + shift : high + shift])
             first += count
         rows = RowsOver(np.concatenate(places), np.concatenate(values)) if places else None
-        return rows, np.ascontiguousarray(np.concatenate(axes, axis=1)) if self._turns else NO_AXES
+        turned = np.ascontiguousarray(np.concatenate(axes, axis=1)) if self._turns else NO_AXES
+        return rows, turned, np.concatenate(ends) if self.is_whole else NO_STATES

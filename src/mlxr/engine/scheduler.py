@@ -128,6 +128,7 @@ class PageBudget:
     page_size: int
     max_batch_tokens: int
     prefill_chunk_tokens: int
+    keeps_pictures: bool = False  # in one step
 
     def promise(self, running: Iterable[Sequence]) -> Pages:
         """Pages that running sequences will want soon, beyond those they hold."""
@@ -161,7 +162,10 @@ class PageBudget:
         return missing_pages + min(chunk_pages, self.max_batch_tokens // page_size + chunks)
 
     def _count_chunk(self, sequence: Sequence) -> int:
-        return min(sequence.pending_tokens, self.prefill_chunk_tokens, self.max_batch_tokens)
+        tokens, pictures = min(self.prefill_chunk_tokens, self.max_batch_tokens), sequence.request.pictures
+        if self.keeps_pictures and pictures is not None:
+            tokens = max(tokens, *(one.stop - one.start for one in pictures.placed))
+        return min(sequence.pending_tokens, tokens)
 
 
 def count_room(available: Pages, promised: Pages) -> Pages:
@@ -286,7 +290,8 @@ class Scheduler:
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._shares_prefixes, self._takes_whole = shares_prefixes, takes_whole
         shapes = [group.arena.shape for group in cache.groups]
-        self._budget = PageBudget(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens)
+        keeps_pictures = encoder is not None and encoder.is_whole
+        self._budget = PageBudget(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens, keeps_pictures)
         self._refused: tuple[Sequence, Pages, int] | None = None  # who did not fit, with what room and cached tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []

@@ -118,7 +118,7 @@ class NativeLayers(Protocol):
     ) -> None: ...
     def append_heads(
         self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, symmetric: bool,
-        softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int
+        softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int, whole_pictures: bool
     ) -> None:
         """Say the heads of the layer."""
     def append_join(self, factor: float, target: str) -> None: ...
@@ -187,7 +187,7 @@ class Native(Protocol):
         self, runtime: NativeRuntime, q: FloatArray, k_pool: PoolArray, v_pool: PoolArray, query_starts: IntArray,
         context_lengths: IntArray, page_table: IntArray, scale: float, window: int, out: FloatArray,
         softcap: float = 0.0, sinks: FloatArray | None = None, symmetric: bool = False,
-        value_dim: int = 0
+        value_dim: int = 0, ends: IntArray | None = None
     ) -> None: ...
     def available_isas(self) -> list[str]:
         """List the instruction sets that this build and machine can run, lowest first."""
@@ -206,7 +206,7 @@ class Native(Protocol):
         token_ids: IntArray, k_pools: Sequence[PoolArray | None], v_pools: Sequence[PoolArray | None],
         positions: IntArray, ropes: Sequence[Rotation], slots: Sequence[IntArray], query_starts: IntArray,
         context_lengths: IntArray, page_tables: Sequence[IntArray], states: Sequence[PoolArray | None],
-        state_reads: IntArray, state_writes: IntArray, adapters: NativeUpdates, embedding_scale: float,
+        state_reads: IntArray, state_writes: IntArray, adapters: NativeUpdates, ends: IntArray, embedding_scale: float,
         logit_scale: float, softcap: float
     ) -> None: ...
     def gate_heads(self, runtime: NativeRuntime, x: FloatArray, gates: FloatArray, out: FloatArray) -> None: ...
@@ -259,7 +259,7 @@ class Native(Protocol):
         k_pools: Sequence[PoolArray | None], v_pools: Sequence[PoolArray | None], positions: IntArray,
         ropes: Sequence[Rotation], slots: Sequence[IntArray], query_starts: IntArray, context_lengths: IntArray,
         page_tables: Sequence[IntArray], states: Sequence[PoolArray | None], state_reads: IntArray,
-        state_writes: IntArray, adapters: NativeUpdates
+        state_writes: IntArray, adapters: NativeUpdates, ends: IntArray
     ) -> None: ...
     def sample(
         self, runtime: NativeRuntime, logits: FloatArray, rows: Sequence[object]

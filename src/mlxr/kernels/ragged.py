@@ -70,6 +70,9 @@ class RaggedBatch:
     # are their positions. `turns` (T,) are then rows of rotation tables that were made for this batch
     axes: IntArray = field(init=False, default_factory=lambda: NO_AXES)
     turns: IntArray = field(init=False, default_factory=lambda: NO_STATES)
+    # (T,): where the positions end that a token sees in layers with whole pictures, for one of a picture that of its
+    # last token; empty where all end with their own
+    ends: IntArray = field(init=False, default_factory=lambda: NO_STATES)
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -106,7 +109,7 @@ class RaggedBatch:
         batch = cls.__new__(cls)
         states, longest = (NO_STATES, NO_STATES, NO_STATES), max(values[4].tolist())
         for name, value in zip(
-            _FIELDS, (*values, *states, longest, 1, (), (), NO_STATES, None, NO_AXES, NO_STATES), strict=True
+            _FIELDS, (*values, *states, longest, 1, (), (), NO_STATES, None, NO_AXES, NO_STATES, NO_STATES), strict=True
         ):
             object.__setattr__(batch, name, value)
         return batch
@@ -146,16 +149,20 @@ class RaggedBatch:
         check_size(_NAME, "length of types", types.shape[0], self.tokens)
         return self._replace(types=types)
 
-    def with_pictures(self, rows: RowsOver | None, axes: IntArray) -> RaggedBatch:
-        """The batch with rows over embeddings, and where its tokens stand on three axes, (3, T) or (3, 0)."""
+    def with_pictures(self, rows: RowsOver | None, axes: IntArray, ends: IntArray = NO_STATES) -> RaggedBatch:
+        """The batch with rows over embeddings, where its tokens stand on three axes, (3, T) or (3, 0), and where what
+        they see ends, (T,) or (0,)."""
         check_ints(_NAME, "axes", axes, 2)
         if axes.shape not in ((3, 0), (3, self.tokens)):
             refuse(_NAME, "axes", f"of shape {axes.shape}", f"(3, {self.tokens}), or (3, 0)")
         if rows is not None and (len(rows.places) != len(rows.values) or rows.places.max() >= self.tokens):
             refuse(_NAME, "rows_over", f"{len(rows.places)} places of {len(rows.values)} rows", "one of each token")
+        check_ints(_NAME, "ends", ends)
+        if len(ends) not in (0, self.tokens):
+            refuse(_NAME, "length of ends", len(ends), f"{self.tokens}, or 0")
         turns = np.arange(axes.shape[1], dtype=np.int32)
-        others = tuple(other._replace(axes=axes, turns=turns) for other in self.others)
-        return self._replace(rows_over=rows, axes=axes, turns=turns, others=others)
+        others = tuple(other._replace(axes=axes, turns=turns, ends=ends) for other in self.others)
+        return self._replace(rows_over=rows, axes=axes, turns=turns, ends=ends, others=others)
 
     @property
     def rope_rows(self) -> IntArray:

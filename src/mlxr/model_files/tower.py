@@ -16,20 +16,15 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.files import name_in_errors
 from mlxr.models import Model
-from mlxr.models.tower import (
-    Tower,
-    TowerSpec,
-    name_folder_tensors,
-    name_gguf_tensors,
-    read_folder_spec,
-    read_gguf_spec,
-)
+from mlxr.models.families import read_folder_tower, read_gguf_tower
+from mlxr.models.tower import Tower, TowerFamily, TowerSpec
 
 
 @dataclass(frozen=True, eq=False)
 class TowerFile:
     """A tower's sizes and where its tensors are; `beside` is its file where it has one of its own."""
 
+    family: TowerFamily
     spec: TowerSpec
     tensors: Mapping[str, TensorSource]
     path: Path
@@ -60,9 +55,9 @@ class TowerFile:
 
     def load(self, ctx: Context) -> Tower:
         """Prepare the tower; ModelError, naming the tensor, where it does not fit."""
-        rename = name_folder_tensors if self.beside is None else name_gguf_tensors
+        rename = self.family.name_folder if self.beside is None else self.family.name_gguf
         with name_in_errors(self.path):
-            return Tower(ctx, self.spec, self.tensors, rename)
+            return Tower(ctx, self.spec, rename(self.spec, self.tensors))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -72,18 +67,19 @@ class TowerFile:
 
 def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
     """The tower in an opened `mmproj` file for `model`. Raises ModelError."""
-    spec = read_gguf_spec(file.metadata)
+    family, spec = read_gguf_tower(file.metadata)
     spec.fit(model)
-    return TowerFile(spec, file.tensors, file.paths[0], file)
+    return TowerFile(family, spec, file.tensors, file.paths[0], file)
 
 
 def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, object], model: Model) -> TowerFile | None:
     """The tower of an opened folder for its `model`, None without one. Raises ModelError."""
-    spec = read_folder_spec(folder.config, preprocessor)
-    if spec is None:
+    found = read_folder_tower(folder.config, preprocessor)
+    if found is None:
         return None
+    family, spec = found
     spec.fit(model)
-    return TowerFile(spec, folder.tensors, folder.paths[0].parent)
+    return TowerFile(family, spec, folder.tensors, folder.paths[0].parent)
 
 
 MMPROJ = "mmproj*.gguf"

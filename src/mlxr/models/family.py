@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mlxr.models.folders.config import FolderConfig, TensorLayout
@@ -19,6 +19,7 @@ class Folder:
     state: Callable[[FolderConfig], None]  # states the metadata
     tensors: TensorLayout = field(default_factory=TensorLayout)
     older_class: str | None = None  # of folders that brought their own code
+    left_out: Mapping[str, object] = field(default_factory=dict)  # values of what a `text_config` need not state
 
 
 @dataclass(frozen=True, slots=True)

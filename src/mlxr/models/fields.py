@@ -176,6 +176,11 @@ class Fields:
         prefix = f"{self._prefix}{name}."
         return Fields({prefix + key: item for key, item in value.items()}, prefix)
 
+    def fill(self, left_out: Mapping[str, object]) -> Fields:
+        """Return the same object with these values for what it leaves out."""
+        stated = {key: value for key, value in self._values.items() if value is not None}
+        return Fields({self._prefix + key: value for key, value in left_out.items()} | stated, self._prefix)
+
     def refuse_unless(self, names: Iterable[str], harmless: tuple[object, ...], why: str) -> None:
         """Raise for any of `names` that is there with a value other than the `harmless` ones."""
         for name in names:

@@ -396,6 +396,7 @@ class Metadata:
         sinks: bool = False,
         gated: bool = False,
         is_causal: bool = True,
+        whole_pictures: bool = False,
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
@@ -419,6 +420,7 @@ class Metadata:
             sinks=sinks,
             gated=gated,
             is_causal=is_causal,
+            whole_pictures=whole_pictures,
         )
 
     def latent_attention(self, *, interleaved: bool) -> LatentAttention:

@@ -75,6 +75,16 @@ class Model:
         return next((one for one in attending if one.window is None), attending[0] if attending else None)
 
     @property
+    def turns_pictures(self) -> bool:
+        """Whether tokens of pictures stand on three axes."""
+        return self.attention is not None and self.attention.rope.sections is not None
+
+    @property
+    def sees_whole_pictures(self) -> bool:
+        """Whether tokens of a picture also see those of it behind them, in some layers."""
+        return any(layer.attention is not None and layer.attention.whole_pictures for layer in self.layers)
+
+    @property
     def heads(self) -> int:
         """Heads of queries, 1 of a model that does not attend, and where all heads share latent vectors."""
         return 1 if self.attention is None else self.attention.heads

@@ -1,8 +1,8 @@
 """The part of a model that sees: pictures in, rows out that stand in the place of embeddings.
 
-A tower is an encoder of the same components as a text's layers, whose tokens are patches of one picture. What comes
-with which files is read here: a GGUF file of its own (`mmproj`, https://github.com/ggml-org/llama.cpp, tools/mtmd), or
-the tensors of a Hugging Face folder beside those of its text. Towers that run are Qwen3-VL's, which Qwen3.5 has, too.
+A tower is an encoder of the same components as a text's layers, whose tokens are patches of one picture. What stands
+before and behind its layers is a list of steps. A family's file states its towers (`TowerFamily`): their sizes in files
+`mmproj` (https://github.com/ggml-org/llama.cpp, tools/mtmd) and in folders of Hugging Face, and what both call tensors.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.activate import activate
+from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.arrays import join_columns
 from mlxr.kernels.attend import allocate_pools
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import add
+from mlxr.kernels.elementwise import add, scale
 from mlxr.kernels.layers import StepInput, prepare_layers, run_layers
-from mlxr.kernels.layers.operators import NormWeight
+from mlxr.kernels.layers.operators import NormKind, NormWeight
 from mlxr.kernels.layers.reference import norm
-from mlxr.kernels.linear import LinearWeight, linear
+from mlxr.kernels.linear import linear
 from mlxr.kernels.patches import (
     Pixels,
     blend_positions,
@@ -30,31 +33,139 @@ from mlxr.kernels.patches import (
     sum_slices,
     whole_batch,
 )
-from mlxr.kernels.rope import build_plane_table
+from mlxr.kernels.rope import RopeTable, build_plane_table
 from mlxr.kernels.sources import cut_vector, round_float
-from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
+from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope, Weights
+from mlxr.models.components.attention import NO_ROPE
 from mlxr.models.components.weights import LayerWeights, Tensors, list_product
 from mlxr.models.fields import Fields
 from mlxr.models.limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from mlxr.models.model import Model
 
-PROJECTORS = ("qwen3vl_merger",)  # of GGUF files
-_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")  # of folders, some with _vision behind
-_PAGE_SIZE, _THETA, _EPS = 32, 10000.0, round_float(1e-6)
-_MAX_PATCH, _MAX_MERGE, _MAX_SIDE, _MAX_PIXELS = 64, 4, 1024, 1 << 28
-_CHANNELS = 3
+_PAGE_SIZE = 32
+MAX_PATCH, MAX_MERGE, MAX_SIDE, MAX_PIXELS = 64, 8, 1024, 1 << 28
+CHANNELS = 3
+Rows = FloatArray
+Run = Callable[[Context, Rows], Rows]
 
 
-def takes_pictures(model: Model) -> bool:
-    """Whether the text of a model has places for pictures, which a tower that fits would fill."""
-    rope = None if model.attention is None else model.attention.rope
-    return rope is not None and rope.sections is not None
+class Step(Protocol):
+    """A step behind the layers of a tower."""
+
+    def tensors(self) -> Tensors:
+        """List its tensors."""
+
+    def load(self, w: LayerWeights) -> Run:
+        """Return what it makes of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Make one row of so many neighbours: (N, columns) to (N / count, count * columns)."""
+
+    count: int
+
+    def tensors(self) -> Tensors:
+        """List none."""
+        yield from ()
+
+    def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
+        """Return the step."""
+        return lambda _, x: x.reshape(len(x) // self.count, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Make one row of so many neighbours, their mean: (N, columns) to (N / count, columns)."""
+
+    count: int
+
+    def tensors(self) -> Tensors:
+        """List none."""
+        yield from ()
+
+    def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
+        """Return the step."""
+        return self._run
+
+    def _run(self, ctx: Context, x: Rows) -> Rows:
+        parts = x.reshape(len(x) // self.count, self.count, -1)
+        total = parts[:, 0]
+        for part in range(1, self.count):  # one after another, so that the bits are the same everywhere
+            total = total + parts[:, part]
+        return scale(ctx, np.ascontiguousarray(total), 1.0 / self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class NormRows:
+    """Norm each row."""
+
+    name: str
+    columns: int
+    eps: float
+    kind: NormKind = "layer"
+
+    def tensors(self) -> Tensors:
+        """List the tensors."""
+        yield f"{self.name}.weight", (self.columns,)
+        if self.kind == "layer":
+            yield f"{self.name}.bias", (self.columns,)
+
+    def load(self, w: LayerWeights) -> Run:
+        """Return the step."""
+        bias = w.vector(f"{self.name}.bias") if self.kind == "layer" else None
+        weight = NormWeight(w.vector(f"{self.name}.weight"), self.eps, self.kind, bias)
+        return lambda ctx, x: norm(ctx, x, weight)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """Multiply each row by a weight, and activate what that gives."""
+
+    name: str
+    rows: int
+    columns: int
+    bias: bool = True
+    activation: Activation | None = None
+
+    def tensors(self) -> Tensors:
+        """List the tensors."""
+        yield from list_product(self.name, self.rows, self.columns, bias=self.bias)
+
+    def load(self, w: LayerWeights) -> Run:
+        """Return the step."""
+        weight, kind = w.product(self.name), self.activation
+        if kind is None:
+            return lambda ctx, x: linear(ctx, x, weight)
+        return lambda ctx, x: activate(ctx, linear(ctx, x, weight), kind, gated=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a picture stands in a prompt: `place` is the token that becomes as many as there are rows."""
+
+    open: str
+    place: str
+    close: str
+
+    def spell(self) -> str:
+        """The words of one picture."""
+        return self.open + self.place + self.close
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The control tokens without which a vocabulary has no words for pictures."""
+        return tuple(word for word in (self.open.strip(), self.place, self.close.strip()) if word)
+
+
+PixelRule = Mapping[str, int | str]  # what `mlxr.pictures.worker` is told of sizes
+Positions = Literal["blended", "own"]  # a square of learned ones, blended for other grids; or of this one grid
 
 
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
-    """The sizes of a tower. Raises ModelError for such as contradict each other."""
+    """The sizes of a tower, and what it is made of. Raises ModelError for such as contradict each other."""
 
     hidden: int
     layers: int
@@ -62,14 +173,22 @@ class TowerSpec:
     features: int  # of the feed-forward blocks
     patch: int  # pixels of a patch's side
     merge: int  # a row is made of so many patches to each side
-    positions: int  # to each side of the square of learned positions
+    side: int  # of the square of learned positions
     columns: int  # of the text's stream
-    taps: tuple[int, ...]  # layers whose output is added behind the text's first layers, in their order
-    least_pixels: int
-    most_pixels: int
+    words: Words
+    end: tuple[Step, ...]  # what becomes of the last layer's output
+    eps: float
+    positions: Positions = "own"
+    theta: float | None = None  # by which queries and keys turn, half by their row and half by their column
+    patch_bias: bool = True
+    taps: tuple[int, ...] = ()  # layers whose output is added behind the text's first layers, in their order
+    tap_ends: tuple[tuple[Step, ...], ...] = ()  # what becomes of it
+    least_pixels: int = 1
+    most_pixels: int = MAX_PIXELS
+    resample: int = 3  # Pillow's number of the filter that brings pictures to size
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
-    eps: float = _EPS
+    is_whole: bool = False  # the text's tokens of a picture see all of it
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or (self.hidden // self.heads) % 4:
@@ -78,11 +197,17 @@ class TowerSpec:
             raise ModelError(f"the tower has taps {self.taps}, expected ascending numbers of its {self.layers} layers")
         if not 0 < self.least_pixels <= self.most_pixels:
             raise ModelError(f"the tower takes {self.least_pixels} to {self.most_pixels} pixels, expected a range")
+        if self.side % self.merge and self.positions == "own":
+            raise ModelError(f"the tower has {self.side} patches to each side, expected a multiple of {self.merge}")
 
     @property
     def factor(self) -> int:
         """Both sides of a picture are multiples of so many pixels, which make one row of the text."""
         return self.patch * self.merge
+
+    def find_grid(self, pixels: Pixels) -> tuple[int, int]:
+        """Rows and columns of the rows that a picture, or a tile of one, becomes."""
+        return pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
 
     @property
     def row_numbers(self) -> int:
@@ -96,8 +221,18 @@ class TowerSpec:
                 f"its rows are {self.columns} wide with {len(self.taps)} more, those of the model {model.hidden} with "
                 f"{model.picture_layers} more; take the tower of the same model"
             )
-        if not takes_pictures(model):
+        if self.theta is not None and not model.turns_pictures:
             raise ModelError("the model does not say by which axes pictures turn (rope.dimension_sections)")
+        if self.is_whole and not model.sees_whole_pictures:
+            raise ModelError("the model does not see pictures as a whole, as this tower's does")
+
+    def choose_rule(self, tokens: int) -> PixelRule:
+        """How a picture that may take so many tokens is brought to size."""
+        if self.positions == "own":
+            pixels = self.side * self.patch
+            return {"kind": "square", "side": pixels, "resample": self.resample}
+        most = min(self.most_pixels, tokens * self.factor**2)
+        return {"kind": "near", "factor": self.factor, "least": min(self.least_pixels, most), "most": most}
 
     @property
     def layer(self) -> Layer:
@@ -108,7 +243,7 @@ class TowerSpec:
             self.heads,
             head_dim,
             1.0 / math.sqrt(head_dim),
-            Rope(_THETA, head_dim, interleaved=False, has_factors=False),
+            Rope(self.theta, head_dim, interleaved=False, has_factors=False) if self.theta else NO_ROPE,
             is_causal=False,
             qkv_bias=True,
             output_bias=True,
@@ -118,216 +253,114 @@ class TowerSpec:
 
     def end_tensors(self) -> Tensors:
         """List the tensors outside the layers."""
-        yield "patch_embd.weight", (self.hidden, _CHANNELS * self.patch**2)
-        yield "patch_embd.bias", (self.hidden,)
-        yield "position_embd.weight", (self.positions**2, self.hidden)
-        joined = self.hidden * self.merge**2
-        for name, normed in (("merge", self.hidden), *((f"deep.{tap}", joined) for tap in range(len(self.taps)))):
-            for end in ("weight", "bias"):
-                yield f"{name}.norm.{end}", (normed,)
-            yield from list_product(f"{name}.fc1", joined, joined, bias=True)
-            yield from list_product(f"{name}.fc2", self.columns, joined, bias=True)
+        yield "patch_embd.weight", (self.hidden, CHANNELS * self.patch**2)
+        if self.patch_bias:
+            yield "patch_embd.bias", (self.hidden,)
+        yield "position_embd.weight", (self.side**2, self.hidden)
+        for steps in (self.end, *self.tap_ends):
+            for step in steps:
+                yield from step.tensors()
 
 
-def read_gguf_spec(metadata: Mapping[str, object]) -> TowerSpec:
-    """Return the sizes that an `mmproj` file states. Raises ModelError, naming the key."""
-    fields = Fields(metadata)
-    fields.refuse_unless(
-        ("general.architecture",), ("clip",), "expected a file with a tower, whose architecture is clip"
-    )
-    own = fields.get("clip.vision.projector_type")
-    kind = fields.text("clip.projector_type" if own is None else "clip.vision.projector_type")
-    if kind not in PROJECTORS:
-        raise ModelError(
-            f"clip.projector_type is {kind!r}, which does not run yet; those that do: {', '.join(PROJECTORS)}"
-        )
-    if not fields.flag("clip.use_gelu", False):
-        raise ModelError("clip.use_gelu is not true, expected a tower with gelu")
-    v = "clip.vision."
-    layers = fields.integer(v + "block_count", 1, MAX_LAYERS)
-    patch = fields.integer(v + "patch_size", 1, _MAX_PATCH)
-    flags = fields.flags(v + "is_deepstack_layers", layers) or ()
-    side = fields.integer(v + "image_size", patch, _MAX_SIDE * _MAX_PATCH)
-    merge = fields.integer(v + "spatial_merge_size", 1, _MAX_MERGE, default=2)
-    least, most = _usual_pixels(patch * merge)
-    return TowerSpec(
-        hidden=fields.integer(v + "embedding_length", 4, MAX_WIDTH),
-        layers=layers,
-        heads=fields.integer(v + "attention.head_count", 1, MAX_HEADS),
-        features=fields.integer(v + "feed_forward_length", 1, MAX_WIDTH),
-        patch=patch,
-        merge=merge,
-        positions=side // patch,
-        columns=fields.integer(v + "projection_dim", 1, MAX_WIDTH),
-        taps=tuple(index for index, is_tap in enumerate(flags) if is_tap),
-        least_pixels=fields.integer(v + "image_min_pixels", 1, _MAX_PIXELS, default=least),
-        most_pixels=fields.integer(v + "image_max_pixels", 1, _MAX_PIXELS, default=most),
-        mean=_read_colours(fields, v + "image_mean"),
-        deviation=_read_colours(fields, v + "image_std", 1e-3),
-        eps=round_float(fields.number(v + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=_EPS)),
-    )
+@dataclass(frozen=True, slots=True)
+class TowerNames:
+    """What files call the tensors of a tower.
 
-
-def read_folder_spec(config: Mapping[str, object], preprocessor: Mapping[str, object]) -> TowerSpec | None:
-    """Return the sizes in a folder's `config.json` and `preprocessor_config.json`; None without a tower.
-
-    Raises ModelError, naming the key.
+    A name is a prefix, the module and `.weight` or `.bias`; modules of layers are numbered behind `block`.
     """
-    tower, prepares = Fields(config).mapping("vision_config"), Fields(preprocessor)
-    if tower is None:
-        return None
-    kind = tower.text("model_type", default="")
-    if kind.removesuffix("_vision") not in _TYPES:
-        raise ModelError(
-            f"{tower.key('model_type')} is {kind!r}, a tower that does not run yet; those that do: {', '.join(_TYPES)}"
-        )
-    tower.refuse_unless(("hidden_act",), ("gelu_pytorch_tanh",), "only gelu_pytorch_tanh is supported in a tower")
-    tower.refuse_unless(("in_channels",), (_CHANNELS,), "only pictures of three colours are supported")
-    patch = tower.integer("patch_size", 1, _MAX_PATCH, default=16)
-    merge = tower.integer("spatial_merge_size", 1, _MAX_MERGE, default=2)
-    count = tower.integer("num_position_embeddings", 1, _MAX_SIDE**2, default=2304)
-    taps, layers = tower.get("deepstack_visual_indexes"), tower.integer("depth", 1, MAX_LAYERS)
-    least, most = _usual_pixels(patch * merge)
-    size = prepares.mapping("size") or Fields({})
-    return TowerSpec(
-        hidden=tower.integer("hidden_size", 4, MAX_WIDTH),
-        layers=layers,
-        heads=tower.integer("num_heads", 1, MAX_HEADS),
-        features=tower.integer("intermediate_size", 1, MAX_WIDTH),
-        patch=patch,
-        merge=merge,
-        positions=math.isqrt(count),
-        columns=tower.integer("out_hidden_size", 1, MAX_WIDTH),
-        taps=tower.integers("deepstack_visual_indexes", len(taps), 0, layers - 1) if isinstance(taps, list) else (),
-        least_pixels=size.integer("shortest_edge", 1, _MAX_PIXELS, default=least),
-        most_pixels=size.integer("longest_edge", 1, _MAX_PIXELS, default=most),
-        mean=_read_colours(prepares, "image_mean"),
-        deviation=_read_colours(prepares, "image_std", 1e-3),
-    )
+
+    prefixes: tuple[str, ...]
+    block: str
+    modules: Mapping[str, str]  # of layers; those that are missing have the names used here
+    ends: Mapping[str, str]  # of other modules, and whole names
+
+    def rename(self, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        """The tensors of a tower by the names used here, out of all that a file has."""
+        named: dict[str, TensorSource] = {}
+        for full_name, tensor in tensors.items():
+            name = next((full_name.removeprefix(one) for one in self.prefixes if full_name.startswith(one)), None)
+            if name is None:
+                continue
+            stem, _, end = name.rpartition(".")
+            number, _, module = stem.removeprefix(self.block).partition(".")
+            if name in self.ends:
+                named[self.ends[name]] = tensor
+            elif stem in self.ends:
+                named[f"{self.ends[stem]}.{end}"] = tensor
+            elif stem.startswith(self.block) and number.isdecimal():
+                named[f"blk.{number}.{self.modules.get(module, module)}.{end}"] = tensor
+        return named
 
 
-def _usual_pixels(factor: int) -> tuple[int, int]:
-    """The fewest and the most pixels of a picture where files do not say: 64 to 16,384 rows."""
-    return 64 * factor**2, 16384 * factor**2
+GGUF_BLOCK = {"attn_out": "attn_output", "ln1": "attn_norm", "ln2": "ffn_norm"}
+Renaming = Callable[[TowerSpec, Mapping[str, TensorSource]], dict[str, TensorSource]]
 
 
-def _read_colours(fields: Fields, name: str, low: float = 0.0) -> tuple[float, ...]:
-    numbers = (0.5,) * _CHANNELS if fields.get(name) is None else fields.numbers(name, low, 1.0, _CHANNELS)
+@dataclass(frozen=True, slots=True)
+class TowerFamily:
+    """Towers of one kind."""
+
+    projector: str  # `clip.projector_type` of their GGUF files
+    model_types: tuple[str, ...]  # `model_type` of folders that have one
+    read_gguf: Callable[[Fields], TowerSpec]  # from the keys of a file
+    read_folder: Callable[[Fields, Fields, Fields], TowerSpec]  # `config.json`, its `vision_config`, the preprocessor's
+    name_gguf: Renaming
+    name_folder: Renaming
+
+
+V = "clip.vision."  # keys of GGUF files
+
+
+def read_gguf_sizes(fields: Fields) -> dict[str, Any]:
+    """The sizes that all `mmproj` files state, by their names in `TowerSpec`."""
+    patch = fields.integer(V + "patch_size", 1, MAX_PATCH)
+    return {
+        "hidden": fields.integer(V + "embedding_length", 4, MAX_WIDTH),
+        "layers": fields.integer(V + "block_count", 1, MAX_LAYERS),
+        "heads": fields.integer(V + "attention.head_count", 1, MAX_HEADS),
+        "features": fields.integer(V + "feed_forward_length", 1, MAX_WIDTH),
+        "patch": patch,
+        "side": fields.integer(V + "image_size", patch, MAX_SIDE * MAX_PATCH) // patch,
+        "columns": fields.integer(V + "projection_dim", 1, MAX_WIDTH),
+    }
+
+
+def read_colours(fields: Fields, name: str, low: float = 0.0) -> tuple[float, ...]:
+    """A number for each colour, 0.5 where files state none."""
+    numbers = (0.5,) * CHANNELS if fields.get(name) is None else fields.numbers(name, low, 1.0, CHANNELS)
     return tuple(map(round_float, numbers))  # as GGUF has them
 
 
-_GGUF_BLOCK = {"attn_out": "attn_output", "ln1": "attn_norm", "ln2": "ffn_norm"}
-_GGUF_ENDS = {"v.post_ln": "merge.norm", "mm.0": "merge.fc1", "mm.2": "merge.fc2"}
-_FOLDER_BLOCK = {
-    "attn.qkv": "attn_qkv",
-    "attn.proj": "attn_output",
-    "norm1": "attn_norm",
-    "norm2": "ffn_norm",
-    "mlp.linear_fc1": "ffn_up",
-    "mlp.linear_fc2": "ffn_down",
-}
-_FOLDER_ENDS = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
-_FOLDER_PREFIXES = ("model.visual.", "visual.")
-
-
-def name_gguf_tensors(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors of an `mmproj` file by the names used here."""
-    named: dict[str, TensorSource] = {}
-    for name, tensor in tensors.items():
-        stem, _, end = name.rpartition(".")
-        parts = stem.split(".")
-        if name.startswith("v.blk.") and len(parts) == 4:
-            named[f"blk.{parts[2]}.{_GGUF_BLOCK.get(parts[3], parts[3])}.{end}"] = tensor
-        elif name.startswith("v.deepstack.") and parts[2].isdecimal() and int(parts[2]) in spec.taps:
-            named[f"deep.{spec.taps.index(int(parts[2]))}.{parts[3]}.{end}"] = tensor
-        elif stem in _GGUF_ENDS:
-            named[f"{_GGUF_ENDS[stem]}.{end}"] = tensor
-        elif name in ("v.position_embd.weight", "v.patch_embd.bias"):
-            named[name.removeprefix("v.")] = tensor
-    slices = [tensors[name] for name in ("v.patch_embd.weight", "v.patch_embd.weight.1") if name in tensors]
-    return named | _join_slices(spec, [read_numbers(part) for part in slices])
-
-
-def name_folder_tensors(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tower's tensors of a folder by the names used here."""
-    named: dict[str, TensorSource] = {}
-    for full_name, tensor in tensors.items():
-        name = next((full_name.removeprefix(one) for one in _FOLDER_PREFIXES if full_name.startswith(one)), None)
-        if name is None:
-            continue
-        stem, _, end = name.rpartition(".")
-        parts = stem.split(".", 2)
-        if parts[0] == "blocks" and len(parts) == 3 and parts[2] in _FOLDER_BLOCK:
-            named[f"blk.{parts[1]}.{_FOLDER_BLOCK[parts[2]]}.{end}"] = tensor
-        elif parts[0] == "merger" and parts[-1] in _FOLDER_ENDS:
-            named[f"merge.{_FOLDER_ENDS[parts[-1]]}.{end}"] = tensor
-        elif parts[0] == "deepstack_merger_list" and parts[-1] in _FOLDER_ENDS:
-            named[f"deep.{parts[1]}.{_FOLDER_ENDS[parts[-1]]}.{end}"] = tensor
-        elif name == "pos_embed.weight":
-            named["position_embd.weight"] = tensor
-        elif name == "patch_embed.proj.bias":
-            named["patch_embd.bias"] = tensor
-        elif name == "patch_embed.proj.weight":
-            whole = read_numbers(tensor)
-            slices = [whole[:, :, part] for part in range(whole.shape[2])] if whole.ndim == 5 else []
-            named |= _join_slices(spec, slices)
-    return named
-
-
-def _join_slices(spec: TowerSpec, slices: Sequence[FloatArray]) -> dict[str, TensorSource]:
-    """One matrix of the slices in time: a picture that stands still is seen by all of them."""
-    shape = (spec.hidden, _CHANNELS, spec.patch, spec.patch)
+def join_slices(spec: TowerSpec, slices: Sequence[FloatArray]) -> dict[str, TensorSource]:
+    """The matrix of patches out of its slices in time: a picture that stands still is seen by all of them."""
+    shape = (spec.hidden, CHANNELS, spec.patch, spec.patch)
     if not slices or any(part.shape != shape for part in slices):
         found = [part.shape for part in slices] or "missing"
         raise ModelError(f"the tower's tensor of patches is {found}, expected slices {shape}")
     return {"patch_embd.weight": sum_slices("patch_embd.weight", slices)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Merger:
-    """Makes one row of the patches of a square: normed each, or together."""
-
-    norm: NormWeight
-    first: LinearWeight
-    second: LinearWeight
-
-    def run(self, ctx: Context, x: FloatArray, joined: int) -> FloatArray:
-        """Rows (N / merge², columns) of patches (N, hidden), of which neighbours make a square."""
-        columns = x.shape[0] * x.shape[1] // joined
-        if len(self.norm.weight) == joined:
-            x = norm(ctx, x.reshape(columns, joined), self.norm)[0]
-        else:
-            x = norm(ctx, x, self.norm)[0].reshape(columns, joined)
-        return linear(ctx, activate(ctx, linear(ctx, x, self.first), "gelu_erf", gated=False), self.second)
-
-
 class Tower:
-    """A tower with the sizes of `spec` ready to run on the CPU.
+    """A tower with the sizes of `spec` ready to run on the CPU, out of `tensors` by the names used here.
 
-    `rename` gives the tensors the names used here (`name_gguf_tensors`, `name_folder_tensors`). Raises ModelError for
-    tensors that do not fit the sizes.
+    Raises ModelError for tensors that do not fit the sizes.
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        spec: TowerSpec,
-        tensors: Mapping[str, TensorSource],
-        rename: Callable[[TowerSpec, Mapping[str, TensorSource]], dict[str, TensorSource]],
-    ) -> None:
+    def __init__(self, ctx: Context, spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> None:
         self.ctx, self.spec = ctx, spec
-        named = rename(spec, tensors)
-        layer, norms = spec.layer, spec.layer.norms
+        named, layer = dict(tensors), spec.layer
         for index in range(spec.layers):
             _split(named, f"blk.{index}.", spec.hidden)
+            _turn_around(named, f"blk.{index}.", (spec.features, spec.hidden))
         weights = Weights(ctx, named)
         weights.check("", spec.end_tensors())
         self._layers = [prepare_layers(ctx, [layer.load(weights, index, spec.hidden)]) for index in range(spec.layers)]
-        ends = weights.of_model(norms)
-        self._patches = ends.exact_product("patch_embd", bias=True)
+        ends = weights.of_model(layer.norms)
+        self._patches = ends.exact_product("patch_embd", bias=spec.patch_bias)
         self._positions = ends.numbers("position_embd.weight")
-        self._merger = _load_merger(ends, "merge")
-        self._deep = {tap: _load_merger(ends, f"deep.{number}") for number, tap in enumerate(spec.taps)}
+        self._end = [step.load(ends) for step in spec.end]
+        deep = [[step.load(ends) for step in steps] for steps in spec.tap_ends]
+        self._deep = dict(zip(spec.taps, deep, strict=True))
         self._shades = make_shades(spec.mean, spec.deviation)
 
     def encode(self, pixels: Pixels) -> Generator[None, None, FloatArray]:
@@ -337,29 +370,37 @@ class Tower:
         is done meanwhile, and on any number of threads.
         """
         spec, ctx = self.spec, self.ctx
-        head_dim, joined = spec.hidden // spec.heads, spec.hidden * spec.merge**2
+        head_dim = spec.hidden // spec.heads
         grid = pixels.shape[0] // spec.patch, pixels.shape[1] // spec.patch
         rows, columns = order_patches(grid, spec.merge)
         x = linear(ctx, cut_patches(pixels, self._shades, spec.patch, spec.merge), self._patches)
-        x = add(ctx, x, blend_positions(self._positions, grid, rows, columns))
+        if spec.positions == "own":
+            x = add(ctx, x, np.ascontiguousarray(self._positions[rows * spec.side + columns]))
+        else:
+            x = add(ctx, x, blend_positions(self._positions, grid, rows, columns))
         batch = whole_batch(x.shape[0], _PAGE_SIZE)
         k, v = allocate_pools(ctx, batch.page_table.shape[1], spec.heads, _PAGE_SIZE, head_dim, "f32")
-        step = StepInput(batch, [build_plane_table(rows, columns, head_dim, _THETA)], [k], [v])
+        nothing = np.empty((x.shape[0], 0), np.float32)
+        table = RopeTable(nothing, nothing, False, 0)
+        if spec.theta is not None:
+            table = build_plane_table(rows, columns, head_dim, spec.theta)
+        step = StepInput(batch, [table], [k], [v])
         deep = []
         for index, layer in enumerate(self._layers):
             x, delta = run_layers(ctx, x, layer, step)
             x = x if delta is None else add(ctx, x, delta)
             if index in self._deep:
-                deep.append(self._deep[index].run(ctx, x, joined))
+                deep.append(self._finish(x, self._deep[index]))
             yield
-        made = self._merger.run(ctx, x, joined)
+        made = self._finish(x, self._end)
         for more in deep:
             made = join_columns(ctx, made, more)
         return made
 
-
-def _load_merger(w: LayerWeights, name: str) -> _Merger:
-    return _Merger(w.norm(f"{name}.norm"), w.product(f"{name}.fc1"), w.product(f"{name}.fc2"))
+    def _finish(self, x: FloatArray, steps: Sequence[Run]) -> FloatArray:
+        for step in steps:
+            x = step(self.ctx, x)
+        return x
 
 
 def _split(tensors: dict[str, TensorSource], prefix: str, rows: int) -> None:
@@ -374,3 +415,13 @@ def _split(tensors: dict[str, TensorSource], prefix: str, rows: int) -> None:
             first, last = number * rows, (number + 1) * rows
             cut = cut_vector(joined, first, last) if end == "bias" else joined.take_rows(first, last)
             tensors[f"{prefix}attn_{part}.{end}"] = cut
+
+
+def _turn_around(tensors: dict[str, TensorSource], prefix: str, up_shape: tuple[int, int]) -> None:
+    """Exchange up and down where a file has named each as the other one, as older converters did."""
+    down = tensors.get(f"{prefix}ffn_down.weight")
+    if down is not None and down.shape == up_shape and up_shape[0] != up_shape[1]:
+        for end in ("weight", "bias"):
+            names = f"{prefix}ffn_up.{end}", f"{prefix}ffn_down.{end}"
+            if names[0] in tensors and names[1] in tensors:
+                tensors[names[0]], tensors[names[1]] = tensors[names[1]], tensors[names[0]]

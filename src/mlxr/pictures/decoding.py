@@ -15,7 +15,8 @@ import re
 import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -55,30 +56,49 @@ def read_url(url: str, field: str) -> bytes | Address:
     return read_base64(url[match.end() :], field)
 
 
+Rule = Mapping[str, int | str]  # how pictures are brought to size, see `worker`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A picture as a tower sees it: tiles (height, width, 3), of which `grid` stand in rows and columns.
+
+    A picture that is not cut is one tile. A tile more shows all of one that is.
+    """
+
+    tiles: tuple[Pixels, ...]
+    grid: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pixels."""
+        return sum(tile.nbytes for tile in self.tiles)
+
+
 class Decoder:
-    """Decodes pictures for a tower whose sides are multiples of `factor`. Safe to use from several threads."""
+    """Decodes pictures for a tower. Safe to use from several threads."""
 
     _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # of all models
 
-    def __init__(self, factor: int) -> None:
-        self._factor, self._lock = factor, threading.Lock()
-        self._kept: OrderedDict[tuple[bytes, int, int], Pixels] = OrderedDict()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[bytes, bytes], Prepared] = OrderedDict()
 
-    def decode(self, files: Sequence[bytes], fields: Sequence[str], least: int, most: int) -> list[Pixels]:
-        """Each picture with `least` to `most` pixels, (height, width, 3). Raises InvalidRequest naming its field."""
+    def decode(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
+        """Each picture as `rule` has it. Raises InvalidRequest naming its field."""
         if len(files) > MAX_PICTURES:
             raise InvalidRequest("messages", f"have {len(files)} pictures; {MAX_PICTURES} may be in one request")
         for data, field in zip(files, fields, strict=True):
             if len(data) > MAX_FILE_BYTES:
                 raise InvalidRequest(field, f"is larger than {MAX_FILE_BYTES >> 20} MiB; send a smaller picture")
-        names = [(hashlib.sha256(data).digest(), least, most) for data in files]
+        ruled = json.dumps(dict(rule), sort_keys=True).encode()
+        names = [(hashlib.sha256(data).digest(), ruled) for data in files]
         with self._lock:
             found = {name: self._kept[name] for name in names if name in self._kept}
         missing = [place for place, name in enumerate(names) if name not in found]
         if missing:
-            rule = {"factor": self._factor, "least": least, "most": most}
             made = self._ask([files[place] for place in missing], [fields[place] for place in missing], rule)
-            found |= {names[place]: pixels for place, pixels in zip(missing, made, strict=True)}
+            found |= {names[place]: one for place, one in zip(missing, made, strict=True)}
         with self._lock:
             for name in names:
                 self._kept[name] = found[name]
@@ -87,10 +107,10 @@ class Decoder:
                 self._kept.popitem(last=False)
         return [found[name] for name in names]
 
-    def _ask(self, files: Sequence[bytes], fields: Sequence[str], rule: dict[str, int]) -> list[Pixels]:
+    def _ask(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest(fields[0], "cannot be read: Pillow is not installed; pip install pillow")
-        asked = json.dumps({"sizes": [len(data) for data in files], "rule": rule}).encode() + b"\n" + b"".join(files)
+        asked = json.dumps({"sizes": [*map(len, files)], "rule": dict(rule)}).encode() + b"\n" + b"".join(files)
         with self._turns:
             try:
                 answers = ask("mlxr.pictures.worker", asked, MAX_DECODE_S)
@@ -101,8 +121,8 @@ class Decoder:
         return _read_answers(answers, fields)
 
 
-def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Pixels]:
-    pictures, at = list[Pixels](), 0
+def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Prepared]:
+    pictures, at = list[Prepared](), 0
     for field in fields:
         end = answers.find(b"\n", at)
         if end < 0:
@@ -110,10 +130,13 @@ def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Pixels]:
         said = json.loads(answers[at:end])
         if isinstance(said, str):
             raise InvalidRequest(field, said)
-        height, width = said
-        at = end + 1 + height * width * 3
-        pixels = np.frombuffer(answers[end + 1 : at], np.uint8)  # of a copy: one that is kept holds no others
-        if len(pixels) != height * width * 3:
-            raise InvalidRequest(field, "could not be decoded: its process was ended")
-        pictures.append(pixels.reshape(height, width, 3))
+        tiles, at = list[Pixels](), end + 1
+        for height, width in said["sizes"]:
+            first, at = at, at + height * width * 3
+            pixels = np.frombuffer(answers[first:at], np.uint8)  # of a copy: one that is kept holds no others
+            if len(pixels) != height * width * 3:
+                raise InvalidRequest(field, "could not be decoded: its process was ended")
+            tiles.append(pixels.reshape(height, width, 3))
+        rows, columns = said["grid"]
+        pictures.append(Prepared(tuple(tiles), (rows, columns)))
     return pictures

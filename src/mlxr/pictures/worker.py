@@ -1,9 +1,9 @@
 """The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It answers once and ends.
 
 Standard input is a line of JSON, the `sizes` of the files in bytes and a `rule`, then the files. Standard output is for
-each file a line of JSON, its [height, width] or what is wrong with it, and its pixels, three bytes each. What a file
-says of its size is checked before a pixel is decoded; the system bounds memory and time. Sides become multiples of the
-rule's factor, and the area what a tower takes, as transformers has it (qwen2_vl/image_processing_pil_qwen2_vl.py).
+each file a line of JSON, what is wrong with it or the `grid` of its tiles and their `sizes`, [height, width], and their
+pixels, three bytes each. What a file says of its size is checked before a pixel is decoded; the system bounds memory
+and time. What a rule of some kind does to a picture is what transformers does (image_processing_pil_*.py).
 """
 
 from __future__ import annotations
@@ -89,11 +89,26 @@ def choose_size(height: int, width: int, factor: int, least: int, most: int) -> 
     return rows, columns
 
 
-def prepare(data: bytes, rule: dict[str, int]) -> Image.Image:
-    """The picture in the size that `rule` gives it."""
-    image = read(data)
+Tiles = tuple[list[Image.Image], tuple[int, int]]  # and how many there are to both sides
+
+
+def _take_near(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """The picture near its own size (qwen2_vl)."""
     rows, columns = choose_size(image.height, image.width, rule["factor"], rule["least"], rule["most"])
-    return image.resize((columns, rows), Image.Resampling.BICUBIC)
+    return [image.resize((columns, rows), Image.Resampling.BICUBIC)], (1, 1)
+
+
+def _take_square(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """The picture stretched to a square (gemma3)."""
+    return [image.resize((rule["side"], rule["side"]), Image.Resampling(rule["resample"]))], (1, 1)
+
+
+_KINDS = {"near": _take_near, "square": _take_square}
+
+
+def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:
+    """The picture as `rule` has it, whole or in tiles."""
+    return _KINDS[rule["kind"]](read(data), rule)
 
 
 def main() -> None:
@@ -113,13 +128,14 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(source.readline())
     for size in asked["sizes"]:
         try:
-            image = prepare(source.read(size), asked["rule"])
+            tiles, grid = prepare(source.read(size), asked["rule"])
         except PictureRefused as error:
             target.write(json.dumps(str(error)).encode() + b"\n")
         except MemoryError:
             target.write(json.dumps(f"needs more than {MAX_MEMORY_BYTES >> 20} MiB of memory").encode() + b"\n")
         else:
-            target.write(json.dumps([image.height, image.width]).encode() + b"\n" + image.tobytes())
+            said = {"grid": grid, "sizes": [[tile.height, tile.width] for tile in tiles]}
+            target.write(json.dumps(said).encode() + b"\n" + b"".join(tile.tobytes() for tile in tiles))
     target.flush()
 
 

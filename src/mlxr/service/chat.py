@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 
 from mlxr.core.errors import ContextFull, ConversationRefused, InvalidRequest, NoTemplateWorker
 from mlxr.core.types import Grammar
-from mlxr.engine.pictures import Picture, Pictures
+from mlxr.engine.pictures import Pictures
 from mlxr.service.answer import WRAPPERS, AnswerFormat, OutputParser
 from mlxr.service.chat_templates import REASONING_KEYS, Messages, TurnOrder, list_shapes, merge_systems
 from mlxr.service.messages import check_messages, list_repeated_calls, write_json
 from mlxr.service.reasoning import BUDGET, EFFORT, EFFORTS, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool, continues_reasoning, cut_at_mark, mark_end
 from mlxr.service.schema import Enforceable, SchemaError, enforce
-from mlxr.service.sight import Sight
+from mlxr.service.sight import Part, Sight
 from mlxr.service.tools import TOOLS_VARIABLE, ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool
 from mlxr.tokenizers import ChatTemplate, Tokenizer
@@ -493,7 +493,7 @@ class Chat:
             raise InvalidRequest("messages", "the chat template made an empty prompt of them")
         return token_ids
 
-    def _make_turn(self, request: ChatRequest, text: str, token_ids: list[int], shown: Sequence[Picture]) -> Turn:
+    def _make_turn(self, request: ChatRequest, text: str, token_ids: list[int], shown: Sequence[Part]) -> Turn:
         token_ids, pictures = self._sight.place(token_ids, shown)
         if self.tags is None:
             return Turn(token_ids, is_thinking=False, has_thought=False, pictures=pictures)

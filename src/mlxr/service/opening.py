@@ -322,11 +322,15 @@ def build_engine(
         loaded.ctx,
         replace(settings, store_folder=str(find_store_folder(settings))),
         draft=draft,
-        encoder=Encoder(loaded.open_tower()) if sees else None,
+        encoder=_make_encoder(loaded) if sees else None,
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,
     )
+
+
+def _make_encoder(loaded: LoadedModel) -> Encoder:
+    return Encoder(loaded.open_tower(), turns=loaded.config.turns_pictures, is_whole=loaded.config.sees_whole_pictures)
 
 
 def warm_up(

@@ -35,7 +35,6 @@ __all__ = [
     "read_url",
     "spell_pictures",
 ]
-OPEN, PLACE, CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 MEDIA = "<__media__>"  # where a picture stands in a prompt without a conversation, as in llama.cpp
 LOW_TOKENS = 256  # of a picture that a request wants to be seen in low detail
 DETAILS = ("low", "high", "auto", "original")
@@ -124,13 +123,30 @@ def _is_document(part: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a picture, or of a tile of one, for which one token stands until it becomes as many."""
+
+    picture: Picture
+    first: int = 0
+    rows: int | None = None  # None: all from `first` on
+
+
+@dataclass(frozen=True, slots=True)
+class Spelt:
+    """A picture in a model's own words, and the parts for which places stand among these."""
+
+    words: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """Pictures that were taken out of a conversation, and the mark that stands for each."""
 
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Spelt] = ()
     marks: Sequence[str] = ()
 
-    def spell(self, text: str) -> tuple[str, list[Picture]]:
+    def spell(self, text: str) -> tuple[str, list[Part]]:
         """The text with a model's own words for the marks, and the pictures in the order in which they stand there.
 
         Raises InvalidRequest where the chat template left out or repeated one.
@@ -138,9 +154,9 @@ class Shown:
         if any(text.count(mark) != 1 for mark in self.marks):
             raise InvalidRequest("messages", "have a picture that the model's chat template does not show once")
         order = sorted(range(len(self.marks)), key=lambda number: text.index(self.marks[number]))
-        for mark in self.marks:
-            text = text.replace(mark, OPEN + PLACE + CLOSE)
-        return text, [self.pictures[number] for number in order]
+        for mark, picture in zip(self.marks, self.pictures, strict=True):
+            text = text.replace(mark, picture.words)
+        return text, [part for number in order for part in self.pictures[number].parts]
 
 
 NOTHING_SHOWN = Shown()
@@ -165,11 +181,12 @@ class Sight:
         check_origins(origins)
         self._origins, self._documents = origins, Documents()
         self._spec, self._read_fingerprint, self._blind, self._most_tokens = spec, read_fingerprint, blind, most_tokens
-        ids = [tokenizer.token_id(spelling) for spelling in (OPEN, PLACE, CLOSE)]
-        self._place_id = ids[1]
-        if spec is not None and None in ids:
-            self._spec, self._blind = None, f"its vocabulary lacks one of {OPEN}, {PLACE} and {CLOSE}"
-        self._decoder = Decoder(1 if spec is None else spec.factor)
+        self._word = "" if spec is None else spec.words.place
+        self._place_id = None if spec is None else tokenizer.token_id(spec.words.place)
+        missing = [] if spec is None else [word for word in spec.words.tokens if tokenizer.token_id(word) is None]
+        if missing:
+            self._spec, self._blind = None, f"its vocabulary lacks {', '.join(missing)}"
+        self._decoder = Decoder()
 
     @property
     def is_there(self) -> bool:
@@ -256,34 +273,34 @@ class Sight:
         text = "".join(part for pair in zip(pieces, [*marks, ""], strict=True) for part in pair)
         return text, Shown(self._decode(files, fields, [None] * len(files)), marks)
 
-    def _decode(self, files: Sequence[bytes], fields: Sequence[str], details: Sequence[object]) -> list[Picture]:
+    def _decode(self, files: Sequence[bytes], fields: Sequence[str], details: Sequence[object]) -> list[Spelt]:
         spec = self._spec
         assert spec is not None
-        pictures: dict[int, Picture] = {}
+        pictures: dict[int, Spelt] = {}
         for low in (False, True):
             chosen = [place for place, detail in enumerate(details) if (detail == "low") is low]
             tokens = min(self._most_tokens, LOW_TOKENS) if low else self._most_tokens
-            most = min(spec.most_pixels, tokens * spec.factor**2)
             own = [files[place] for place in chosen], [fields[place] for place in chosen]
-            made = self._decoder.decode(*own, min(spec.least_pixels, most), most) if chosen else []
-            for place, pixels in zip(chosen, made, strict=True):
-                grid = pixels.shape[0] // spec.factor, pixels.shape[1] // spec.factor
-                pictures[place] = Picture(pixels, grid, self._read_fingerprint())
+            made = self._decoder.decode(*own, spec.choose_rule(tokens)) if chosen else []
+            for place, one in zip(chosen, made, strict=True):
+                seen = [Picture(tile, spec.find_grid(tile), self._read_fingerprint()) for tile in one.tiles]
+                pictures[place] = Spelt(spec.words.spell(), [Part(picture) for picture in seen])
         return [pictures[place] for place in range(len(files))]
 
-    def place(self, token_ids: list[int], pictures: Sequence[Picture]) -> tuple[list[int], Pictures | None]:
+    def place(self, token_ids: list[int], pictures: Sequence[Part]) -> tuple[list[int], Pictures | None]:
         """The prompt with as many tokens for each picture as it has rows, and where they stand."""
         if not pictures:
             return token_ids, None
         if token_ids.count(self._place_id or 0) != len(pictures):
             raise InvalidRequest(
-                "messages", f"become a prompt with {PLACE} besides its pictures, which cannot be told apart"
+                "messages", f"become a prompt with {self._word} besides its pictures, which cannot be told apart"
             )
         placed, spread, waiting = list[Placed](), list[int](), iter(pictures)
         for token_id in token_ids:
             if token_id != self._place_id:
                 spread.append(token_id)
                 continue
-            placed.append(Placed(next(waiting), len(spread)))
-            spread += [token_id] * placed[-1].picture.tokens
+            part = next(waiting)
+            placed.append(Placed(part.picture, len(spread), part.first, part.rows))
+            spread += [token_id] * (placed[-1].stop - placed[-1].start)
         return spread, Pictures(tuple(placed), len(spread))

@@ -2,9 +2,9 @@
 
 Keys and values are read in place through the page table; heads are indexed, never repeated. Query head h reads key
 head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p; symmetric attention (encoders)
-also those after it, up to p + w - 1. Scores may be capped by tanh (Gemma 2, arXiv:2408.00118), and a learned sink of
-each head may take a share of its weights (gpt-oss, arXiv:2508.10925). Values may be the last numbers of their keys
-(latent attention, arXiv:2405.04434), in one pool.
+also those after it, up to p + w - 1, and a token of a picture may see those of its picture behind it. Scores may be
+capped by tanh (Gemma 2, arXiv:2408.00118), and a learned sink of each head may take a share of its weights (gpt-oss,
+arXiv:2508.10925). Values may be the last numbers of their keys (latent attention, arXiv:2405.04434), in one pool.
 """
 
 from __future__ import annotations
@@ -77,15 +77,16 @@ def attend(
     softcap: float | None = None,
     sinks: FloatArray | None = None,
     symmetric: bool = False,
+    whole_pictures: bool = False,
     value_dim: int | None = None,
 ) -> FloatArray:
     """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
 
     With a softcap c a score s becomes c tanh(s / c); `sinks` (heads,) add exp(sink) to the sum of a head's weights. The
-    batch's own keys and values must be in the pools already. With `symmetric` a position sees
-    those after it, too, as far as the context goes. q may be a view with a free token stride. Raises ValueError for
-    shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last so many numbers of
-    the keys, v_pool is k_pool, and the result has so many columns for each head.
+    batch's own keys and values must be in the pools already. With `symmetric` a position sees those after it, too, as
+    far as the context goes, with `whole_pictures` up to the batch's `ends`. q may be a view with a free token stride.
+    Raises ValueError for shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last
+    so many numbers of the keys, v_pool is k_pool, and the result has so many columns for each head.
     """
     check_heads("attend", "q", q)
     check_pools("attend", k_pool, v_pool)
@@ -104,7 +105,7 @@ def attend(
         wanted = f"pages of {page_size} for a context of {batch.longest_context}"
         refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
     name, implementation = CHOICE.pick(ctx.device)
-    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim)
+    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim, whole_pictures and len(batch.ends) > 0)
     if name == REFERENCE:
         ctx.ledger.count("attend", name, scores.name_variant(pool_type(k_pool)))
     result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scores)

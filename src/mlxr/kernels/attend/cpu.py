@@ -56,5 +56,6 @@ def attend(
         scores.sinks,
         scores.symmetric,
         scores.value_dim or _NO_VALUE_DIM,
+        batch.ends if scores.whole_pictures else None,
     )
     return out

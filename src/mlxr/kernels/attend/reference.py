@@ -50,8 +50,9 @@ def attend(
             if scores.value_dim is not None
             else gather_pages(ctx, v_pool, pages, length - first, value_offsets)
         )
+        ends = batch.ends[start:stop] - np.int32(first) if scores.whole_pictures else None
         visible = mask_positions(
-            positions - np.int32(first), length - first, sliding_window, symmetric=scores.symmetric
+            positions - np.int32(first), length - first, sliding_window, symmetric=scores.symmetric, ends=ends
         )
         group = heads // keys.shape[0]
         for head in range(heads):
@@ -79,12 +80,18 @@ def gather_pages(ctx: Context, pool: PoolArray, page_ids: IntArray, length: int,
 
 
 def mask_positions(
-    positions: IntArray, length: int, sliding_window: int | None, *, symmetric: bool = False
+    positions: IntArray,
+    length: int,
+    sliding_window: int | None,
+    *,
+    symmetric: bool = False,
+    ends: IntArray | None = None,
 ) -> np.typing.NDArray[np.bool_]:
-    """Which of `length` positions each query position sees: (queries, length)."""
+    """Which of `length` positions each query position sees: (queries, length). `ends` are those of what each sees."""
     distance = positions[:, None] - np.arange(length, dtype=np.int32)[None, :]
     window = sliding_window or length
-    return (distance > -window if symmetric else distance >= 0) & (distance < window)
+    ahead = np.zeros_like(positions) if ends is None else ends - 1 - positions
+    return (distance > -window if symmetric else distance >= -ahead[:, None]) & (distance < window)
 
 
 def cap(scores: FloatArray, softcap: float | None) -> FloatArray:

@@ -25,6 +25,7 @@ class Scores:
     sinks: FloatArray | None = None
     symmetric: bool = False  # what comes after a position is seen as what comes before it
     value_dim: int | None = None
+    whole_pictures: bool = False  # what is seen ends where the batch says
 
     @property
     def powers(self) -> tuple[float, ...]:
@@ -46,5 +47,6 @@ class Scores:
             ("softcap", self.softcap),
             ("sinks", self.sinks),
             ("latent", self.value_dim),
+            ("pictures", self.whole_pictures or None),
         )
         return "+".join([kv_type, *(name for name, value in parts if value is not None)])

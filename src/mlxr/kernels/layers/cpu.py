@@ -31,6 +31,7 @@ StepArrays = tuple[
     IntArray,  # slots of states that are read
     IntArray,  # and written
     NativeUpdates,
+    IntArray,  # where what each token sees ends, or nothing
 ]
 
 
@@ -48,7 +49,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
 
 def _describe(
     heads: Heads,
-) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int]:
+) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int, bool]:
     return (
         heads.heads,
         heads.kv_heads,
@@ -61,6 +62,7 @@ def _describe(
         heads.rope,
         heads.group,
         heads.value_dim or _NONE,
+        heads.whole_pictures,
     )
 
 
@@ -147,4 +149,5 @@ def list_arrays(step: StepInput) -> StepArrays:
         batch.state_reads,
         batch.state_writes,
         list_native(step.adapters, batch.token_ids),
+        batch.ends,
     )

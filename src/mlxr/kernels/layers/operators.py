@@ -69,6 +69,7 @@ class Heads:
     projected: Projected = "qkv"  # what the product before holds
     window: int | None = None  # position p sees p - window + 1 to p
     symmetric: bool = False  # and as far behind itself
+    whole_pictures: bool = False  # tokens see as far as the batch's `ends` say
     softcap: float | None = None  # of scores
     sinks: FloatArray | None = None  # (heads,): a score more of each head, which has no value
     rope: int = 0  # number of the step's rotation table

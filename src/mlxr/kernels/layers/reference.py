@@ -107,6 +107,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     softcap=heads.softcap,
                     sinks=heads.sinks,
                     symmetric=heads.symmetric,
+                    whole_pictures=heads.whole_pictures,
                     value_dim=heads.value_dim,
                 )
             case op.Activate(kind, _, is_gated, None, parameters):

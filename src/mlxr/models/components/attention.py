@@ -88,6 +88,7 @@ class Attention:
     sinks: bool = False  # each head has a score more, which has no value
     gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
     own_gate: bool = False  # the same by a weight of its own, which else stands among the rows of queries
+    whole_pictures: bool = field(default=False, repr=False)  # tokens of a picture also see those of it behind them
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -175,6 +176,7 @@ class Attention:
             projected=self.projected,
             window=self.window,
             symmetric=not self.is_causal,
+            whole_pictures=self.whole_pictures,
             softcap=self.softcap,
             sinks=w.vector(SINKS) if self.sinks else None,
             rope=w.rope,

@@ -18,11 +18,15 @@ from mlxr.models.fields import NO_ORIGINS, Fields, Origin
 from mlxr.models.folders.config import NO_TENSORS, FolderConfig, Statement, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
+from mlxr.models.tower import TowerFamily, TowerSpec
 
 _FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
-FAMILIES: tuple[Family, ...] = tuple(family for file in _FILES for family in file.FAMILIES)
+FAMILIES: tuple[Family, ...] = tuple(family for file in _FILES for family in getattr(file, "FAMILIES", ()))
 FOLDERS: tuple[tuple[Family, Folder], ...] = tuple((family, one) for family in FAMILIES for one in family.folders)
 _BY_NAME = {family.name: family for family in FAMILIES}
+_SEEING = [file for file in _FILES if hasattr(file, "TOWERS")]  # that say by which towers their families see
+_TOWERS: dict[str, TowerFamily] = {tower.projector: tower for file in _SEEING for tower in file.TOWERS}
+_MAY_SEE = {family.name for file in _SEEING for family in file.FAMILIES}
 
 
 def find_family(name: str) -> Family:
@@ -79,8 +83,11 @@ def read_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource
     Without its `tensors` numbers that they state are those of a new model.
     """
     whole = Fields(config)
-    fields = whole.mapping("text_config") or whole
+    text = whole.mapping("text_config")
+    fields = text or whole
     family, folder = _find_folder(fields)
+    if text is not None:
+        fields = text.fill(folder.left_out)
     stated = Statement(folder.tensors, family.name)
     read = FolderConfig(whole, fields, stated, tensors)
     folder.state(read)
@@ -123,3 +130,43 @@ def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
         f"{what} is not supported{'; the nearest name that is: ' + nearest[0] if nearest else ''}; supported are "
         f"{', '.join(names)}; docs/adding.md says how to ask for a family and how to add one"
     )
+
+
+def takes_pictures(model: Model) -> bool:
+    """Whether there may be a tower by which a model like this one sees."""
+    return model.architecture in _MAY_SEE and model.has_output
+
+
+def read_gguf_tower(metadata: Mapping[str, object]) -> tuple[TowerFamily, TowerSpec]:
+    """Return which tower an `mmproj` file has, and its sizes. Raises ModelError, naming the key."""
+    fields = Fields(metadata)
+    fields.refuse_unless(
+        ("general.architecture",), ("clip",), "expected a file with a tower, whose architecture is clip"
+    )
+    own = fields.get("clip.vision.projector_type")
+    kind = fields.text("clip.projector_type" if own is None else "clip.vision.projector_type")
+    if kind not in _TOWERS:
+        raise ModelError(f"clip.projector_type is {kind!r}, which does not run yet; those that do: {_list_towers()}")
+    return _TOWERS[kind], _TOWERS[kind].read_gguf(fields)
+
+
+def read_folder_tower(
+    config: Mapping[str, object], preprocessor: Mapping[str, object]
+) -> tuple[TowerFamily, TowerSpec] | None:
+    """Return which tower a folder has by its `config.json` and `preprocessor_config.json`, and its sizes.
+
+    None without one. Raises ModelError, naming the key.
+    """
+    whole = Fields(config)
+    tower = whole.mapping("vision_config")
+    if tower is None:
+        return None
+    kinds = whole.text("model_type", default=""), tower.text("model_type", default="").removesuffix("_vision")
+    for family in _TOWERS.values():
+        if any(kind in family.model_types for kind in kinds):
+            return family, family.read_folder(whole, tower, Fields(preprocessor))
+    raise ModelError(f"model_type is {kinds[0]!r}, whose tower does not run yet; those that do: {_list_towers()}")
+
+
+def _list_towers() -> str:
+    return ", ".join(_TOWERS)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import sqrt
 
 from mlxr.models.components import Layer, Norms, Rope
+from mlxr.models.families.siglip import make_gemma3_tower
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation, state_window_theta, state_windows
@@ -24,6 +25,20 @@ NORM_NAMES = {
 # Layers of the models of 27B, whose scores are scaled by hidden / heads, not by the head size: GGUF has no key for it.
 _LAYERS_OF_GEMMA2, _LAYERS_OF_GEMMA3 = 46, 62
 _TENSORS = TensorLayout(NORM_NAMES, norms_from_one=True)
+_LEFT_OUT = {  # what models that see do not state of their text, as transformers has it (configuration_gemma3.py)
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 
 
 def state_gemma1(c: FolderConfig) -> None:
@@ -88,6 +103,7 @@ def _build_gemma3(m: Metadata, *, is_causal: bool) -> Model:
             head_norms="each",
             scale=scale,
             is_causal=is_causal,
+            whole_pictures=is_causal,
         )
         layers.append(Layer(attention, m.feed_forward("gelu_tanh"), norms))
     return m.model(layers, embedding_scale=sqrt(m.hidden))
@@ -106,11 +122,13 @@ def build_embedding(m: Metadata) -> Model:
     return replace(_build_gemma3(m, is_causal=m.is_causal(False)), has_output=False, is_tied=False)
 
 
+_GEMMA3 = Folder("gemma3_text", "Gemma3ForCausalLM", state_gemma3, _TENSORS, left_out=_LEFT_OUT)
+TOWERS = (make_gemma3_tower("gemma3"),)
 FAMILIES = (
     Family(
         "gemma", build_gemma1, (Folder("gemma", "GemmaForCausalLM", state_gemma1, TensorLayout(norms_from_one=True)),)
     ),
     Family("gemma2", build_gemma2, (Folder("gemma2", "Gemma2ForCausalLM", state_gemma2, _TENSORS),)),
+    Family("gemma3", build_gemma3, (_GEMMA3,)),
     Family("gemma-embedding", build_embedding, (Folder("gemma3_text", "Gemma3TextModel", state_embedding, _TENSORS),)),
-    Family("gemma3", build_gemma3, (Folder("gemma3_text", "Gemma3ForCausalLM", state_gemma3, _TENSORS),)),
 )

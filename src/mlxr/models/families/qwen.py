@@ -8,6 +8,7 @@ text of Qwen3-VL is that of Qwen3; pictures turn by three axes, and add rows beh
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
+from mlxr.models.families.qwen_tower import TOWER
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
@@ -142,6 +143,7 @@ def _build_qwen3_moe(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
     return m.model(layers, picture_layers=picture_layers)
 
 
+TOWERS = (TOWER,)
 FAMILIES = (
     Family("qwen", build_qwen),
     Family("qwen2", build_qwen2, (Folder("qwen2", "Qwen2ForCausalLM", state_qwen2),)),

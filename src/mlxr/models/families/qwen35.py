@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, GatedDelta, Layer, Norms
+from mlxr.models.families.qwen_tower import TOWER
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import Biases, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_divisor, read_recurrent_layers, state_expert_width, state_experts
@@ -133,6 +134,7 @@ def _read_experts(m: Metadata) -> Experts | None:
     )
 
 
+TOWERS = (TOWER,)
 FAMILIES = (
     Family("qwen35", build, (Folder("qwen3_5_text", "Qwen3_5ForCausalLM", state_dense, _TENSORS),)),
     Family("qwen35moe", build, (Folder("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", state_mixture, _TENSORS),)),

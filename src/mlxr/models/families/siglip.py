@@ -1,0 +1,146 @@
+"""Towers with the encoder of SigLIP (arXiv:2303.15343): pictures of one size, a learned position for each patch.
+
+Models differ in how they make rows of its patches. Gemma 3 takes the mean of each square, norms and projects it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mlxr.kernels.sources import Decoded, add_one, round_float
+from mlxr.kernels.tensor import TensorSource, read_numbers
+from mlxr.models.fields import Fields
+from mlxr.models.limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from mlxr.models.tower import (
+    CHANNELS,
+    GGUF_BLOCK,
+    MAX_PATCH,
+    MAX_SIDE,
+    Average,
+    Multiply,
+    NormRows,
+    TowerFamily,
+    TowerNames,
+    TowerSpec,
+    V,
+    Words,
+    join_slices,
+    read_colours,
+    read_gguf_sizes,
+)
+
+_EPS = round_float(1e-6)
+_BLOCK = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "layer_norm1": "attn_norm",
+    "layer_norm2": "ffn_norm",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+_ENDS = {
+    "embeddings.patch_embedding": "patch_embd",
+    "embeddings.position_embedding": "position_embd",
+    "post_layernorm": "post_norm",
+}
+_GGUF_ENDS = {"v.patch_embd": "patch_embd", "v.position_embd": "position_embd", "v.post_ln": "post_norm"}
+_PREFIXES = tuple(f"{start}vision_tower.{middle}" for start in ("model.", "") for middle in ("vision_model.", ""))
+
+
+def _read_folder_sizes(tower: Fields, columns: int) -> dict[str, Any]:
+    tower.refuse_unless(("hidden_act",), ("gelu_pytorch_tanh",), "only gelu_pytorch_tanh is supported in a tower")
+    tower.refuse_unless(("num_channels",), (CHANNELS,), "only pictures of three colours are supported")
+    patch = tower.integer("patch_size", 1, MAX_PATCH, default=16)
+    return {
+        "hidden": tower.integer("hidden_size", 4, MAX_WIDTH, default=768),
+        "layers": tower.integer("num_hidden_layers", 1, MAX_LAYERS, default=12),
+        "heads": tower.integer("num_attention_heads", 1, MAX_HEADS, default=12),
+        "features": tower.integer("intermediate_size", 1, MAX_WIDTH, default=3072),
+        "patch": patch,
+        "side": tower.integer("image_size", patch, MAX_SIDE * MAX_PATCH, default=224) // patch,
+        "columns": columns,
+    }
+
+
+def _read_eps(fields: Fields, name: str) -> float:
+    return round_float(fields.number(name, 1e-12, 1e-2, default=_EPS))
+
+
+def _read_width(whole: Fields, default: int | None = None) -> int:
+    return (whole.mapping("text_config") or Fields({})).integer("hidden_size", 1, MAX_WIDTH, default)
+
+
+def _join_patches(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors with the matrix of patches, which files have as that of a convolution."""
+    if "patch_embd.weight" in named:
+        named |= join_slices(spec, [read_numbers(named["patch_embd.weight"])])
+    return named
+
+
+def make_gemma3_tower(name: str) -> TowerFamily:
+    """The tower of Gemma 3, which `name` is the projector's and the folder's type of."""
+    words = Words("\n\n<start_of_image>", "<image_soft_token>", "<end_of_image>\n\n")
+
+    def make(sizes: dict[str, Any], merge: int, eps: float, stated: Fields, prefix: str) -> TowerSpec:
+        hidden = sizes["hidden"]
+        return TowerSpec(
+            **sizes,
+            merge=merge,
+            words=words,
+            end=(
+                NormRows("post_norm", hidden, eps),
+                Average(merge**2),
+                NormRows("soft_norm", hidden, eps, "rms"),
+                Multiply("project", sizes["columns"], hidden, bias=False),
+            ),
+            eps=eps,
+            resample=2,
+            mean=read_colours(stated, prefix + "image_mean"),
+            deviation=read_colours(stated, prefix + "image_std", 1e-3),
+            is_whole=True,
+        )
+
+    def read_gguf(fields: Fields) -> TowerSpec:
+        merge = fields.integer(V + "projector.scale_factor", 1, 8, default=4)
+        return make(read_gguf_sizes(fields), merge, _read_eps(fields, V + "attention.layer_norm_epsilon"), fields, V)
+
+    def read_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
+        prepares.refuse_unless(("do_pan_and_scan",), (None, False), "only whole pictures are supported")
+        sizes = _read_folder_sizes(tower, _read_width(whole, 2304))
+        side = math.isqrt(whole.integer("mm_tokens_per_image", 1, MAX_SIDE**2, default=256))
+        return make(sizes, max(1, sizes["side"] // side), _read_eps(tower, "layer_norm_eps"), prepares, "")
+
+    def finish(adds_one: bool) -> Callable[[TowerSpec, dict[str, TensorSource]], dict[str, TensorSource]]:
+        def run(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
+            if adds_one and "soft_norm.weight" in named:
+                named["soft_norm.weight"] = add_one(named["soft_norm.weight"])
+            if "project.weight" in named:  # files have its rows as columns
+                turned = np.ascontiguousarray(read_numbers(named["project.weight"]).T)
+                named["project.weight"] = Decoded("project.weight", turned)
+            return _join_patches(spec, named)
+
+        return run
+
+    ends = {"mm.soft_emb_norm": "soft_norm", "mm.input_projection": "project"}
+    gguf = TowerNames(("",), "v.blk.", GGUF_BLOCK, _GGUF_ENDS | ends)
+    own = TowerNames(_PREFIXES, "encoder.layers.", _BLOCK, _ENDS)
+    projector = TowerNames(
+        ("model.multi_modal_projector.", "multi_modal_projector."),
+        "-",
+        {},
+        {"mm_soft_emb_norm": "soft_norm", "mm_input_projection_weight": "project.weight"},
+    )
+
+    def name_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        return finish(adds_one=False)(spec, gguf.rename(tensors))
+
+    def name_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        return finish(adds_one=True)(spec, own.rename(tensors) | projector.rename(tensors))
+
+    return TowerFamily(name, (name,), read_gguf, read_folder, name_gguf, name_folder)
