@@ -20,6 +20,7 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 TESTS = Path(__file__).parents[1] / "tests" / "models"
@@ -132,6 +133,17 @@ GEMMA = {
         "vision_config": SIGLIP,
     }
 }
+SMOL = {
+    "smolvlm": {
+        "model_type": "smolvlm",
+        "architectures": ["SmolVLMForConditionalGeneration"],
+        "image_token_id": IMAGE,
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+        "text_config": TEXT | {"model_type": "llama", "architectures": ["VLlama3ForCausalLM"]},
+        "vision_config": SIGLIP | {"model_type": "smolvlm_vision", "image_size": 32, "vision_use_head": None},
+    }
+}
 MEAN, DEVIATION = [0.5, 0.4, 0.5], [0.5, 0.5, 0.6]
 QWEN_PREPARES = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -145,6 +157,13 @@ QWEN_PREPARES = {
 GEMMA_PREPARES = {
     "image_processor_type": "Gemma3ImageProcessor",
     "size": {"height": 48, "width": 48},
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
+}
+SMOL_PREPARES = {
+    "image_processor_type": "SmolVLMImageProcessor",
+    "size": {"longest_edge": 64},
+    "max_image_size": {"longest_edge": 32},
     "image_mean": MEAN,
     "image_std": DEVIATION,
 }
@@ -198,12 +217,26 @@ def show_gemma(config: dict[str, Any], pictures: list[Any]) -> Answer:
     return {"pixel_values": inputs["pixel_values"]}, list_tiles(made["pixel_values"]), [words] * len(pictures)
 
 
+def show_smol(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a SmolVLM sees them."""
+    settled = settle(SMOL_PREPARES, return_row_col_info=True)
+    inputs = Idefics3ImageProcessorPil(**settled)([pictures], return_tensors="pt")
+    made = Idefics3ImageProcessorPil(**settled, **RAW)([pictures], return_tensors="np")
+    words = []
+    for rows, columns in zip(inputs["rows"][0], inputs["cols"][0], strict=True):
+        tiles = [token for at in range(rows * columns) for token in (START, 100 + at, *[IMAGE] * 4)]
+        words.append([*tiles, START, END, *[IMAGE] * 4, START])
+    given = {"pixel_values": inputs["pixel_values"], "pixel_attention_mask": inputs["pixel_attention_mask"]}
+    return given, list_tiles(made["pixel_values"][0]), words
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     **{
         name: (config | IDS | {"tie_word_embeddings": False}, QWEN_PREPARES, show_qwen, "mm_token_type_ids")
         for name, config in QWEN.items()
     },
     **{name: (config, GEMMA_PREPARES, show_gemma, "token_type_ids") for name, config in GEMMA.items()},
+    **{name: (config, SMOL_PREPARES, show_smol, "") for name, config in SMOL.items()},
 }
 
 
@@ -226,6 +259,16 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
             lambda one: ((1, 1), list_tiles(gemma(one, return_tensors="np")["pixel_values"])),
         )
     )
+    smol = Idefics3ImageProcessorPil(
+        size={"longest_edge": 128}, max_image_size={"longest_edge": 32}, return_row_col_info=True, **RAW
+    )
+
+    def cut(one: Any) -> tuple[tuple[int, int], Pixels]:
+        made = smol([[one]], return_tensors="np")
+        grid = int(made["rows"][0][0]), int(made["cols"][0][0])
+        return (max(1, grid[0]), max(1, grid[1])), list_tiles(made["pixel_values"][0])
+
+    rules.append(({"kind": "tiles", "tile": 32, "longest": 128, "most": 99}, cut))
     return rules
 
 

@@ -133,6 +133,7 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
             "is_deepstack_layers": [index in spec.taps for index in range(spec.layers)],
         },
         "gemma3": {"projector.scale_factor": spec.merge},
+        "idefics3": {"projector.scale_factor": spec.merge, "preproc_image_size": spec.longest},
     }[family.projector]
     metadata |= {f"clip.vision.{key}": value for key, value in own.items()}
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
@@ -179,6 +180,7 @@ _SIGLIP = {
     "embeddings.position_embedding": "v.position_embd",
     "post_layernorm": "v.post_ln",
     "mm_soft_emb_norm": "mm.soft_emb_norm",
+    "connector.modality_projection.proj": "mm.model.fc",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -195,7 +197,7 @@ def _name_siglip_tensors(weights: Weights, _: tuple[int, ...]) -> Weights:
     for full_name, values in weights.items():
         name = full_name.removeprefix("model.").removeprefix("vision_tower.").removeprefix("multi_modal_projector.")
         stem, _, end = name.removeprefix("vision_model.").rpartition(".")
-        if "language_model" in full_name:
+        if "language_model" in full_name or "text_model" in full_name:
             continue
         if stem.startswith("encoder.layers."):
             number, _, module = stem.removeprefix("encoder.layers.").partition(".")

@@ -46,6 +46,20 @@ def cut_patches(pixels: Pixels, shades: FloatArray, patch: int, merge: int) -> F
     return cut
 
 
+def pick_positions(table: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
+    """Positions (N, hidden) of patches at these rows and columns out of a table (side * side, hidden) of a square."""
+    return np.ascontiguousarray(table[rows * round(len(table) ** 0.5) + columns])
+
+
+def sum_neighbours(x: FloatArray, count: int) -> FloatArray:
+    """Rows (N / count, columns) of x (N, columns): each the sum of so many neighbours, one after another."""
+    parts = x.reshape(len(x) // count, count, -1)
+    total: FloatArray = parts[:, 0].copy()
+    for part in range(1, count):
+        total += parts[:, part]
+    return total
+
+
 def blend_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
     """Positions (N, hidden) of patches at these rows and columns, out of a table (side * side, hidden) of a square.
 

@@ -251,7 +251,7 @@ def gather_table(table: RopeTable, axes: IntArray, pair_axes: Sequence[int]) -> 
 
 def build_plane_table(rows: IntArray, columns: IntArray, head_dim: int, theta: float) -> RopeTable:
     """A row for each of T tokens on a plane: the first half of all pairs turns by its row, the second by its column."""
-    frequencies = _plain(head_dim // 2, theta)
+    frequencies = _plain(head_dim // 2, theta) if head_dim else np.empty(0)
     angles = np.concatenate([places[:, None] * frequencies for places in (rows, columns)], axis=1)
     return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), False, head_dim)
 

@@ -368,6 +368,11 @@ def add_one(tensor: TensorSource) -> Decoded:
     return Decoded(tensor.name, tensor.to_float32() + np.float32(1.0))
 
 
+def turn_matrix(tensor: TensorSource) -> Decoded:
+    """Return a small matrix with its rows as columns."""
+    return Decoded(tensor.name, np.ascontiguousarray(tensor.to_float32().T))
+
+
 def take_rates(logarithms: TensorSource) -> Decoded:
     """Return -exp(x): the rates of decay of states, of which folders keep logarithms."""
     # In float32 the last bit of NumPy's exp depends on the processor.

@@ -12,8 +12,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.arrays import join_columns
@@ -30,10 +28,12 @@ from mlxr.kernels.patches import (
     cut_patches,
     make_shades,
     order_patches,
+    pick_positions,
+    sum_neighbours,
     sum_slices,
     whole_batch,
 )
-from mlxr.kernels.rope import RopeTable, build_plane_table
+from mlxr.kernels.rope import build_plane_table
 from mlxr.kernels.sources import cut_vector, round_float
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope, Weights
@@ -54,7 +54,7 @@ class Step(Protocol):
     """A step behind the layers of a tower."""
 
     def tensors(self) -> Tensors:
-        """List its tensors."""
+        """List the tensors of the step."""
 
     def load(self, w: LayerWeights) -> Run:
         """Return what it makes of rows."""
@@ -67,11 +67,11 @@ class Join:
     count: int
 
     def tensors(self) -> Tensors:
-        """List none."""
+        """List no tensors, as it has none."""
         yield from ()
 
     def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
-        """Return the step."""
+        """Return the step with its weights."""
         return lambda _, x: x.reshape(len(x) // self.count, -1)
 
 
@@ -82,24 +82,20 @@ class Average:
     count: int
 
     def tensors(self) -> Tensors:
-        """List none."""
+        """List no tensors, as it has none."""
         yield from ()
 
     def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
-        """Return the step."""
+        """Return the step with its weights."""
         return self._run
 
     def _run(self, ctx: Context, x: Rows) -> Rows:
-        parts = x.reshape(len(x) // self.count, self.count, -1)
-        total = parts[:, 0]
-        for part in range(1, self.count):  # one after another, so that the bits are the same everywhere
-            total = total + parts[:, part]
-        return scale(ctx, np.ascontiguousarray(total), 1.0 / self.count)
+        return scale(ctx, sum_neighbours(x, self.count), 1.0 / self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class NormRows:
-    """Norm each row."""
+    """Norm each row by itself."""
 
     name: str
     columns: int
@@ -107,13 +103,13 @@ class NormRows:
     kind: NormKind = "layer"
 
     def tensors(self) -> Tensors:
-        """List the tensors."""
+        """List the tensors of the step."""
         yield f"{self.name}.weight", (self.columns,)
         if self.kind == "layer":
             yield f"{self.name}.bias", (self.columns,)
 
     def load(self, w: LayerWeights) -> Run:
-        """Return the step."""
+        """Return the step with its weights."""
         bias = w.vector(f"{self.name}.bias") if self.kind == "layer" else None
         weight = NormWeight(w.vector(f"{self.name}.weight"), self.eps, self.kind, bias)
         return lambda ctx, x: norm(ctx, x, weight)[0]
@@ -130,11 +126,11 @@ class Multiply:
     activation: Activation | None = None
 
     def tensors(self) -> Tensors:
-        """List the tensors."""
+        """List the tensors of the step."""
         yield from list_product(self.name, self.rows, self.columns, bias=self.bias)
 
     def load(self, w: LayerWeights) -> Run:
-        """Return the step."""
+        """Return the step with its weights."""
         weight, kind = w.product(self.name), self.activation
         if kind is None:
             return lambda ctx, x: linear(ctx, x, weight)
@@ -143,15 +139,27 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a picture stands in a prompt: `place` is the token that becomes as many as there are rows."""
+    """How a picture stands in a prompt: `place` is a token that becomes as many as there are rows."""
 
     open: str
     place: str
     close: str
+    alone: str = ""  # before the rows of a picture that is not cut
+    tile: str = ""  # before those of a tile, with {row} and {column} from 1 on
+    line: str = ""  # behind a line of tiles
+    whole: str = ""  # before those of all of a picture, behind its tiles
+    row_break: str = ""  # behind each line of rows but the last; each has a place of its own then
 
-    def spell(self) -> str:
-        """The words of one picture."""
-        return self.open + self.place + self.close
+    def spell(self, grid: tuple[int, int], tiles: int, lines: int) -> str:
+        """The words of one picture whose `tiles` stand in a `grid`, the last of them with so many `lines` of rows."""
+        rows = self.row_break.join([self.place] * (lines if self.row_break else 1))
+        if tiles == 1:
+            return self.open + self.alone + rows + self.close
+        cut = ""
+        for row in range(grid[0]):
+            cut += "".join(self.tile.format(row=row + 1, column=at + 1) + self.place for at in range(grid[1]))
+            cut += self.line
+        return self.open + cut + (self.whole + rows if tiles > grid[0] * grid[1] else "") + self.close
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -189,6 +197,7 @@ class TowerSpec:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
     is_whole: bool = False  # the text's tokens of a picture see all of it
+    longest: int = 0  # pixels of a picture's longer side, which is cut into tiles of the tower's size; 0: it is not cut
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or (self.hidden // self.heads) % 4:
@@ -229,7 +238,9 @@ class TowerSpec:
     def choose_rule(self, tokens: int) -> PixelRule:
         """How a picture that may take so many tokens is brought to size."""
         if self.positions == "own":
-            pixels = self.side * self.patch
+            pixels, rows = self.side * self.patch, (self.side // self.merge) ** 2
+            if self.longest:
+                return {"kind": "tiles", "tile": pixels, "longest": self.longest, "most": max(1, tokens // rows)}
             return {"kind": "square", "side": pixels, "resample": self.resample}
         most = min(self.most_pixels, tokens * self.factor**2)
         return {"kind": "near", "factor": self.factor, "least": min(self.least_pixels, most), "most": most}
@@ -375,16 +386,13 @@ class Tower:
         rows, columns = order_patches(grid, spec.merge)
         x = linear(ctx, cut_patches(pixels, self._shades, spec.patch, spec.merge), self._patches)
         if spec.positions == "own":
-            x = add(ctx, x, np.ascontiguousarray(self._positions[rows * spec.side + columns]))
+            x = add(ctx, x, pick_positions(self._positions, rows, columns))
         else:
             x = add(ctx, x, blend_positions(self._positions, grid, rows, columns))
         batch = whole_batch(x.shape[0], _PAGE_SIZE)
         k, v = allocate_pools(ctx, batch.page_table.shape[1], spec.heads, _PAGE_SIZE, head_dim, "f32")
-        nothing = np.empty((x.shape[0], 0), np.float32)
-        table = RopeTable(nothing, nothing, False, 0)
-        if spec.theta is not None:
-            table = build_plane_table(rows, columns, head_dim, spec.theta)
-        step = StepInput(batch, [table], [k], [v])
+        dim, theta = (head_dim, spec.theta) if spec.theta else (0, 1.0)
+        step = StepInput(batch, [build_plane_table(rows, columns, dim, theta)], [k], [v])
         deep = []
         for index, layer in enumerate(self._layers):
             x, delta = run_layers(ctx, x, layer, step)

@@ -71,7 +71,7 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        """Of all pixels."""
+        """Return the bytes of all pixels."""
         return sum(tile.nbytes for tile in self.tiles)
 
 

@@ -103,7 +103,39 @@ def _take_square(image: Image.Image, rule: dict[str, int]) -> Tiles:
     return [image.resize((rule["side"], rule["side"]), Image.Resampling(rule["resample"]))], (1, 1)
 
 
-_KINDS = {"near": _take_near, "square": _take_square}
+def _take_tiles(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """Tiles of the picture, and all of it as one more; fewer than it would have where these are too many (idefics3)."""
+    tile, longest = rule["tile"], rule["longest"]
+    first, second = _size_tiles(image.height, image.width, longest, tile)
+    while longest > tile and (second[0] // tile) * (second[1] // tile) + 1 > rule["most"]:
+        longest = max(tile, longest - tile)
+        first, second = _size_tiles(image.height, image.width, longest, tile)
+    for height, width in (first, second):
+        image = image.resize((width, height), Image.Resampling.LANCZOS)
+    rows, columns = second[0] // tile, second[1] // tile
+    if rows * columns == 1:
+        return [image], (1, 1)
+    places = [(column * tile, row * tile) for row in range(rows) for column in range(columns)]
+    tiles = [image.crop((left, top, left + tile, top + tile)) for left, top in places]
+    return [*tiles, image.resize((tile, tile), Image.Resampling.LANCZOS)], (rows, columns)
+
+
+def _size_tiles(height: int, width: int, longest: int, tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width of a picture whose longer side is `longest`, and then in whole tiles."""
+    ratio = width / height
+    if width >= height:
+        first = max(1, int(longest / ratio) + int(longest / ratio) % 2), longest
+    else:
+        first = longest, max(1, int(longest * ratio) + int(longest * ratio) % 2)
+    ratio = first[1] / first[0]
+    if first[1] >= first[0]:
+        columns = math.ceil(first[1] / tile)
+        return first, (math.ceil(int(columns * tile / ratio) / tile) * tile, columns * tile)
+    rows = math.ceil(first[0] / tile)
+    return first, (rows * tile, math.ceil(int(rows * tile * ratio) / tile) * tile)
+
+
+_KINDS = {"near": _take_near, "square": _take_square, "tiles": _take_tiles}
 
 
 def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:

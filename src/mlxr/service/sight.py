@@ -284,8 +284,15 @@ class Sight:
             made = self._decoder.decode(*own, spec.choose_rule(tokens)) if chosen else []
             for place, one in zip(chosen, made, strict=True):
                 seen = [Picture(tile, spec.find_grid(tile), self._read_fingerprint()) for tile in one.tiles]
-                pictures[place] = Spelt(spec.words.spell(), [Part(picture) for picture in seen])
+                words = spec.words.spell(one.grid, len(seen), seen[-1].grid[0])
+                pictures[place] = Spelt(words, [part for picture in seen for part in self._part(picture)])
         return [pictures[place] for place in range(len(files))]
+
+    def _part(self, picture: Picture) -> list[Part]:
+        lines, columns = picture.grid
+        if self._spec is None or not self._spec.words.row_break:
+            return [Part(picture)]
+        return [Part(picture, line * columns, columns) for line in range(lines)]
 
     def place(self, token_ids: list[int], pictures: Sequence[Part]) -> tuple[list[int], Pictures | None]:
         """The prompt with as many tokens for each picture as it has rows, and where they stand."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models.families.siglip import IDEFICS3
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
@@ -47,12 +48,13 @@ def build(m: Metadata) -> Model:
     )
 
 
+TOWERS = (IDEFICS3,)
 FAMILIES = (
     Family(
         "llama",
         build,
         (
-            Folder("llama", "LlamaForCausalLM", state_llama),
+            Folder("llama", "LlamaForCausalLM", state_llama, older_class="VLlama3ForCausalLM"),
             Folder("mistral", "MistralForCausalLM", state_mistral),
             Folder("mixtral", "MixtralForCausalLM", state_mixtral),
         ),

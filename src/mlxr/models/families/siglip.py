@@ -1,6 +1,7 @@
 """Towers with the encoder of SigLIP (arXiv:2303.15343): pictures of one size, a learned position for each patch.
 
-Models differ in how they make rows of its patches. Gemma 3 takes the mean of each square, norms and projects it.
+Models differ in how they make rows of its patches. Gemma 3 takes the mean of each square, norms and projects it;
+Idefics3 and SmolVLM project all patches of a square together, and see a picture in tiles besides.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from mlxr.kernels.sources import Decoded, add_one, round_float
+from mlxr.kernels.sources import add_one, round_float, turn_matrix
 from mlxr.kernels.tensor import TensorSource, read_numbers
 from mlxr.models.fields import Fields
 from mlxr.models.limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from mlxr.models.tower import (
     CHANNELS,
     GGUF_BLOCK,
+    MAX_MERGE,
     MAX_PATCH,
     MAX_SIDE,
     Average,
+    Join,
     Multiply,
     NormRows,
     TowerFamily,
@@ -51,6 +52,9 @@ _ENDS = {
 }
 _GGUF_ENDS = {"v.patch_embd": "patch_embd", "v.position_embd": "position_embd", "v.post_ln": "post_norm"}
 _PREFIXES = tuple(f"{start}vision_tower.{middle}" for start in ("model.", "") for middle in ("vision_model.", ""))
+
+
+_IDEFICS3 = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}  # what configurations may leave out
 
 
 def _read_folder_sizes(tower: Fields, columns: int) -> dict[str, Any]:
@@ -121,8 +125,7 @@ def make_gemma3_tower(name: str) -> TowerFamily:
             if adds_one and "soft_norm.weight" in named:
                 named["soft_norm.weight"] = add_one(named["soft_norm.weight"])
             if "project.weight" in named:  # files have its rows as columns
-                turned = np.ascontiguousarray(read_numbers(named["project.weight"]).T)
-                named["project.weight"] = Decoded("project.weight", turned)
+                named["project.weight"] = turn_matrix(named["project.weight"])
             return _join_patches(spec, named)
 
         return run
@@ -144,3 +147,65 @@ def make_gemma3_tower(name: str) -> TowerFamily:
         return finish(adds_one=True)(spec, own.rename(tensors) | projector.rename(tensors))
 
     return TowerFamily(name, (name,), read_gguf, read_folder, name_gguf, name_folder)
+
+
+def _make_idefics3(
+    sizes: dict[str, Any], merge: int, eps: float, stated: Fields, prefix: str, longest: int
+) -> TowerSpec:
+    joined, around = sizes["hidden"] * merge**2, "<fake_token_around_image>"
+    return TowerSpec(
+        **sizes,
+        merge=merge,
+        words=Words(
+            open="",
+            place="<image>",
+            close=around,
+            alone=f"{around}<global-img>",
+            tile=around + "<row_{row}_col_{column}>",
+            line="\n",
+            whole=f"\n{around}<global-img>",
+        ),
+        end=(
+            NormRows("post_norm", sizes["hidden"], eps),
+            Join(merge**2),
+            Multiply("project", sizes["columns"], joined, bias=False),
+        ),
+        eps=eps,
+        longest=longest,
+        mean=read_colours(stated, prefix + "image_mean"),
+        deviation=read_colours(stated, prefix + "image_std", 1e-3),
+    )
+
+
+def _read_idefics3_gguf(fields: Fields) -> TowerSpec:
+    sizes = read_gguf_sizes(fields)
+    merge = fields.integer(V + "projector.scale_factor", 1, MAX_MERGE, default=2)
+    longest = fields.integer(V + "preproc_image_size", 1, _MAX_LONGEST, default=sizes["side"] * sizes["patch"])
+    return _make_idefics3(sizes, merge, _read_eps(fields, V + "attention.layer_norm_epsilon"), fields, V, longest)
+
+
+def _read_idefics3_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
+    sizes = _read_folder_sizes(tower.fill(_IDEFICS3), _read_width(whole))
+    merge, tile = whole.integer("scale_factor", 1, MAX_MERGE, default=2), sizes["side"] * sizes["patch"]
+    size = prepares.mapping("size") or Fields({})
+    is_cut = prepares.flag("do_image_splitting", True)
+    longest = size.integer("longest_edge", 1, _MAX_LONGEST, default=4 * tile) if is_cut else tile
+    return _make_idefics3(sizes, merge, _read_eps(tower, "layer_norm_eps"), prepares, "", longest)
+
+
+_MAX_LONGEST = 4096  # pixels, as transformers has it
+_IDEFICS3_NAMES = TowerNames(
+    ("model.vision_model.", "model."),
+    "encoder.layers.",
+    _BLOCK,
+    _ENDS | {"connector.modality_projection.proj": "project"},
+)
+_IDEFICS3_GGUF = TowerNames(("",), "v.blk.", GGUF_BLOCK, _GGUF_ENDS | {"mm.model.fc": "project"})
+IDEFICS3 = TowerFamily(
+    "idefics3",
+    ("idefics3", "smolvlm"),
+    _read_idefics3_gguf,
+    _read_idefics3_folder,
+    lambda spec, tensors: _join_patches(spec, _IDEFICS3_GGUF.rename(tensors)),
+    lambda spec, tensors: _join_patches(spec, _IDEFICS3_NAMES.rename(tensors)),
+)

@@ -124,8 +124,13 @@ _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 _LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need;
 # Nemotron has a prefix of its own.
-_TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "backbone.": "model."}
-_OTHER_PARTS = "vision_tower|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio"
+_TEXT_PREFIXES = {
+    "language_model.": "",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "backbone.": "model.",
+}
+_OTHER_PARTS = "vision_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio"
 _NOT_TEXT = re.compile(
     rf"(model\.)?({_OTHER_PARTS})\..+"
     r"|(bert\.|roberta\.)?embeddings\.position_ids|cls\.(predictions|seq_relationship)\..+"  # of masked words
