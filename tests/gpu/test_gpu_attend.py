@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gpu_cases import REFERENCE, Scene, play, relative_error
+from gpu_cases import REFERENCE, Scene, note_launches, play, relative_error
 
+from mlxr.cache.arena import Arena
 from mlxr.kernels.attend import gpu as attend_gpu
 from mlxr.kernels.attend import pages
 from mlxr.kernels.attend.pages import DEVICES
@@ -52,6 +53,14 @@ TILES = {
     "chunks, capped, sinks, shares": Scene(4, 1, 64, 16, (700, 530), (9, 3), softcap=0.5, sunk=True),
     "chunks in shares and window": Scene(4, 1, 64, 16, (700, 900), (9, 40), window=560),
 }
+PANELS = {
+    "prompts": Scene(4, 2, 64, 16, (40, 7, 150), (40, 7, 150)),
+    "chunks, seven heads to one": Scene(14, 2, 128, 32, (170, 33, 9), (45, 33, 1)),
+    "f16, one head to one": Scene(2, 2, 128, 16, (200, 140), (140, 3), kv_type="f16"),
+    "window": Scene(4, 1, 64, 16, (330, 40), (70, 11), window=100, kv_type="f16"),
+    "head of 256, sinks": Scene(4, 2, 256, 16, (150, 70), (40, 70), sunk=True),
+    "capped, sinks, window": Scene(4, 2, 128, 16, (290, 40), (60, 33), window=37, softcap=0.7, sunk=True),
+}
 MIXED = {
     "capped prefill": Scene(4, 2, 96, 8, (40, 12), (40, 12), softcap=0.5),
     "capped chunk, window": Scene(4, 2, 96, 16, (90, 40), (30, 1), window=21, softcap=0.5, sunk=True, kv_type="f32"),
@@ -85,12 +94,33 @@ def test_many_sequences_take_small_threadgroups(gpu: Context, monkeypatch: pytes
     assert relative_error(play(gpu, TILES[name]), play(REFERENCE, TILES[name])) < NARROW
 
 
-def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", PANELS)
+def test_panels_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 0)
+    gpu.ledger.reset()
+    result = play(gpu, PANELS[name])
+    assert relative_error(result, play(REFERENCE, PANELS[name])) < (6e-4 if PANELS[name].kv_type == "f16" else NARROW)
+    if takes_panels(gpu, PANELS[name]):
+        assert gpu.ledger.snapshot().copied_bytes == 0
+
+
+@pytest.mark.parametrize("by_panels", [True, False])
+def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch, by_panels: bool) -> None:
+    """A few queries go with many in one launch, very many are gathered; without panels all long prompts are."""
     monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 128)
+    monkeypatch.setattr(attend_gpu, "MAX_PANEL_PAIRS", 650)
+    if not by_panels:
+        monkeypatch.setattr(attend_gpu, "takes_panels", lambda *_: False)
     scene = Scene(4, 2, 64, 16, (30, 9, 40, 60, 12, 1), (30, 9, 5, 17, 12, 1))
     gpu.ledger.reset()
+    launched = note_launches(gpu, monkeypatch)
     assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW
-    assert gpu.ledger.snapshot().copied_bytes > 0
+    if takes_panels(gpu, scene):
+        kinds = [name for name in launched if name.startswith("attend_")]
+        lone = ["attend_gather", "attend_tiles", "attend_gather", "attend_gather", "attend_tiles"]
+        wanted = ["attend_panels", "attend_gather", "attend_panels"] if by_panels else lone
+        assert kinds[-len(wanted) - 1 :] == [*wanted, "attend_stream"]
 
 
 def test_lengths_are_planned_in_steps(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +134,17 @@ def test_lengths_are_planned_in_steps(gpu: Context, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watch)
     for context, queries in ((300, 20), (310, 35), (512, 256), (290, 40)):  # the last begins before 256
-        scene = Scene(2, 1, 64, 16, (context,), (queries,))
+        scene = Scene(2, 1, 64, 16, (context,), (queries,), kv_type="f32")
         assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW
     steps = attend_gpu.LENGTH_STEP
     assert {length % steps for shape in shapes for length in shape} == {0}
     assert shapes == {(256, 512), (512, 512), (256, 256)}
+
+
+def takes_panels(ctx: Context, scene: Scene) -> bool:
+    """Whether prompts of a scene read their pages by matrix units that read the threadgroup's memory."""
+    pool: Any = Arena(ctx, 1, 1, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type).k_pools[0]
+    return pages.takes_panels(ctx, pool)
 
 
 def takes_tiles(ctx: Context) -> bool:
@@ -127,7 +163,7 @@ def test_single_tokens_read_their_pages(gpu: Context, name: str) -> None:
     gpu.ledger.reset()
     play(gpu, Scene(4, 4, 64, 16, (1, 1), (1, 1)))
     assert gpu.ledger.snapshot().copied_bytes == 0
-    assert filled > 0 or max(scene.contexts) == 1  # the batch that filled the cache gathered its own pages
+    assert filled > 0 or takes_panels(gpu, scene)  # the batch that filled the cache gathered its own pages
 
 
 @pytest.mark.parametrize("name", MIXED)

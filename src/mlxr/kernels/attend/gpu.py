@@ -1,8 +1,9 @@
-"""`attend` on a GPU: single tokens straight from their pages, longer runs of queries over pages gathered once.
+"""`attend` on a GPU: straight from pages where a kernel takes them, else over pages gathered once.
 
 A sequence with one query goes to the kernel, with as many others as stand next to it; many positions are shared among
-threadgroups and merged. A sequence with more queries has its pages gathered for MLX's attention, which the ledger
-counts as copied bytes. Without kernels everything is gathered.
+threadgroups and merged. Those with more queries go together, too, where matrix units read such pages; elsewhere a
+sequence has its pages gathered for MLX's attention, which the ledger counts as copied bytes. Without kernels everything
+is gathered.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import numpy as np
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.attend.pages import (
     MERGE,
+    PANELS,
     STREAM,
     TILES,
+    attend_panels,
     attend_stream,
     attend_tiles,
     choose_shares,
     count_positions,
     hold_sinks,
     merge_shares,
+    takes_panels,
     takes_pool,
 )
 from mlxr.kernels.attend.scores import Scores
@@ -38,7 +42,9 @@ SIMD_GROUPS = 4
 MAX_LANES_DIM = 640
 # Up to which head dims a lane holds four query heads in registers, or two; an Apple GPU has 128 of these for a thread.
 MOST_HELD_DIMS, HELD_DIMS = (128, 256), {"metal": (64, 128)}
-MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
+MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, panels or MLX's own attention are faster
+# With more, up to such a head_dim, gathering is worth it: MLX's attention was 10 to 25 % faster on an H200.
+MAX_PANEL_PAIRS, FUSED_DIM = 2**22, 128
 LENGTH_STEP = 256  # MLX plans its attention anew, in some 40 ms, for each pair of numbers of queries and positions
 _FOLDER = Path(__file__).parent
 DECODE = Kernel(
@@ -55,7 +61,7 @@ GATHER = Kernel(
 GATHER_THREADS = 256
 MAX_SCORES = 2**24  # that MLX's operations make at a time: 64 MiB
 PLAIN_TYPES = ("bf16", "f16", "f32")
-KERNELS = (DECODE, STREAM, TILES, MERGE, GATHER)
+KERNELS = (DECODE, STREAM, TILES, PANELS, MERGE, GATHER)
 
 
 def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> Pool:
@@ -79,13 +85,12 @@ def attend(
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
     _check_pages(batch, k_pool, scores.sliding_window)
     results = []
-    most_pairs = MAX_TILED_PAIRS if scores.softcap is None else 2**62  # MLX's own attention caps nothing
-    kinds = ("gather", "gather") if scores.symmetric else _list_kinds(ctx, k_pool)
-    for kind, first, last in _runs(batch, kinds, most_pairs):
+    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool, scores)):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
-        if kind == "tiles":
-            results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scores))
+        if kind in ("tiles", "panels"):
+            attend_pages = attend_tiles if kind == "tiles" else attend_panels
+            results.append(attend_pages(ctx, part, k_pool, v_pool, batch, first, last, scores))
         elif kind == "stream":
             results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, scores))
         elif kind == "lanes":
@@ -96,26 +101,34 @@ def attend(
     return joined.reshape(tokens, heads * (scores.value_dim or head_dim))
 
 
-def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
-    """How sequences with one query, and those with a few, are computed: by "stream", "tiles", "lanes" or "gather"."""
-    head_dim = pool.shape[3]
-    if ctx.gpu.launcher is None:
-        return "gather", "gather"
+def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:
+    """How sequences with one query, with a few, with many and with very many are computed: by "stream", "lanes",
+    "tiles", "panels" or "gather"."""
+    head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention caps nothing
+    if ctx.gpu.launcher is None or scores.symmetric:
+        return "gather", "gather", "gather", "gather"
+    many = most = "gather"
+    if scores.value_dim is None and takes_panels(ctx, pool):
+        many, most = "panels", "gather" if head_dim <= FUSED_DIM and not capped else "panels"
     if takes_pool(ctx, pool):
-        return "stream", "tiles"
-    return ("lanes" if head_dim % 8 == 0 and head_dim <= MAX_LANES_DIM else "gather"), "gather"
+        return ("stream", "tiles", *(("tiles", "tiles") if capped and many == "gather" else (many, most)))
+    return ("lanes" if head_dim % 8 == 0 and head_dim <= MAX_LANES_DIM else "gather"), many, many, most
 
 
-def _runs(batch: RaggedBatch, kinds: tuple[str, str], most_pairs: int) -> Iterator[tuple[str, int, int]]:
-    """Sequences [first, last) to compute together: neighbours of a kind that have one query each, or all a few."""
+def _runs(batch: RaggedBatch, kinds: tuple[str, str, str, str]) -> Iterator[tuple[str, int, int]]:
+    """Sequences [first, last) to compute together: neighbours that are of one kind.
+
+    A few queries beside many go by panels, too, as they are one launch then.
+    """
     counts = np.diff(batch.query_starts)
     pairs = counts.astype(np.int64) * (batch.context_lengths - counts // 2)
-    classes = np.where(counts == 1, 0, np.where(pairs <= most_pairs, 1, 2))
+    classes = np.where(counts == 1, 0, 1 + (pairs > MAX_TILED_PAIRS) + (pairs > MAX_PANEL_PAIRS))
+    if kinds[2] == "panels" and 2 in classes:
+        classes[classes == 1] = 2
     first = 0
     for index in range(len(classes)):
-        group = int(classes[index])
-        kind = kinds[group] if group < 2 else "gather"
-        if kind == "gather" or index + 1 == len(classes) or classes[index + 1] != group:
+        kind, following = kinds[classes[index]], classes[index + 1 : index + 2]
+        if kind == "gather" or not len(following) or kinds[following[0]] != kind:
             yield kind, first, index + 1
             first = index + 1
 

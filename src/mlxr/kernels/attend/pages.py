@@ -1,13 +1,15 @@
-"""Attention on a GPU straight from pages: single tokens by streams, a few queries by the matrix units.
+"""Attention on a GPU straight from pages: single tokens by streams, more queries by the matrix units.
 
 One launch takes any number of sequences. Keys and values of single tokens pass through the threadgroup's memory on
 their way (`attend_stream`); matrix units take tiles of 16 rows, each a few tokens times heads of one key head
-(`attend_tiles`). Where there are too few threadgroups to keep a GPU busy, positions are split into shares, one
-threadgroup to each, which a second launch merges. Knows nothing of other ways to attend.
+(`attend_tiles`), or of 128 rows where they read the threadgroup's memory (`attend_panels`). Where there are too few
+threadgroups to keep a GPU busy, streams and tiles split positions into shares, one threadgroup to each, which a second
+launch merges. Knows nothing of other ways to attend.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +111,7 @@ def _launch(
     constants: dict[str, int],
     groups: tuple[int, int, int],
     simd_groups: int,
+    room_bytes: int = 0,
 ) -> DeviceArray:
     """One launch over pages, and another one where it makes several shares: the last number of `groups`."""
     gpu, (tokens, heads, head_dim), shares = ctx.gpu, q.shape, groups[2]
@@ -127,6 +130,7 @@ def _launch(
         ],
         constants={"D": head_dim, "PAGE": k_pool.shape[2], "SPLIT": int(shares > 1), **constants, **scores.constants},
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
+        room_bytes=room_bytes,
     )
     return merge_shares(ctx, out, stats, scores) if shares > 1 else out.reshape(*q.shape)
 
@@ -187,12 +191,42 @@ def attend_tiles(
     return _launch(ctx, TILES, q, (k_pool, v_pool), batch, where, scores, sizes, {"G": per_tile}, shape, SIMD_GROUPS)
 
 
+PANELS = replace(TILES, name="attend_panels", body="panels.body", headers=("powers.h", "panels.h"), has_rings=True)
+PANEL_ROWS, PANEL_SIMD_GROUPS, PANEL_AHEAD = 128, 12, 2
+# Positions of a tile, by head dims, as scores and sums fill a thread's registers, and slots, which fill the memory.
+PANEL_TILES = {64: (128, 6), 128: (128, 6), 256: (64, 5)}
+
+
+def takes_panels(ctx: Context, pool: Pool) -> bool:
+    """Whether the matrix units that read the threadgroup's memory take prompts from such pages on this device."""
+    machine = ctx.gpu.machine
+    fits = pool.shape[3] in PANEL_TILES and pool.shape[2] % TILE_POSITIONS == 0 and pool.kind in ("bf16", "f16")
+    return fits and machine is not None and machine.has_boxes and ctx.gpu.device in DEVICES
+
+
+def attend_panels(
+    ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
+) -> DeviceArray:
+    """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape; no shares."""
+    (_, heads, head_dim), (_, kv_heads, _, _) = q.shape, k_pool.shape
+    per_tile = min(heads // kv_heads, PANEL_ROWS)
+    parts = kv_heads * -(-(heads // kv_heads) // per_tile)
+    owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, PANEL_ROWS // per_tile)
+    sizes = heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0
+    positions, stages = PANEL_TILES[head_dim]
+    constants = {"G": per_tile, "TILE": positions, "STAGES": stages, "AHEAD": PANEL_AHEAD, "RESIDENT": 1}
+    where, groups, pools = (owners, lengths, tiles), (parts, count, 1), (k_pool, v_pool)
+    room_bytes = 2 * head_dim * (PANEL_ROWS + stages * positions)
+    return _launch(ctx, PANELS, q, pools, batch, where, scores, sizes, constants, groups, PANEL_SIMD_GROUPS, room_bytes)
+
+
 def _place_tiles(
     ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray, int]:
     """Owners and lengths of the tokens, the tiles and their number; made once for all layers of a step."""
     placed = ctx.gpu.place(batch)
-    found: tuple[DeviceArray, DeviceArray, DeviceArray, int] | None = placed.parts.get(("tiles", first, last))
+    key = ("tiles", first, last, tile_tokens)
+    found: tuple[DeviceArray, DeviceArray, DeviceArray, int] | None = placed.parts.get(key)
     if found is None:
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         owners, lengths = placed.owners, placed.lengths
@@ -200,7 +234,7 @@ def _place_tiles(
             owners, lengths = owners[start:stop], lengths[start:stop]
         tiles = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
         found = owners, lengths, ctx.gpu.mx.array(tiles), len(tiles)
-        placed.parts["tiles", first, last] = found
+        placed.parts[key] = found
     return found
 
 

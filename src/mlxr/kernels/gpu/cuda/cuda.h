@@ -18,6 +18,11 @@ FUNCTION float half_bits_to_float(uint bits) { return __half2float(__ushort_as_h
 FUNCTION float log_of(float x) { return logf(x); }
 FUNCTION float exp_of(float x) { return expf(x); }
 FUNCTION float exp2_of(float x) { return exp2f(x); }
+FUNCTION float power_of_two(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 FUNCTION float tanh_of(float x) { return tanhf(x); }
 FUNCTION float rsqrt_of(float x) { return rsqrtf(x); }
 FUNCTION float max_of(float a, float b) { return fmaxf(a, b); }

@@ -95,6 +95,12 @@ template <typename T, int N> struct Panels {};
                    : MLXR_SUMS_##N                                                                                     \
                    : "l"(a), "l"(b));                                                                                  \
     }                                                                                                                  \
+    static FUNCTION void begin(float *sums, unsigned long long a, unsigned long long b) {                              \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" MLXR_PLACES_##N                \
+                   "}, %" #A ", %" #B ", 0, 1, 1, 0, 0;"                                                               \
+                   : MLXR_SUMS_##N                                                                                     \
+                   : "l"(a), "l"(b));                                                                                  \
+    }                                                                                                                  \
   };
 MLXR_PANELS(bf16, "bf16", 32, 16, 17)
 MLXR_PANELS(f16, "f16", 32, 16, 17)
@@ -115,6 +121,9 @@ MLXR_PANELS(f16, "f16", 192, 96, 97)
 template <typename T, int N, int BLOCKS>
 FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
   Panels<T, N>::multiply(sums, describe_panel<1>(a, first), describe_panel<BLOCKS>(b, first));
+}
+template <typename T, int N> FUNCTION void begin_panels(float *sums, const uint *a, const uint *b) {
+  Panels<T, N>::begin(sums, describe_panel<1>(a, 0), describe_panel<1>(b, 0));
 }
 
 template <int N> struct Held {};
@@ -140,4 +149,31 @@ FUNCTION void hold_words(uint *a) {
 }
 template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
   Held<N>::multiply(sums, a, describe_panel<1>(b, first));
+}
+
+template <typename T, int N> struct Turned {};
+#define MLXR_TURNED(T, KIND, N, A, B, C, D, AT)                                                                        \
+  template <> struct Turned<T, N> {                                                                                    \
+    static FUNCTION void multiply(float *sums, const uint *a, unsigned long long b) {                                  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" MLXR_PLACES_##N "}, {%" #A     \
+                   ", %" #B ", %" #C ", %" #D "}, %" #AT ", 1, 1, 1, 1;"                                               \
+                   : MLXR_SUMS_##N                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+    }                                                                                                                  \
+  };
+MLXR_TURNED(bf16, "bf16", 64, 32, 33, 34, 35, 36)
+MLXR_TURNED(f16, "f16", 64, 32, 33, 34, 35, 36)
+MLXR_TURNED(bf16, "bf16", 128, 64, 65, 66, 67, 68)
+MLXR_TURNED(f16, "f16", 128, 64, 65, 66, 67, 68)
+MLXR_TURNED(bf16, "bf16", 256, 128, 129, 130, 131, 132)
+MLXR_TURNED(f16, "f16", 256, 128, 129, 130, 131, 132)
+template <typename T, int N, int ROWS>
+FUNCTION void multiply_turned(float *sums, const uint *a, const uint *b, int first) {
+  const unsigned long long at = ((shared_address(b) + 128 * first) & 0x3FFFF) >> 4, block = 8 * ROWS;
+  Turned<T, N>::multiply(sums, a, at | block << 16 | 64ull << 32 | 1ull << 62);
+}
+template <int COUNT> FUNCTION void hold_sums(float *sums) {
+  UNROLL
+  for (int i = 0; i < COUNT; ++i)
+    asm volatile("" : "+f"(sums[i])::"memory");
 }

@@ -9,6 +9,7 @@
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
 //   load_shared, store_shared    four neighbours in the threadgroup's memory
 //   read_words, store_words      the same of words
+//   power_of_two          exp2_of to two units in the last place; 0 below 2^-126; on CUDA alone
 //   quotient_of           a / b, to two or three units in the last place, for b up to 2^126; 0 beyond
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
@@ -105,6 +106,7 @@ FUNCTION float half_bits_to_float(uint bits) {
 FUNCTION float log_of(float x) { return std::log(x); }
 FUNCTION float exp_of(float x) { return std::exp(x); }
 FUNCTION float exp2_of(float x) { return std::exp2(x); }
+FUNCTION float power_of_two(float x) { return std::exp2(x); }
 FUNCTION float tanh_of(float x) { return std::tanh(x); }
 FUNCTION float rsqrt_of(float x) { return 1.0f / std::sqrt(x); }
 FUNCTION float max_of(float a, float b) { return a > b ? a : b; }

@@ -24,6 +24,10 @@
 //   multiply_held<N>      the same of bf16 with a in registers: each SIMD-group holds 16 rows of 16 columns as for
 //                         multiply_tile, and b is N rows of a box of one block.
 //                         hold_words says of four words, before begin_products, that they are made
+//   begin_panels<T, N>    the same as multiply_panels from column 0 on, with boxes of one block, when sums were nothing
+//   multiply_turned<T, N, ROWS>    sums += a b with a in registers as for multiply_held: b are N columns in blocks of 64,
+//                         each a box of one block and ROWS rows, of which the 16 from row `first` on are taken
+//   hold_sums<COUNT>      sums are not read before the products that were awaited
 //   hold_word             a word is kept, and not made again wherever it is needed
 
 namespace emulated {
@@ -114,6 +118,12 @@ FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int fir
         sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
     }
 }
+template <typename T, int N> FUNCTION void begin_panels(float *sums, const uint *a, const uint *b) {
+  for (int i = 0; i < N / 2; ++i)
+    sums[i] = 0.0f;
+  multiply_panels<T, N, 1>(sums, a, b, 0);
+}
+template <int COUNT> FUNCTION void hold_sums(float *) {}
 FUNCTION void hold_word(uint &) {}
 FUNCTION void hold_words(uint *) {}
 template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
@@ -124,5 +134,18 @@ template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const u
       for (int k = 0; k < 16; ++k) {
         const uint pair = all[(lane / 4 * 4 + k % 8 / 2) * emulated::WORDS + k / 8 * 2 + i / 2];
         sums[4 * j + i] += half_of<bf16>(pair, k % 2) * panel_value<bf16>(b, 1, 8 * j + lane % 4 * 2 + i % 2, first + k);
+      }
+}
+template <typename T, int N, int ROWS>
+FUNCTION void multiply_turned(float *sums, const uint *a, const uint *b, int first) {
+  const uint *all = emulated::exchange(a, 4);
+  const int lane = emulated::find_lane();
+  for (int j = 0; j < N / 8; ++j)
+    for (int i = 0; i < 4; ++i)
+      for (int k = 0; k < 16; ++k) {
+        const uint pair = all[(lane / 4 * 4 + k % 8 / 2) * emulated::WORDS + k / 8 * 2 + i / 2];
+        const int column = 8 * j + lane % 4 * 2 + i % 2;
+        sums[4 * j + i] +=
+            half_of<T>(pair, k % 2) * panel_value<T>(b + column / 64 * ROWS * 32, 1, first + k, column % 64);
       }
 }
