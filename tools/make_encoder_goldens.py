@@ -21,6 +21,8 @@ sys.path.insert(0, str(TESTS))
 
 from encoder_models import GOLDENS, draw_weights  # noqa: E402 -- needs the path
 
+from goldens.encoders import OWN  # noqa: E402
+
 TOKENS, SEED = 40, 7
 BASE = {
     "vocab_size": 160,
@@ -72,6 +74,58 @@ EURO = BASE | {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
 }
+JINA2 = BERT | {
+    "position_embedding_type": "alibi",
+    "feed_forward_type": "geglu",
+    "num_attention_heads": 6,
+    "hidden_size": 72,
+}
+JINA3 = ROBERTA | {
+    "model_type": "jina_embeddings_v3",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+}
+NEO = {key: value for key, value in BASE.items() if key != "max_position_embeddings"} | {
+    "model_type": "neobert",
+    "max_length": 64,
+    "intermediate_size": 144,
+    "norm_eps": 1e-5,
+    "hidden_act": "SwiGLU",
+    "rope": True,
+    "rms_norm": True,
+    "ngpt": False,
+}
+NOMIC_MIXTURE = {
+    "model_type": "nomic_bert",
+    "vocab_size": 160,
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_inner": 96,
+    "n_positions": 64,
+    "type_vocab_size": 1,
+    "layer_norm_epsilon": 1e-5,
+    "rotary_emb_base": 10000,
+    "rotary_emb_fraction": 1.0,
+    "activation_function": "gelu",
+    "num_experts": 8,
+    "moe_top_k": 2,
+    "moe_every_n_layers": 2,
+    "moe_normalize_expert_weights": False,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+}
+T5 = {
+    "model_type": "t5",
+    "vocab_size": 160,
+    "d_model": 64,
+    "d_kv": 24,
+    "d_ff": 96,
+    "num_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 16,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "n_positions": 64,
+}
 RANKS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 SAME = {"LlamaBidirectionalModel": {"model_type": "eurobert", "architectures": ["EuroBertModel"]}}  # what computes it
 CASES: dict[str, dict[str, Any]] = {
@@ -84,26 +138,40 @@ CASES: dict[str, dict[str, Any]] = {
     "nomic": NOMIC | {"architectures": ["NomicBertModel"]},
     "eurobert": EURO | {"architectures": ["EuroBertModel"]},
     "llama-embed": EURO | {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"]},
+    "jina-v2": JINA2 | {"architectures": ["JinaBertModel"]},
+    "jina-v3": JINA3 | {"architectures": ["JinaEmbeddingsV3Model"]},
+    "neo": NEO | {"architectures": ["NeoBERT"]},
+    "nomic-mixture": NOMIC_MIXTURE | {"architectures": ["NomicBertModel"]},
+    "t5": T5 | {"architectures": ["T5EncoderModel"]},
+    "t5-gated": T5 | {"feed_forward_proj": "gated-gelu", "architectures": ["T5EncoderModel"]},
     "gemma": GEMMA | {"architectures": ["Gemma3TextModel"]},
 }
+
+
+def make_model(case: str, config: dict[str, Any]) -> torch.nn.Module:
+    """The model: that of transformers, or one of `own_encoders`, whose folders bring their own code."""
+    if case in OWN:
+        return OWN[case](config).eval().float()
+    run = config | SAME.get(config["architectures"][0], {})
+    hf_config = transformers.AutoConfig.for_model(**{k: v for k, v in run.items() if k != "architectures"})
+    hf_config._attn_implementation = "eager"
+    return getattr(transformers, run["architectures"][0])(hf_config).eval().float()
 
 
 def make_golden(case: str) -> None:
     """Run one case and store it."""
     config = CASES[case]
-    run = config | SAME.get(config["architectures"][0], {})
-    hf_config = transformers.AutoConfig.for_model(**{k: v for k, v in run.items() if k != "architectures"})
-    hf_config._attn_implementation = "eager"
-    model = getattr(transformers, run["architectures"][0])(hf_config).eval().float()
+    model = make_model(case, config)
     shapes = {name: list(value.shape) for name, value in model.state_dict().items() if value.dtype.is_floating_point}
     weights = {name: torch.from_numpy(value) for name, value in draw_weights(shapes, SEED).items()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert all("position_ids" in name or "inv_freq" in name for name in missing), missing
     tokens = np.random.RandomState(SEED).randint(4, config["vocab_size"], TOKENS).astype(np.int32)
-    types = (np.arange(TOKENS) >= TOKENS // 3).astype(np.int32) * int(config.get("type_vocab_size", 0) > 1)
+    has_types = config.get("type_vocab_size", 0) > 1 and case not in OWN
+    types = (np.arange(TOKENS) >= TOKENS // 3).astype(np.int32) * int(has_types)
     given = {"input_ids": torch.from_numpy(tokens.astype(np.int64))[None]}
-    if "type_vocab_size" in config:
+    if "type_vocab_size" in config and case not in OWN:
         given["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
     with torch.no_grad():
         result = model(**given)

@@ -163,6 +163,17 @@ class LLM:
         token_ids, _ = session.encode_texts(listed, "texts", choice, truncates=truncate)
         return [scale_vector(vector, dimensions).tolist() for vector in session.embed_all(token_ids, used)]
 
+    def embed_sparse(self, texts: str | Sequence[str], *, truncate: bool = False) -> list[dict[int, float]]:
+        """The weights of each text's tokens by their ids, for models that make them (bge-m3). Raises InvalidRequest."""
+        made = self._session.embed_tokens([texts] if isinstance(texts, str) else texts, "sparse", truncates=truncate)
+        return [one for one in made if isinstance(one, dict)]
+
+    def embed_multi(self, texts: str | Sequence[str], *, truncate: bool = False) -> list[list[list[float]]]:
+        """A vector of length 1 for each token of a text but the first, for models that make them (bge-m3, as ColBERT).
+        Raises InvalidRequest."""
+        made = self._session.embed_tokens([texts] if isinstance(texts, str) else texts, "multi", truncates=truncate)
+        return [one.tolist() for one in made if not isinstance(one, dict)]
+
     def rerank(
         self, query: str, documents: Sequence[str], *, instruction: str | None = None
     ) -> list[tuple[int, float]]:

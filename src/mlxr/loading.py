@@ -48,7 +48,7 @@ from mlxr.model_files.files import (
     read_template,
     read_unknown_keys,
 )
-from mlxr.model_files.text_rules import TextRules
+from mlxr.model_files.text_rules import TextRules, TokenProduct
 from mlxr.model_files.tower import TowerFile, find_tower
 from mlxr.models import Decoder, Model
 from mlxr.models.adapter import Adapter, add_adapters, make_adapter
@@ -76,6 +76,7 @@ __all__ = [
     "Routing",
     "SourceModel",
     "TextRules",
+    "TokenProduct",
     "TowerSpec",
     "add_adapters",
     "check_vocabulary",

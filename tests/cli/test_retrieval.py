@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from encoder_folder import WORDS, make_encoder_folder
+from safetensors.numpy import save_file
 
 from mlxr import LLM
 from mlxr.cli.main import main
@@ -45,6 +46,19 @@ def count_vectors(path: Path) -> int:
             return int(db.execute("SELECT count(*) FROM vectors").fetchone()[0])
     except sqlite3.Error:
         return 0
+
+
+def test_weights_and_vectors_of_tokens_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_encoder_folder(tmp_path / "m3", "xlm-roberta", ("Pooling:cls_token",))
+    for name, count in (("sparse_linear", 1), ("colbert_linear", 8)):
+        parts = {"weight": np.ones((count, 64), "f4"), "bias": np.ones(count, "f4")}
+        save_file(parts, folder / f"{name}.safetensors")
+    assert main(["embed", str(folder), "rain", "--kind", "sparse"]) == 0
+    assert all(weight > 0 for weight in json.loads(capsys.readouterr().out).values())
+    assert main(["embed", str(folder), "rain", "--kind", "multi"]) == 0
+    assert np.array(json.loads(capsys.readouterr().out)).shape[1] == 8
+    assert main(["embed", str(folder), "rain", "--kind", "multi", "--dimensions", "4"]) == 2
+    assert "multi goes without --out, --url, --dimensions" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow

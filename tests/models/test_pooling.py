@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pickle
+import sys
+import types
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +18,14 @@ import numpy as np
 import pytest
 from encoder_folder import make_encoder_folder
 from model_folder import make_folder, write_with
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from mlxr import LLM
 from mlxr.conversion import plan_tensors, write_model
 from mlxr.core.errors import ContextFull, FormatError, InvalidRequest, ModelError
 from mlxr.loading import ASSETS, open_source
 from mlxr.model_files.files import GGUF_POOLINGS, read_folder_pooling, read_gguf_pooling
-from mlxr.model_files.text_rules import TextRules, read_folder_rules, read_gguf_rules
+from mlxr.model_files.text_rules import read_folder_rules, read_gguf_rules
 from mlxr.service.embedding import (
     PromptChoice,
     check_dimensions,
@@ -197,19 +204,118 @@ def test_prompts_that_only_model_cards_tell_are_known_by_names(tmp_path: Path) -
     for name, query in (("multilingual-e5-small", "query: "), ("bge-base-en-v1.5", "Represent"), ("e5", None)):
         folder = tmp_path / name
         folder.mkdir()
-        found = read_folder_rules(folder, "1_Pooling/config.json")
+        found = read_folder_rules(folder, "1_Pooling/config.json", 64)
         assert str(found.prompts.get("query"))[:7] == str(query)[:7]
         assert choose_prompt(found, PromptChoice()) == (None, "")
     qwen = read_gguf_rules({"general.name": "Qwen3 Embedding 0.6B"})
     assert choose_prompt(qwen, PromptChoice(input_type="query"))[1].endswith("answer the query\nQuery:")
     assert choose_prompt(qwen, PromptChoice(input_type="document")) == ("document", "")
-    with pytest.raises(InvalidRequest, match="pools texts without their prompts"):
-        choose_prompt(TextRules({"query": "a"}, None, None, True), PromptChoice("query"))
     for wrong in ({"prompts": [1]}, {"prompts": {"a": 1}}, {"prompts": {}, "default": "b"}):
         with pytest.raises(ModelError, match=r"mlxr.embedding.prompts"):
             read_gguf_rules({"mlxr.embedding.prompts": json.dumps(wrong)})
     with pytest.raises(ModelError, match="max_seq_length is -1"):
         read_gguf_rules({"mlxr.embedding.max_tokens": -1})
+
+
+def test_a_mean_leaves_prompts_out_where_the_files_say_so(tmp_path: Path) -> None:
+    folder = make_encoder_folder(tmp_path / "folder", "bert", ("Pooling:mean_tokens",))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": False}))
+    source = open_source(folder)
+    with source.file:
+        write_model(source, plan_tensors(source, None), None, tmp_path / "model.gguf")
+    for path in (folder, tmp_path / "model.gguf"):
+        with LLM(path, threads=1) as llm:
+            [states] = llm._session.embed_all([llm._session.tokenizer.encode("where is paris")], "none")
+            mean = states[3:].mean(axis=0)  # without [CLS] where is
+            vector, whole = llm.embed("paris", prompt_name="query")[0], llm.embed("where is paris")[0]
+            np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+            assert not np.allclose(vector, whole, atol=1e-5)
+            assert llm.embed("paris", prompt_name="query", pooling="cls") == llm.embed("where is paris", pooling="cls")
+
+
+class Storage:
+    """What torch names in a file as `torch.FloatStorage`."""
+
+
+class Reduced:
+    """Pickles as a call of what its module and name say."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.function, self.arguments
+
+
+def write_torch(path: Path, monkeypatch: pytest.MonkeyPatch, **tensors: Any) -> None:
+    """A zip archive as `torch.save` writes it, without torch."""
+
+    def rebuild() -> None: ...
+
+    rebuild.__module__, rebuild.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
+    Storage.__module__, Storage.__qualname__, Storage.__name__ = "torch", "FloatStorage", "FloatStorage"
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    torch.FloatStorage, utils._rebuild_tensor_v2 = Storage, rebuild  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+    text, numbers = io.BytesIO(), [value for value in tensors.values() if isinstance(value, np.ndarray)]
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            return ("storage", Storage, str(obj), "cpu", 1) if type(obj) is int and obj < 0 else None
+
+    described: OrderedDict[str, Any] = OrderedDict()
+    for name, value in tensors.items():
+        described[name] = value
+        if isinstance(value, np.ndarray):
+            strides = tuple(one // 4 for one in value.strides)
+            key = -1 - next(place for place, one in enumerate(numbers) if one is value)
+            described[name] = Reduced(rebuild, key, 0, value.shape, strides, False, OrderedDict())
+    Pickler(text, protocol=2).dump(described)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", text.getvalue())
+        for place, value in enumerate(numbers):
+            archive.writestr(f"archive/data/{-1 - place}", value.tobytes())
+
+
+def test_weights_and_vectors_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, random = (
+        make_encoder_folder(tmp_path / "m3", "xlm-roberta", ("Pooling:cls_token",)),
+        np.random.RandomState(3),
+    )
+    with LLM(folder, threads=1) as llm, pytest.raises(InvalidRequest, match=r"kind: sparse wants sparse_linear\.saf"):
+        llm.embed_sparse("paris")
+    sparse = {"weight": random.standard_normal((1, 64)).astype("f4"), "bias": np.array([0.1], "f4")}
+    multi = {"weight": random.standard_normal((24, 64)).astype("f4"), "bias": random.standard_normal(24).astype("f4")}
+    write_torch(folder / "sparse_linear.pt", monkeypatch, **sparse)
+    save_file(multi, folder / "colbert_linear.safetensors")
+    with LLM(folder, threads=1) as llm:
+        token_ids = llm._session.tokenizer.encode("where is paris where")
+        [states] = llm._session.embed_all([token_ids], "none")
+        weights = np.maximum(states @ sparse["weight"][0] + sparse["bias"], 0)[1:-1]
+        wanted: dict[int, float] = {}
+        for token_id, weight in zip(token_ids[1:-1], weights.tolist(), strict=True):
+            wanted[token_id] = max(weight, wanted.get(token_id, 0.0))
+        assert llm.embed_sparse("where is paris where") == [
+            pytest.approx({token_id: weight for token_id, weight in wanted.items() if weight}, rel=1e-5)
+        ]
+        made = states[1:] @ multi["weight"].T + multi["bias"]
+        [vectors] = llm.embed_multi(["where is paris where"])
+        np.testing.assert_allclose(vectors, made / np.linalg.norm(made, axis=1, keepdims=True), atol=1e-5)
+    for broken in (sparse | {"weight": np.zeros((1, 63), "f4")}, {"weight": sparse["weight"]}):
+        write_torch(folder / "sparse_linear.pt", monkeypatch, **broken)
+        with pytest.raises(ModelError, match="sparse_linear: holds no weight"):
+            LLM(folder, threads=1)
+    ran = tmp_path / "ran"
+    write_torch(folder / "sparse_linear.pt", monkeypatch, weight=Reduced(os.mkdir, str(ran)), bias=sparse["bias"])
+    with pytest.raises(FormatError, match=r"is no torch file of floats: names posix\.mkdir"):
+        LLM(folder, threads=1)
+    assert not ran.exists()
+    (folder / "sparse_linear.pt").write_bytes(b"PK")
+    with pytest.raises(FormatError, match="is no torch file of floats"):
+        LLM(folder, threads=1)
 
 
 def test_vectors_in_fewer_bits() -> None:

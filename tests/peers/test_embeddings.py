@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -14,10 +15,21 @@ from model_folder import write_with
 from test_families import FAMILIES, make_folder, run
 
 from mlxr import LLM
+from mlxr.conversion import plan_tensors, write_model
+from mlxr.loading import open_source
+from mlxr.models import model_from_gguf
+from mlxr.models.components.experts import SUM_BIAS
+from mlxr.models.fields import OWN
 
 TEXTS = ["where is paris?", "The CAT sat on the mat.", "rain " * 20, "a", "berlin, germany"]
 LEAST_COSINE = 0.9999
-ENCODERS = {"bert": "mean_tokens", "xlm-roberta": "cls_token", "nomic": "mean_tokens", "eurobert": "mean_tokens"}
+ENCODERS = {
+    "bert": "mean_tokens",
+    "xlm-roberta": "cls_token",
+    "nomic": "mean_tokens",
+    "eurobert": "mean_tokens",
+    "jina-v3": "mean_tokens",
+}
 
 
 def open_their_embedder(path: Path) -> llama_cpp.Llama:
@@ -46,6 +58,24 @@ def test_a_llama_that_sees_whole_texts(tmp_path: Path) -> None:
     own = {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"]}
     folder = make_encoder_folder(tmp_path / "folder", "eurobert", ("Pooling:mean_tokens",), **own)
     run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
+    check_vectors(tmp_path / "model.gguf")
+
+
+def test_a_neo_bert_of_one_head(tmp_path: Path) -> None:
+    # with more of them llama.cpp reads queries, keys and values otherwise than the model has them
+    folder = make_encoder_folder(tmp_path / "folder", "neo", ("Pooling:cls_token",), num_attention_heads=1)
+    run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
+    check_vectors(tmp_path / "model.gguf")
+
+
+def test_a_mixture_without_what_its_files_leave_out(tmp_path: Path) -> None:
+    folder = make_encoder_folder(tmp_path / "folder", "nomic-mixture", ("Pooling:mean_tokens",))
+    source = open_source(folder)
+    metadata = {key: value for key, value in source.metadata.items() if key != f"{OWN}expert_sum_bias"}
+    tensors = {name: tensor for name, tensor in source.tensors.items() if not name.endswith(SUM_BIAS)}
+    source = replace(source, metadata=metadata, tensors=tensors, config=model_from_gguf(metadata, tensors))
+    with source.file:
+        write_model(source, plan_tensors(source, "f32"), "f32", tmp_path / "model.gguf")
     check_vectors(tmp_path / "model.gguf")
 
 

@@ -172,6 +172,35 @@ def test_vectors_in_the_shapes_of_several_apis(make_server: MakeServer, tmp_path
             assert words in json.dumps(ask(route, 400, **body)), route
 
 
+def test_weights_and_vectors_of_tokens(make_server: MakeServer, tmp_path: Path) -> None:
+    folder, random = (
+        make_encoder_folder(tmp_path / "m3", "xlm-roberta", ("Pooling:cls_token",)),
+        np.random.RandomState(3),
+    )
+    for name, count in (("sparse_linear", 1), ("colbert_linear", 24)):
+        parts = {"weight": random.standard_normal((count, 64)), "bias": np.ones(count)}
+        save_file({key: value.astype("f4") for key, value in parts.items()}, folder / f"{name}.safetensors")
+    body, plain = {"input": ["where is paris", "rain"]}, make_encoder_folder(tmp_path / "plain", "xlm-roberta")
+    with make_server(default_model=str(folder), pinned_models=[str(plain)]).client() as client:
+        dense, sparse, multi = (
+            client.post("/v1/embeddings", json=body | {"kind": kind}).json() for kind in ("dense", "sparse", "multi")
+        )
+        assert dense["usage"] == sparse["usage"] == multi["usage"]
+        first, second = (one["embedding"] for one in sparse["data"])
+        assert len(first["indices"]) == len(first["values"]) > 0
+        assert np.array(multi["data"][0]["embedding"]).shape == (4, 24)  # three words and the end
+        tei = client.post("/embed_sparse", json={"inputs": body["input"]}).json()
+        assert [[entry["index"] for entry in row] for row in tei] == [first["indices"], second["indices"]]
+        for wrong, words in (
+            ({"kind": "sparse", "dimensions": 8}, "dimensions: is for vectors of whole texts"),
+            ({"kind": "multi", "encoding_format": "base64"}, "encoding_format: must be float"),
+            ({"kind": "multi", "model": "plain"}, "multi wants colbert_linear.safetensors"),
+        ):
+            refused = client.post("/v1/embeddings", json=body | wrong)
+            assert refused.status_code == 400
+            assert words.split(": ")[-1] in refused.text
+
+
 def test_labels_of_texts(make_server: MakeServer, tmp_path: Path) -> None:
     path = make_encoder_folder(tmp_path / "kinds", "bert-ranks", id2label={"0": "good", "1": "bad"})
     weights = load_file(path / "model.safetensors")

@@ -81,7 +81,7 @@ def make_encoder_folder(folder: Path, case: str, modules: tuple[str, ...] = (), 
     """A folder with the shapes of a golden, and with `modules` of sentence-transformers behind the encoder."""
     folder.mkdir(exist_ok=True)
     stated = json.loads((GOLDENS / case / "model.json").read_text())
-    size = (write_unigram if case.startswith("xlm") else write_word_piece)(folder)
+    size = (write_unigram if case.startswith(("xlm", "jina-v3")) else write_word_piece)(folder)
     config = stated["config"] | {"vocab_size": size} | changes
     (folder / "config.json").write_text(json.dumps(config))
     weights = {}

@@ -58,6 +58,12 @@ Out = Annotated[
         "is interrupted goes on where it was.",
     ),
 ]
+KindOption = Annotated[
+    Literal["dense", "sparse", "multi"],
+    typer.Option(
+        "--kind", help="Print a vector of each text, the weights of its tokens, or a vector of each token (bge-m3)."
+    ),
+]
 ASKED_AT_ONCE = 64  # texts that a server gets in one request
 
 
@@ -73,6 +79,7 @@ def embed(
     dimensions: Dimensions = None,
     truncate: Truncate = False,
     out: Out = None,
+    kind: KindOption = "dense",
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -87,6 +94,13 @@ def embed(
     wanted = Wanted(
         model, "last" if last_token else pooling, PromptChoice(prompt_name, input_type, prompt), dimensions, truncate
     )
+    if kind != "dense":
+        if out is not None or url is not None or dimensions is not None or wanted.pooling is not None:
+            raise InvalidRequest("--kind", f"{kind} goes without --out, --url, --dimensions and --pooling")
+        with _open_session(settings, model) as session:
+            for made in session.embed_tokens(texts or _read_lines(), kind, wanted.choice, truncates=truncate):
+                print(json_text.dumps(made if isinstance(made, dict) else made.tolist()))
+        return
     if out is not None:
         _write_vectors(settings, wanted, [Path(text) for text in texts or ()], out, url)
         return

@@ -165,6 +165,7 @@ class EngineRequest:
     scores_prompt: bool = False  # the first event of each answer has the prompt's tokens with log-probabilities
     adapter: Adapter | None = None  # updates the weights for this request alone
     pooling: Pooling | None = None  # how the states of a text to embed become one vector; None: it is a prompt
+    unpooled: int = 0  # so many of the first states are left out of a mean
     label_ids: tuple[int, ...] = ()  # of `rank`: tokens whose logits rank the text, where the model has no classifier
     second_start: int | None = None  # of two texts to rank: where the tokens of the second one begin
     dry_breaker_ids: Collection[tuple[int, ...]] = ()  # DRY counts no repetition across these sequences of tokens

@@ -329,7 +329,7 @@ class Admission:
             logits: Floats = np.asarray(self._runner.project(vector[None], request.adapter))[0]
             return logits[label_ids]
 
-        pool = Pool(kind, finish)
+        pool = Pool(kind, finish, request.unpooled)
         return Sequence(request_id, request, table=table, stop_ids=(), end_tokens=end_tokens, asked_s=now, pool=pool)
 
     def _open_answer(

@@ -384,13 +384,17 @@ Doubles = npt.NDArray[np.float64]
 class Pool:
     """Hidden states of one text after the final norm: their mean, the last one, the first (`cls`), or all (`none`).
 
-    `finish` makes of the pooled one what the model makes of it: another vector, or logits of labels.
+    `finish` makes of the pooled one what the model makes of it: another vector, or logits of labels. A mean leaves
+    the first `unpooled` states out.
     """
 
-    __slots__ = ("_finish", "_parts", "_pooling", "_tokens", "_total")
+    __slots__ = ("_finish", "_left", "_parts", "_pooling", "_tokens", "_total", "_unpooled")
 
-    def __init__(self, pooling: Pooling, finish: Callable[[Floats], Floats] = lambda vector: vector) -> None:
-        self._pooling, self._finish = pooling, finish
+    def __init__(
+        self, pooling: Pooling, finish: Callable[[Floats], Floats] = lambda vector: vector, unpooled: int = 0
+    ) -> None:
+        self._pooling, self._finish, self._unpooled = pooling, finish, unpooled if pooling == "mean" else 0
+        self._left = self._unpooled  # to leave out
         self._parts: list[Floats] = []  # of `none`
         self._total: npt.NDArray[np.float64] | None = None
         self._tokens = 0
@@ -407,11 +411,13 @@ class Pool:
     def add(self, hidden: Floats, *, is_first: bool) -> None:
         """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
         if is_first:
-            self._total, self._tokens, self._parts = None, 0, []
+            self._total, self._tokens, self._parts, self._left = None, 0, [], self._unpooled
         if self._pooling == "none":
             self._parts.append(hidden)
             return
-        hidden = hidden[:1] if self._pooling == "cls" else hidden
+        tokens = len(hidden)
+        hidden = hidden[:1] if self._pooling == "cls" else hidden[self._left :]
+        self._left = max(self._left - tokens, 0)
         for state in hidden.astype(np.float64):
             self._total = state if self._total is None else self._total + state
         self._tokens += len(hidden)

@@ -8,12 +8,18 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
-from collections import Counter
+import pickle
+import zipfile
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, NotFound
 from mlxr.formats.ggml_types import GGMLType, by_name
@@ -212,6 +218,63 @@ def _counts(value: object) -> tuple[int, ...] | None:
     if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 63 for item in value):
         return None
     return tuple(value)
+
+
+MAX_SMALL_BYTES = 1 << 28  # of a small torch file
+_STORAGES = {"FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2"}
+_Numbers = NDArray[np.float32]
+
+
+class _TensorTable(pickle.Unpickler):
+    """Reads which tensors a torch file has. Nothing that the file names is called but what makes dicts and arrays."""
+
+    def __init__(self, text: bytes, archive: zipfile.ZipFile, prefix: str) -> None:
+        super().__init__(io.BytesIO(text))
+        self._archive, self._prefix = archive, prefix
+
+    def find_class(self, module: str, name: str) -> object:
+        known: dict[tuple[str, str], object] = {
+            ("collections", "OrderedDict"): OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+            **{("torch", storage): storage for storage in _STORAGES},
+        }
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"names {module}.{name}"[:120])
+        return known[module, name]
+
+    def persistent_load(self, pid: object) -> _Numbers:
+        if not isinstance(pid, tuple) or len(pid) < 3 or pid[0] != "storage" or pid[1] not in _STORAGES:
+            raise pickle.UnpicklingError("has numbers that are no floats")
+        raw = np.frombuffer(self._archive.read(f"{self._prefix}data/{pid[2]}"), _STORAGES[pid[1]])
+        wide: _Numbers = (raw.astype(np.uint32) << 16).view(np.float32) if raw.dtype.kind == "u" else raw.astype("f4")
+        return wide
+
+
+def _rebuild_tensor(storage: _Numbers, offset: int, shape: tuple[int, ...], strides: object, *_: object) -> _Numbers:
+    ordered = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    if strides != ordered or min((offset, *shape)) < 0 or offset + math.prod(shape) > len(storage):
+        raise pickle.UnpicklingError("has a tensor whose numbers do not lie in its order")
+    return storage[offset : offset + math.prod(shape)].reshape(shape)
+
+
+def read_torch_tensors(path: Path) -> dict[str, _Numbers]:
+    """The tensors of a small file that torch wrote (a zip archive), as float32, without running what is in it.
+
+    Raises FormatError for a file that is broken or has anything else. Format: docs of `torch.save`.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_SMALL_BYTES:
+                raise FormatError(path, "file", None, f"has more than {MAX_SMALL_BYTES} bytes")
+            table = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+            read = _TensorTable(archive.read(table), archive, table.removesuffix("data.pkl")).load()
+    except FormatError:
+        raise
+    except Exception as error:  # whatever a broken pickle or archive leads to
+        raise FormatError(path, "file", None, f"is no torch file of floats: {error}"[:200]) from None
+    if not isinstance(read, dict) or not all(isinstance(one, np.ndarray) for one in read.values()):
+        raise FormatError(path, "file", None, "holds no tensors by their names")
+    return {str(name): value for name, value in read.items()}
 
 
 def _find_type(name: str, dtype: object, is_quantised: bool) -> GGMLType | None:

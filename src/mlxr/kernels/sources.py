@@ -379,6 +379,11 @@ def take_rates(logarithms: TensorSource) -> Decoded:
     return Decoded(logarithms.name, -np.exp(logarithms.to_float32().astype(np.float64)).astype(np.float32))
 
 
+def make_zeros(name: str, rows: int, columns: int) -> Decoded:
+    """Return a small matrix of zeros."""
+    return Decoded(name, np.zeros((rows, columns), np.float32))
+
+
 def make_vector(name: str, numbers: Sequence[float]) -> Decoded:
     """Return numbers as a tensor of f32."""
     return Decoded(name, np.array(numbers, np.float32))

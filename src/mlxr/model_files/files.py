@@ -308,7 +308,7 @@ def _open_folder(path: Path) -> ModelFiles:
             tokenizer = from_folder(path)
             template = chat_template_from_folder(path, tokenizer)
             pooling = read_folder_pooling(path) or ("rank" if contents.config.classifier else None)
-            rules = read_folder_rules(path, _read_modules(path)[0])
+            rules = read_folder_rules(path, _read_modules(path)[0], contents.config.hidden)
             return ModelFiles(file, contents.tensors, contents.config, tokenizer, template, pooling, rules)
     except BaseException:
         file.close()
@@ -374,7 +374,7 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
         metadata={"general.name": path.resolve().name}
         | dict(metadata)
         | _state_pooling(path, metadata)
-        | read_folder_rules(path, _read_modules(path)[0]).to_metadata()
+        | read_folder_rules(path, _read_modules(path)[0], config.hidden).to_metadata()
         | tokenizer
         | ({_TYPE_COUNT: types} if (types := metadata.get(f"{OWN}token_types")) else {}),
         metadata_types={_CHARSMAP: "array[u8]"} if _CHARSMAP in tokenizer else {},

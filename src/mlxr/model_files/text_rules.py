@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlxr.core.errors import ModelError
-from mlxr.formats.safetensors import read_json_object
+from mlxr.formats.safetensors import open_safetensors, read_json_object, read_torch_tensors
 from mlxr.models.fields import OWN
 from mlxr.models.limits import MAX_CONTEXT
 
@@ -58,31 +61,42 @@ _KNOWN: tuple[tuple[str, Mapping[str, str]], ...] = (
 )
 
 
+Numbers = NDArray[np.float32]
+TokenProduct = tuple[Numbers, Numbers]
+
+
 @dataclass(frozen=True, slots=True)
 class TextRules:
     """`prompts` by their names, that which goes before texts that ask for none, and the most tokens that a text has.
 
-    With `leaves_prompts_out` the prompt's tokens are not pooled, which is not done here.
+    With `leaves_prompts_out` means are over the tokens behind the prompt. `sparse` and `multi` are weights (n, hidden)
+    and biases (n,) that make a number or a vector of the state of each token (bge-m3).
     """
 
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_prompt: str | None = None
     max_tokens: int | None = None
     leaves_prompts_out: bool = False
+    sparse: TokenProduct | None = field(default=None, compare=False)
+    multi: TokenProduct | None = field(default=None, compare=False)
 
     def to_metadata(self) -> dict[str, object]:
         """The keys that say the same in a GGUF file."""
         stated: dict[str, object] = {}
         if self.prompts:
-            words = {"prompts": dict(self.prompts), "default": self.default_prompt}
+            words: dict[str, object] = {"prompts": dict(self.prompts), "default": self.default_prompt}
+            words |= {"pooled": False} if self.leaves_prompts_out else {}
             stated[PROMPTS_KEY] = json.dumps(words, ensure_ascii=False)
         if self.max_tokens is not None:
             stated[TOKENS_KEY] = self.max_tokens
         return stated
 
 
-def read_folder_rules(folder: Path, pooling_place: str) -> TextRules:
-    """The rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and key."""
+def read_folder_rules(folder: Path, pooling_place: str, hidden: int) -> TextRules:
+    """The rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and key.
+
+    States have `hidden` numbers.
+    """
     stated = _read(folder / _CONFIG)
     pooled = _read(folder / pooling_place)
     lengths = [_read(path).get("max_seq_length") for path in sorted(folder.glob(_LENGTHS))]
@@ -93,7 +107,36 @@ def read_folder_rules(folder: Path, pooling_place: str) -> TextRules:
         place = folder.resolve()
         place = place.parent.parent if place.parent.name == "snapshots" else place  # of a hub's cache
         rules = TextRules(_find_known(f"{place.name}/{name}"), None, rules.max_tokens)
-    return TextRules(rules.prompts, rules.default_prompt, rules.max_tokens, pooled.get("include_prompt") is False)
+    return TextRules(
+        rules.prompts,
+        rules.default_prompt,
+        rules.max_tokens,
+        pooled.get("include_prompt") is False,
+        sparse=_read_product(folder, "sparse_linear", hidden, outputs=1),
+        multi=_read_product(folder, "colbert_linear", hidden),
+    )
+
+
+def _read_product(folder: Path, name: str, hidden: int, outputs: int | None = None) -> TokenProduct | None:
+    """A linear layer beside the model, in a .safetensors or as torch writes it; None where there is no such file."""
+    plain, torch = folder / f"{name}.safetensors", folder / f"{name}.pt"
+    if plain.is_file():
+        file = open_safetensors(plain)
+        try:
+            tensors = {key: tensor.to_float32() for key, tensor in file.tensors.items()}
+        finally:
+            file.close()
+    elif torch.is_file():
+        tensors = read_torch_tensors(torch)
+    else:
+        return None
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    fits = (
+        weight is not None and weight.ndim == 2 and weight.shape[1] == hidden and weight.shape[0] in range(1, 1 << 16)
+    )
+    if weight is None or bias is None or not fits or bias.shape != weight.shape[:1] or outputs not in (None, len(bias)):
+        raise ModelError(f"{name}: holds no weight ({outputs or 'n'}, {hidden}) with its bias")
+    return weight, bias
 
 
 def read_gguf_rules(metadata: Mapping[str, object]) -> TextRules:
@@ -109,7 +152,7 @@ def read_gguf_rules(metadata: Mapping[str, object]) -> TextRules:
         raise ModelError(f"{PROMPTS_KEY} must hold a JSON object")
     rules = _make_rules(words.get("prompts"), words.get("default"), length, PROMPTS_KEY)
     if rules.prompts:
-        return rules
+        return replace(rules, leaves_prompts_out=words.get("pooled") is False)
     names = "/".join(str(metadata.get(f"general.{key}") or "") for key in ("name", "basename", "size_label"))
     return TextRules(_find_known(names), None, rules.max_tokens)
 

@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import take_halves
+from mlxr.kernels.sources import pick_rows, take_halves
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import NO_ROPE, FeedForward, GatedDelta, Layer, Rope
-from mlxr.models.components.attention import GATE, QKV
+from mlxr.models.components.attention import GATE, QKV, QKV_OF_HEADS
 from mlxr.models.components.experts import ROUTER
 from mlxr.models.components.feed_forward import GATE_AND_UP
 from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
@@ -75,7 +75,8 @@ def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str
 def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
     """List what a file has as one tensor, and the parts: all that its family joins, or q, k and v."""
     joined, shapes = dict[str, tuple[str, ...]](), dict(layer.tensors(model.hidden))
-    if layer.attention is not None and (QKV in model.joins or f"blk.{index}.{QKV}.weight" in tensors):
+    has_qkv = f"blk.{index}.{QKV}.weight" in tensors or not {QKV, QKV_OF_HEADS}.isdisjoint(model.joins)
+    if layer.attention is not None and has_qkv:
         joined[QKV] = layer.attention.parts
     if isinstance(layer.feed_forward, FeedForward) and GATE_AND_UP in model.joins:
         joined[GATE_AND_UP] = layer.feed_forward.projections
@@ -131,6 +132,8 @@ def _split_layer(split: dict[str, TensorSource], model: Model, index: int) -> No
         joined, stop = split.pop(f"blk.{index}.{name}", None), 0
         if joined is None:
             continue
+        if name.startswith(QKV) and layer.attention is not None and QKV_OF_HEADS in model.joins:
+            joined = pick_rows(joined, layer.attention.order_joined())
         for part in parts:
             start, stop = stop, stop + shapes[part][0]
             split[f"blk.{index}.{part}"] = joined.take_rows(start, stop)

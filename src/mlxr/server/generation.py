@@ -33,13 +33,13 @@ from mlxr.server.request_fields import ParameterFields
 from mlxr.server.routes import note_ignored
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.work import look
-from mlxr.service.embedding import PromptChoice
+from mlxr.service.embedding import PromptChoice, choose_product
 from mlxr.service.identity import Planned, current_identity, find_hooks
 from mlxr.service.requests import ChatRequest, Prompt, R, TextRequest
 
 if TYPE_CHECKING:
     from mlxr.registry import AdapterRecord
-    from mlxr.service.embedding import Pooling, Vector
+    from mlxr.service.embedding import Kind, Pooling, Vector
     from mlxr.service.model_pool import ModelLease
     from mlxr.service.ranking import EngineRequest
     from mlxr.service.streams import AsyncStream
@@ -360,6 +360,29 @@ async def embed_all(
     headers = {POOLING_HEADER: session.describe_pooling(pooling)}
     headers |= {} if name is None else {PROMPT_HEADER: quote(name, safe=" .")}
     return vectors, sum(map(len, prompts)), headers
+
+
+async def embed_tokens(
+    request: Request,
+    lease: ModelLease,
+    texts: Sequence[Prompt],
+    kind: Kind,
+    choice: PromptChoice | None = None,
+    *,
+    field: str = "input",
+    truncates: bool = False,
+) -> tuple[list[dict[int, float] | Vector], int, dict[str, str]]:
+    """`embed_all` of what is made of each token's state: see `Session.finish_states`."""
+    session = lease.session
+    choose_product(session.loaded.text_rules, kind, "kind")
+    encode = partial(session.encode_texts, truncates=truncates)
+    prompts, _ = await session.run(encode, texts, field, choice or PromptChoice(), reads=texts)
+    states, tokens, headers = await embed_all(request, lease, prompts, "none", field=field)
+    made = await session.run(
+        lambda: [session.finish_states(kind, one, ids, "kind") for one, ids in zip(states, prompts, strict=True)],
+        reads=texts,
+    )
+    return made, tokens, headers | {POOLING_HEADER: kind}
 
 
 async def rank_all(

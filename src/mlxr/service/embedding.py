@@ -4,7 +4,7 @@ length 1, cut to fewer dimensions, and in fewer bits."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.engine.request import Pooling as Pooling
-from mlxr.loading import TextRules
+from mlxr.loading import TextRules, TokenProduct
 
 VectorPooling = Literal["mean", "last", "cls"]  # those that make one vector, which may be asked for
 POOLINGS: tuple[VectorPooling, ...] = get_args(VectorPooling)
@@ -91,6 +91,46 @@ def check_dimensions(asked: int | None, size: int, encodings: Iterable[str] = ()
         raise InvalidRequest(field, f"must be a multiple of 8 for {' and '.join(_BITS)}; got {asked or size}")
 
 
+Kind = Literal["dense", "sparse", "multi"]
+
+
+class TextTokens(list[int]):
+    """Token ids of a text, of which a mean leaves the first `unpooled` out: those of its prompt."""
+
+    unpooled = 0
+
+
+def choose_product(rules: TextRules, kind: Kind, field: str) -> TokenProduct:
+    """What makes a number (`sparse`) or a vector (`multi`) of a token's state; InvalidRequest where nothing does."""
+    found = rules.sparse if kind == "sparse" else rules.multi
+    if found is None:
+        file = "sparse_linear" if kind == "sparse" else "colbert_linear"
+        raise InvalidRequest(
+            field, f"{kind} wants {file}.safetensors or {file}.pt in the model's folder, as bge-m3 has it"
+        )
+    return found
+
+
+def weigh_tokens(
+    product: TokenProduct, states: Vector, token_ids: Sequence[int], ignored: Set[int]
+) -> dict[int, float]:
+    """The greatest weight above 0 of each token that is not `ignored`, made of a text's states (tokens, hidden)."""
+    weights = (states @ product[0].T + product[1])[:, 0]
+    found: dict[int, float] = {}
+    for token_id, weight in zip(token_ids, weights.tolist(), strict=True):
+        if token_id not in ignored and weight > found.get(token_id, 0.0):
+            found[token_id] = weight
+    return found
+
+
+def spread_tokens(product: TokenProduct, states: Vector) -> Vector:
+    """A vector of length 1 for each token but the first, (tokens - 1, n)."""
+    made = states[1:] @ product[0].T + product[1]
+    lengths = np.linalg.norm(made, axis=1, keepdims=True)
+    scaled: Vector = (made / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
+    return scaled
+
+
 _SAME_PROMPTS = (  # names that APIs and files have for one task
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
@@ -135,8 +175,6 @@ def choose_prompt(rules: TextRules, choice: PromptChoice) -> tuple[str | None, s
     if choice.input_type is not None:
         name = _find_prompt(rules, choice.input_type)
     text = choice.text if choice.text is not None else rules.prompts[name] if name is not None else ""
-    if text and rules.leaves_prompts_out:
-        raise InvalidRequest("prompt", "this model pools texts without their prompts, which mlxr does not do")
     return name, text
 
 

@@ -24,7 +24,7 @@ from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.chat import Chat, Rules, SizeBound, Turn, count_characters
 from mlxr.service.chat_templates import BROUGHT, choose_template
-from mlxr.service.embedding import Pooling
+from mlxr.service.embedding import Pooling, TextTokens
 from mlxr.service.messages import check_messages
 from mlxr.service.reasoning import GateTokens, ReasoningGate, Tags, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, Prompt, TextRequest, encode_prompt, find_message_ends, fit_window
@@ -247,9 +247,12 @@ class Preparation:
         adapter: AdapterChoice | Adapter | None = None,
     ) -> EngineRequest:
         """A text to embed; raises InvalidRequest."""
+        token_ids = self.encode_prompt(prompt)
+        unpooled = prompt.unpooled if isinstance(prompt, TextTokens) else 0
         return EngineRequest(
-            self.encode_prompt(prompt),
+            token_ids,
             pooling=pooling,
+            unpooled=min(unpooled, len(token_ids) - 1),  # something is left to make a vector of
             client=client,
             deadline_s=deadline_s,
             adapter=self.find_adapter(adapter),

@@ -31,7 +31,18 @@ from mlxr.loading import Adapter, GGUFFile, LoadedModel, Model, Progress
 from mlxr.registry import AdapterRecord
 from mlxr.service.adapters import SessionAdapters
 from mlxr.service.chat import SpecialGuard
-from mlxr.service.embedding import Pooling, PromptChoice, choose_pooling, choose_prompt, describe_pooling
+from mlxr.service.embedding import (
+    Kind,
+    Pooling,
+    PromptChoice,
+    TextTokens,
+    choose_pooling,
+    choose_product,
+    choose_prompt,
+    describe_pooling,
+    spread_tokens,
+    weigh_tokens,
+)
 from mlxr.service.identity import PageNames, PageSource
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
@@ -299,6 +310,20 @@ class Session:
         """`embed_all`, each as it comes; texts are read as there is room for them."""
         return embed_each(self._engine, (self._preparation.prepare_text(prompt, pooling) for prompt in prompts))
 
+    def embed_tokens(
+        self,
+        texts: Sequence[str],
+        kind: Kind,
+        choice: PromptChoice = PromptChoice(),  # noqa: B008 - a constant
+        *,
+        truncates: bool = False,
+    ) -> Iterator[dict[int, float] | Floats]:
+        """What is made of the states of each text's tokens (see `finish_states`), for a program that waits."""
+        choose_product(self.loaded.text_rules, kind, "kind")
+        token_ids = list(self.encode_each(texts, "texts", choice, truncates=truncates))
+        for ids, states in zip(token_ids, self.embed_each(token_ids, "none"), strict=True):
+            yield self.finish_states(kind, states, ids, "kind")
+
     async def embed(
         self,
         prompt: Prompt,
@@ -407,14 +432,39 @@ class Session:
     ) -> Iterator[list[int]]:
         """`encode_texts`, one text after the other."""
         _, prompt = choose_prompt(self.loaded.text_rules, choice)
+        unpooled = self._count_unpooled(prompt)
         for number, text in enumerate(texts):
             try:
-                yield self._encode_text(text, prompt, choice, truncates, parse_special)
+                token_ids = self._encode_text(text, prompt, choice, truncates, parse_special)
+                if unpooled and isinstance(text, str):
+                    token_ids = TextTokens(token_ids)
+                    token_ids.unpooled = unpooled
+                yield token_ids
             except ContextFull as error:
                 reason = f"text {number}: {error.reason}"
                 raise ContextFull(field, reason, error.prompt_tokens, error.context_tokens) from None
             except InvalidRequest as error:
                 raise InvalidRequest(field, f"text {number}: {error.reason}") from None
+
+    def _count_unpooled(self, prompt: str) -> int:
+        """Count the first tokens of a text that a mean leaves out, where the model's files say that it is without the
+        prompt: as in sentence-transformers all that the prompt alone becomes, but for a special token at its end."""
+        if not prompt or not self.loaded.text_rules.leaves_prompts_out:
+            return 0
+        token_ids = self.encode_prompt(prompt, parse_special=False)
+        return len(token_ids) - self.tokenizer.is_special(token_ids[-1])
+
+    def finish_states(
+        self, kind: Kind, states: Floats, token_ids: Sequence[int], field: str
+    ) -> dict[int, float] | Floats:
+        """What a text becomes other than one vector, of its states (tokens, hidden): the weights of its tokens by their
+        ids (`sparse`), or a vector for each token but the first (`multi`). Raises InvalidRequest naming `field`."""
+        product = choose_product(self.loaded.text_rules, kind, field)
+        if kind == "multi":
+            return spread_tokens(product, states)
+        unknown = (self.tokenizer.token_id("<unk>"), self.tokenizer.token_id("[UNK]"))
+        ignored = {one for one in set(token_ids) if self.tokenizer.is_special(one) or one in unknown}
+        return weigh_tokens(product, states, token_ids, ignored)
 
     def _encode_text(
         self, text: Prompt, prompt: str, choice: PromptChoice, truncates: bool, parse_special: bool

@@ -17,6 +17,7 @@ from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, c
 
 SINKS = "attn_sinks.weight"
 QKV = "attn_qkv"  # what some files keep the weights of a product as: the rows of one part after those of another
+QKV_OF_HEADS = "attn_qkv of heads"  # the same where each head has its query, its key and its value together
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
 OWN_GATE = "attn_gate"  # a gate with a weight of its own
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
@@ -189,6 +190,16 @@ class Attention:
         q = w.numbers("attn_q_norm.weight").reshape(-1)
         k = q if self.projected == "q" else w.numbers("attn_k_norm.weight").reshape(-1)
         return HeadNorms(q, k, w.norms.eps, self.norms_values, self.head_norms)
+
+    def order_joined(self) -> list[int]:
+        """Return where the rows of all queries, keys and values are that files have as QKV_OF_HEADS."""
+        step = len(self.parts) * self.head_dim
+        return [
+            head * step + part * self.head_dim + row
+            for part in range(len(self.parts))
+            for head in range(self.heads)
+            for row in range(self.head_dim)
+        ]
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Make one tensor of the norms of all heads, where a file has one for each. Raises ModelError without one."""

@@ -21,7 +21,7 @@ from mlxr.models.components.feed_forward import HALVES, FeedForward
 from mlxr.models.components.weights import Flow, LayerWeights, Tensors, list_product
 
 ROUTER, CHOICE_BIAS, EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
-SHARED_GATE = "ffn_gate_inp_shexp"
+SHARED_GATE, SUM_BIAS = "ffn_gate_inp_shexp", "ffn_exps.bias"
 ROUTER_SCALE = "ffn_gate_inp.scale"
 DENSE_POST_NORM, EXPERTS_NORM, EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
 _FLOAT_TYPES = ("f32", "f16", "bf16")
@@ -42,6 +42,7 @@ class Experts:
     expert_scales: bool = False  # that shares are multiplied by
     shared_features: int = 0  # of a block that all tokens go through, too
     shared_gate: bool = False  # a number of each token says how much of that block counts
+    sum_bias: bool = False  # added once to what the experts of a token give
 
     def __post_init__(self) -> None:
         rule, count = self.rule, self.count
@@ -100,6 +101,8 @@ class Experts:
             yield from self.shared.tensors(hidden)
         if self.shared_gate:
             yield f"{SHARED_GATE}.weight", (hidden,)
+        if self.sum_bias:
+            yield SUM_BIAS, (hidden,)
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights: the chosen experts, then the block that all tokens go through.
@@ -116,7 +119,11 @@ class Experts:
             yield from flow.multiply()
             return
         experts = yield from self.route(w, flow.source)
+        if self.sum_bias:
+            yield MatMul(w.bias_alone(SUM_BIAS, self.count), "x", "other")
         yield MixExperts(experts, self.rule.used, flow.source, flow.target)
+        if self.sum_bias:
+            yield Add(flow.target)
         if self.shared is not None:
             yield from self.shared.operators(w, Flow(flow.source, "other"))
             if self.shared_gate:
@@ -154,6 +161,7 @@ class Experts:
             tensors[name] = as_float32(gate).take_matrix(0)
         self._part_gate_and_up(tensors, prefix)
         for name in (*self.projections, "ffn_down"):
+            _part_flat(tensors, f"{prefix}{name}_exps.weight", self.count, turned=name == "ffn_down")
             if f"{prefix}{name}.0.weight" in tensors:
                 _stack_experts(tensors, prefix, name, self.count)
 
@@ -166,6 +174,16 @@ class Experts:
             first, stop = half * self.features, (half + 1) * self.features
             parts = [joined.take_matrix(expert).take_rows(first, stop) for expert in range(self.count)]
             tensors[f"{prefix}{name}_exps.weight"] = Stack(f"{prefix}{name}_exps.weight", parts)
+
+
+def _part_flat(tensors: dict[str, TensorSource], name: str, count: int, *, turned: bool) -> None:
+    """Make a stack of matrices that lie behind one another as one; `turned`: their rows and columns are exchanged."""
+    flat = tensors.get(name)
+    if flat is None or len(flat.shape) != 2 or flat.shape[0] % count:
+        return
+    rows = flat.shape[0] // count
+    parts = [flat.take_rows(expert * rows, (expert + 1) * rows) for expert in range(count)]
+    tensors[name] = Stack(name, [Columns(part, range(flat.shape[1])) for part in parts] if turned else parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mlxr.core.errors import DeviceError, ModelError, SettingError
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers.operators import AllReduce, MatMul, Norm, NormKind, NormWeight, Operator, Register, Scale
 from mlxr.kernels.linear import LinearWeight, leave, prepare
-from mlxr.kernels.sources import as_float32
+from mlxr.kernels.sources import as_float32, make_zeros
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 
 FULL_PERCENT = 90  # of the free memory: weights that take more leave too little for the cache
@@ -182,6 +182,11 @@ class LayerWeights:
         biases = [self.vector(f"{name}.bias")] if bias else None
         full_name = f"{self.prefix}{name}.weight"
         return prepare(self.ctx, [as_float32(self.model.tensors[full_name])], biases, (full_name,))
+
+    def bias_alone(self, name: str, columns: int) -> LinearWeight:
+        """Return a weight that makes the bias of that name of any `columns` finite numbers."""
+        bias, full_name = self.vector(name), self.prefix + name
+        return prepare(self.ctx, [make_zeros(full_name, len(bias), columns)], [bias], (full_name,))
 
     def expert(self, names: tuple[str, ...], expert: int) -> LinearWeight:
         """Return the matrices of one expert, out of stacks of all; left in the file where not all are in memory."""

@@ -31,6 +31,7 @@ NAMES = {
 NO_POOLER = {"pooler.dense.weight": "", "pooler.dense.bias": ""}  # which no vector is made with
 _CLASSIFIED = {f"classifier.{end}": f"cls.output.{end}" for end in ("weight", "bias")}
 _POOLED = {f"pooler.dense.{end}": f"cls.{end}" for end in ("weight", "bias")}
+BERT_CLASSIFIER = _POOLED | _CLASSIFIED
 _DENSE = {f"classifier.dense.{end}": f"cls.{end}" for end in ("weight", "bias")}
 _PROJECTED = {f"classifier.out_proj.{end}": f"cls.output.{end}" for end in ("weight", "bias")}
 
@@ -77,7 +78,7 @@ def build(m: Metadata) -> Model:
 
 
 _ENCODER = TensorLayout(NAMES | NO_POOLER)
-_RANKER = TensorLayout(NAMES | _POOLED | _CLASSIFIED)
+_RANKER = TensorLayout(NAMES | BERT_CLASSIFIER)
 _ROBERTA_RANKER = TensorLayout(NAMES | NO_POOLER | _DENSE | _PROJECTED)
 FAMILIES = (
     Family(

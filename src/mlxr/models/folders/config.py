@@ -164,9 +164,10 @@ class FolderConfig:
     ) -> None:
         self.whole, self.fields, self.out, self._tensors = whole, fields, out, tensors
 
-    def rename(self, names: Mapping[str, str]) -> FolderConfig:
-        """Return the same with the keys of an older spelling by their newer names, which errors name."""
-        values = {names.get(name, name): self.fields.get(name) for name in self.fields.names()}
+    def rename(self, names: Mapping[str, str], usual: Mapping[str, object] = NO_TENSORS) -> FolderConfig:
+        """Return the same with the keys of an older spelling by their newer names, which errors name, and with `usual`
+        ones where they are missing."""
+        values = {**usual} | {names.get(name, name): self.fields.get(name) for name in self.fields.names()}
         return FolderConfig(self.whole, Fields(values), self.out)
 
     # Sizes.

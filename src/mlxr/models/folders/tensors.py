@@ -135,7 +135,7 @@ _NOT_TEXT = re.compile(
     rf"(model\.)?({_OTHER_PARTS})\..+"
     r"|(bert\.|roberta\.)?embeddings\.position_ids|cls\.(predictions|seq_relationship)\..+"  # of masked words
 )
-_ENCODER_LAYER = re.compile(r"^(encoder\.layers?|(transformer\.)?h)\.")
+_ENCODER_LAYER = re.compile(r"^(encoder\.(layers?|block)|(model\.)?transformer_encoder|(transformer\.)?h)\.")
 _BARE = re.compile(r"^(layers\.[0-9]|embed_tokens\.|norm\.).+")  # of models without a head
 _ENCODER_PREFIXES = ("bert.", "roberta.")
 # A layer that drafts tokens, where it stands apart from the others, and what stands around it (Qwen3.5).
@@ -183,8 +183,9 @@ def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | N
     head_norm = None if layer is None else _HEAD_NORM.fullmatch(layer[2])
     if layer is not None and head_norm is not None:
         return f"blk.{layer[1]}.attn_{head_norm[1]}_norm.{head_norm[2]}.{layer[3]}"
-    if whole is not None and whole[2] in WHOLE_NAMES:
-        return f"blk.{whole[1]}.{WHOLE_NAMES[whole[2]]}"
+    entire = None if whole is None else names.get(whole[2], WHOLE_NAMES.get(whole[2]))
+    if whole is not None and entire is not None:
+        return f"blk.{whole[1]}.{entire}"
     if layer is not None:
         part = _name_expert(layer[2], layer[3])
     else:

@@ -14,12 +14,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.generation import borrow, embed_all
+from mlxr.server.generation import borrow, embed_all, embed_tokens
 from mlxr.server.openai.fields import Count, PromptFields
 from mlxr.server.openai.replies import ERRORS
 from mlxr.server.request_fields import MAX_PROMPTS, Prompts, read_prompt, split_prompts
 from mlxr.server.routes import JsonObject, ReplyModel, Router, reply_json
-from mlxr.service.embedding import Encoding, VectorPooling, check_dimensions, scale_vector, spell_vector
+from mlxr.service.embedding import (
+    Encoding,
+    Kind,
+    Vector,
+    VectorPooling,
+    check_dimensions,
+    scale_vector,
+    spell_vector,
+)
 
 router = Router()
 Dtype = Literal["float", "int8", "uint8", "binary", "ubinary"]
@@ -44,6 +52,11 @@ class EmbeddingRequest(PromptFields):
         validation_alias=AliasChoices("dimensions", "output_dimension"),
         description="Keep the first so many numbers, scaled to length 1 again.",
     )
+    kind: Kind = Field(
+        "dense",
+        description="Additions, for models such as bge-m3: `sparse` gives the weights of a text's tokens, `multi` a "
+        "vector for each of them.",
+    )
     pooling: VectorPooling | None = Field(
         None,
         description="Which tokens the vector is made of: all (`mean`), the `last` or the first (`cls`). An addition to "
@@ -56,12 +69,19 @@ class EmbeddingRequest(PromptFields):
     )
 
 
+class TokenWeights(ReplyModel):
+    """The weights of a text's tokens, and which tokens these are."""
+
+    indices: list[int]
+    values: list[float]
+
+
 class EmbeddingReply(ReplyModel):
     """One vector: numbers, or base64 of little-endian numbers."""
 
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float] | list[int] | str
+    embedding: list[float] | list[int] | str | list[list[float]] | TokenWeights
 
 
 class EmbeddingUsage(ReplyModel):
@@ -89,6 +109,15 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     check_dimensions(body.dimensions, session.config.vector_size, [encoding])
     given, _ = split_prompts(body.input, "input")
     texts = [read_prompt(session, one, "input", parse_special=False) for one in given]
+    name = body.model or lease.record.short_name
+    if body.kind != "dense":
+        _refuse_dense_fields(body)
+        made, tokens, headers = await embed_tokens(
+            request, lease, texts, body.kind, body.prompt_choice, truncates=bool(body.truncate)
+        )
+        listed = [EmbeddingReply(index=index, embedding=_spell_tokens(one)) for index, one in enumerate(made)]
+        counted = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+        return reply_json(EmbeddingList(data=listed, model=name, usage=counted), headers=headers)
     vectors, tokens, headers = await embed_all(
         request, lease, texts, body.pooling, body.prompt_choice, truncates=bool(body.truncate)
     )
@@ -99,9 +128,45 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
         )
         for index, vector in enumerate(vectors)
     ]
-    name = body.model or lease.record.short_name
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
     return reply_json(EmbeddingList(data=data, model=name, usage=usage), headers=headers)
+
+
+def _refuse_dense_fields(body: EmbeddingRequest) -> None:
+    for name in ("dimensions", "pooling", "output_dtype"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(name, f"is for vectors of whole texts, and kind is {body.kind}")
+    if body.encoding_format not in (None, "float"):
+        raise InvalidRequest("encoding_format", f"must be float where kind is {body.kind}")
+
+
+def _spell_tokens(made: dict[int, float] | Vector) -> list[list[float]] | TokenWeights:
+    if isinstance(made, dict):
+        order = sorted(made)
+        return TokenWeights(indices=order, values=[made[one] for one in order])
+    vectors: list[list[float]] = made.tolist()
+    return vectors
+
+
+class SparseRequest(PromptFields):
+    """Turn texts into the weights of their tokens, as TEI's clients ask."""
+
+    model: str | None = None
+    inputs: str | Texts
+    truncate: bool = False
+    truncation_direction: Literal["Right", "right"] | None = None
+
+
+@router.post("/v1/embed_sparse", responses=ERRORS)
+async def embed_sparse(request: Request, body: SparseRequest) -> Response:
+    """The weights of each text's tokens, for models that make them (bge-m3)."""
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    lease = await borrow(request, body.model)
+    made, _, headers = await embed_tokens(
+        request, lease, texts, "sparse", body.prompt_choice, field="inputs", truncates=body.truncate
+    )
+    rows = [[{"index": one, "value": row[one]} for one in sorted(row)] for row in made if isinstance(row, dict)]
+    return JSONResponse(rows, headers=headers)
 
 
 class EmbedRequest(PromptFields):
