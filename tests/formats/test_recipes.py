@@ -208,6 +208,8 @@ def test_what_stays_f32(recipe: str) -> None:
         ("blk.0.attn_q.bias", (512,)),
         ("blk.0.ffn_gate_inp.weight", (8, 512)),
         ("rope_freqs.weight", (32,)),
+        ("position_embd.weight", (512, 512)),
+        ("token_types.weight", (2, 512)),
     ):
         assert tensor_type(recipe, name, shape, layer=0, layers=2, tied_output=False, query_groups=1) == "f32"
 

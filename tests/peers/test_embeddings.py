@@ -50,8 +50,9 @@ def check_vectors(path: Path) -> None:
 @pytest.mark.parametrize("case", ENCODERS)
 def test_encoders(case: str, tmp_path: Path) -> None:
     folder = make_encoder_folder(tmp_path / "folder", case, (f"Pooling:{ENCODERS[case]}",))
-    run("convert", folder, tmp_path / "model.gguf", "--type", "f32")
-    check_vectors(tmp_path / "model.gguf")
+    for type_name in ("f32", "f16"):
+        run("convert", folder, tmp_path / f"{type_name}.gguf", "--type", type_name)
+        check_vectors(tmp_path / f"{type_name}.gguf")
 
 
 def test_a_llama_that_sees_whole_texts(tmp_path: Path) -> None:
