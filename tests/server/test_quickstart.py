@@ -1,4 +1,4 @@
-"""docs/quickstart.md: every command and every program in it runs, and every setting and flag it names exists."""
+"""docs/quickstart.md and the README: their commands and programs run, and the settings and flags in them exist."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ def read_commands() -> list[str]:
 
 
 COMMANDS = read_commands()
+README = (TESTS.parent / "README.md").read_text()
+README_LINES = [
+    part.strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    for part in line.partition("  #")[0].split(" && ")
+]
+OTHERS = ("python3 -m venv", ". env/bin/activate", "pip install FILE.whl", "claude ", "codex ")  # programs of others
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -167,6 +175,22 @@ def test_every_command(run: Callable[[str], str]) -> None:
     assert all("ready: " in output for command, output in outputs.items() if command.startswith("mlxr serve"))
     assert "ready: model\n" in outputs["mlxr serve model.gguf --port 8080"]
     assert outputs["mlxr run coder < question.txt"].strip()
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme(run: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    lines = [re.sub(r'^eval "\$\((.*)\)"$', r"\1", line) for line in README_LINES if not line.startswith(OTHERS)]
+    assert len(lines) > 12
+    outputs = {line: run(line) for line in lines}
+    assert not [line for line, output in outputs.items() if not output.strip() and "--write" not in line]
+    assert "os.path.join" in outputs['mlxr run demo "What does os.path.join do?"']
+    assert "export OPENAI_BASE_URL=" in outputs["mlxr connect openai"]
+    subprocess.run(["bash", "-ec", outputs["mlxr connect openai"] + 'test -n "$OPENAI_API_KEY"'], check=True)
+    assert opened
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(program, {})
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.split()[1])

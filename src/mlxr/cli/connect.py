@@ -133,7 +133,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "openai": Recipe(
         "clients of OpenAI",
-        "any program that reads these",
+        "# any program that reads these",
         variables={"OPENAI_BASE_URL": "URL/v1", "OPENAI_API_KEY": "KEY"},
     ),
 }
