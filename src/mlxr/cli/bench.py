@@ -199,6 +199,11 @@ def profile(
     for phase in phases:
         print_phase(phase, limits, is_gpu=loaded.ctx.gpu is not None)
     print(f"on {loaded.ctx.device} ({loaded.ctx.isa}), {loaded.ctx.threads} threads{describe_limits(limits)}")
+    rates = [rate(row, phase, limits) for phase in phases for row in phase.profile.kernels]
+    if max((rate[name] or 0 for rate in rates for name in ("read_share", "macs_share")), default=0) > 1:
+        print_note(
+            f"over 100 %: caches, or a machine that was busy when probed; `mlxr bench {model} --probe` measures it"
+        )
 
 
 def find_limits(loaded: LoadedModel, settings: Settings) -> MachineLimits | None:

@@ -310,7 +310,9 @@ def _check_listed(reference: Reference, endpoint: str, response: httpx.Response)
     if status == 200:
         return
     if code == "GatedRepo":
-        raise HubError(f"{reference.repo_id}: the hub wants its terms accepted, and a token (`hf auth login`, or HF_TOKEN)")
+        raise HubError(
+            f"{reference.repo_id}: the hub wants its terms accepted, and a token (`hf auth login`, or HF_TOKEN)"
+        )
     bad_token = response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header"
     if code == "RepoNotFound" or status == 404 or (status == 401 and not bad_token):
         raise NotFound(f"{reference.repo_id}: {endpoint} has no such model, or it is private")
