@@ -58,7 +58,7 @@ README_LINES = [
     part.strip()
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
-    for part in line.partition("  #")[0].split(" && ")
+    for part in line.partition(" #")[0].split(" && ")
 ]
 OTHERS = ("python3 -m venv", ". env/bin/activate", "pip install FILE.whl", "claude ", "codex ")  # programs of others
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
