@@ -6,6 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+from typer.main import get_command
+
+from mlxr.cli.main import COMMANDS, build_app
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -57,6 +61,29 @@ def test_the_make_targets_named_exist() -> None:
 def test_nothing_is_to_be_installed_from_an_index_that_does_not_have_it() -> None:
     places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
     assert not [path for path in places if re.search(r"pip install '?mlxr\b", path.read_text())]
+
+
+def test_commands_and_flags_in_all_pages_exist() -> None:
+    """The first pages and the guides are also run; this holds for what stands in the others, such as a large model."""
+    flags: dict[str, set[str]] = {}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("Dockerfile")]:
+        text = page.read_text()
+        lines = [
+            line for body in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL) for line in body.splitlines()
+        ]
+        for line in [*lines, *re.findall(r"`(mlxr [^`]+)`", text)]:
+            for words in re.findall(r"(?:^|[|&(] ?)mlxr ([^#|&\n]*)", line):
+                name, *rest = words.split() or [""]
+                if not re.fullmatch("[a-z]+", name):
+                    continue
+                assert name in {row.name for row in COMMANDS}, f"{page}: {line}"
+                if name not in flags:
+                    command = get_command(build_app([name, "--help-all"])).commands[name]  # type: ignore[attr-defined]
+                    flags[name] = {flag for option in command.params for flag in option.opts} | {"--help", "--help-all"}
+                ours = rest[: rest.index("--")] if "--" in rest else rest
+                given = {word.partition("=")[0] for word in ours if re.match("--[a-z]", word)}
+                assert given <= flags[name], f"{page}: {line}"
+    assert len(flags) > 20
 
 
 def test_the_site_has_every_page() -> None:
