@@ -37,7 +37,7 @@ from mlxr.model_files.tower import take_folder_tower
 from mlxr.models import Decoder
 from mlxr.models.tower import Tower
 
-PLACE, FACTOR, LONGEST = 120, 16, 200
+PLACE, LONGEST = 120, 200
 SIZES = (64, 96), (48, 32), (32, 112)  # of the pictures, whose rows are 24, 6 and 14
 SCHEDULES, THOROUGH_SCHEDULES = 100, 6  # of each case
 Asked = tuple[tuple[int, ...], tuple[int, ...], int, int]  # tokens, pictures, tokens of an answer, answers
@@ -56,24 +56,32 @@ def build(case: str, threads: int = 2, isa: str | None = None) -> tuple[Decoder,
 
 
 @cache
-def make_picture(number: int) -> Picture:
-    height, width = SIZES[number]
-    return Picture(draw_picture(height, width, number), (height // FACTOR, width // FACTOR), b"tower")
+def make_picture(case: str, number: int) -> Picture:
+    """One of three, which some towers see in one size alone."""
+    spec = build(case)[1].spec
+    height, width = SIZES[number] if spec.positions != "own" else (spec.side * spec.patch,) * 2
+    pixels = draw_picture(height, width, number)
+    return Picture(pixels, spec.find_grid(pixels), b"tower")
 
 
-def write_prompt(parts: list[list[int] | int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def see(model: Decoder, tower: Tower, **options: Any) -> Encoder:
+    config = model.config
+    return Encoder(tower.encode, turns=config.turns_pictures, is_whole=config.sees_whole_pictures, **options)
+
+
+def write_prompt(case: str, parts: list[list[int] | int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens of texts and of the pictures with these numbers, and the latter."""
     tokens: list[int] = []
     for part in parts:
-        tokens += [PLACE] * make_picture(part).tokens if isinstance(part, int) else part
+        tokens += [PLACE] * make_picture(case, part).tokens if isinstance(part, int) else part
     return tuple(tokens), tuple(part for part in parts if isinstance(part, int))
 
 
-def make_request(asked: Asked) -> EngineRequest:
+def make_request(case: str, asked: Asked) -> EngineRequest:
     tokens, numbers, most, n = asked
     placed, at = [], 0
     for number in numbers:
-        placed.append(Placed(make_picture(number), tokens.index(PLACE, at)))
+        placed.append(Placed(make_picture(case, number), tokens.index(PLACE, at)))
         at = placed[-1].stop
     shown = Pictures(tuple(placed), len(tokens)) if placed else None
     return EngineRequest(tokens, make_params(most, n), pictures=shown)
@@ -84,20 +92,20 @@ def answer_alone(case: str, kv_type: str, asked: Asked) -> dict[int, Answer]:
     """By an engine that keeps all positions, in one page for each sequence."""
     model, tower = build(case)
     options: dict[str, Any] = {"kv_cache": "simple", "kv_type": kv_type, "pages": 4, "draft": "off"}
-    with closing(open_engine(model, model.ctx, max_sequences=4, encoder=Encoder(tower.encode), **options)) as engine:
-        engine.submit(make_request(asked))
+    with closing(open_engine(model, model.ctx, max_sequences=4, encoder=see(model, tower), **options)) as engine:
+        engine.submit(make_request(case, asked))
         events = []
         while engine.has_work:
             events += engine.step()
         return collect(events)
 
 
-def draw_prompt(chance: random.Random, text: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def draw_prompt(chance: random.Random, case: str, text: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Beginnings that many have in common: texts, then pictures with texts between and behind them."""
     parts: list[list[int] | int] = [text[: chance.choice([1, 5, 37])]]
     for number in range(chance.choice([0, 1, 1, 2, 2])):
         parts += [chance.choice([number, number, 2]), text[: chance.choice([0, 1, 9])]]
-    return write_prompt([*parts, [chance.randrange(PLACE) for _ in range(chance.choice([1, 2, 40]))]])
+    return write_prompt(case, [*parts, [chance.randrange(PLACE) for _ in range(chance.choice([1, 2, 40]))]])
 
 
 def watch_openings(engine: Engine, happened: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +131,8 @@ def run_schedule(
     kv_type, page_size = chance.choice(["bf16", "f32", "f16"]), chance.choice([1, 5, 16, 32])
     chunk_tokens, kept_bytes = chance.choice([3, 40, 200]), chance.choice([1, 1 << 20])
     shapes = form_groups(model.config.cache_layers).paged
-    least_pages = max((shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes), default=1)
+    longest_chunk = max(chunk_tokens, *(make_picture(case, number).tokens for number in range(len(SIZES))))
+    least_pages = max((shape.count_peak(LONGEST, longest_chunk, page_size) for shape in shapes), default=1)
     pages = least_pages * chance.choice([1, 1, 2, 4]) + chance.choice([0, 1, 3])
     text = [chance.randrange(PLACE) for _ in range(40)]
     kind = chance.choice(["none", "oracle", "model"])
@@ -132,7 +141,7 @@ def run_schedule(
     texts: list[list[int]] = []
     for _ in range(1 if folder is None else 2):
         times = itertools.accumulate(chance.choice([0.1, 0.6, 2.0]) * STEP_S for _ in itertools.count())
-        encoder = Encoder(tower.encode, nbytes=kept_bytes, clock=times.__next__)
+        encoder = see(model, tower, nbytes=kept_bytes, clock=times.__next__)
         settings = ModelSettings(
             kv_type=kv_type,
             page_size=page_size,
@@ -182,11 +191,11 @@ def ask(
     events: dict[int, list[Any]] = {}
     for step in range(3000):
         if step < 24 and chance.random() < 0.25:
-            prompt, shown = draw_prompt(chance, text)
+            prompt, shown = draw_prompt(chance, case, text)
             one = prompt, shown, chance.choice([1, 9, 20]), chance.choice([1, 1, 2, 4])
             for answer in answer_alone(case, kv_type, one).values():
                 texts.append([*prompt, *(token for token, _ in answer if token is not None)])
-            asked[engine.submit(make_request(one))] = one
+            asked[engine.submit(make_request(case, one))] = one
             happened["four answers"] += one[3] == 4 and bool(shown)
         for event in engine.step():
             events.setdefault(event.sequence_id, []).append(event)
