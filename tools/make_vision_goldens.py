@@ -21,6 +21,7 @@ import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 TESTS = Path(__file__).parents[1] / "tests" / "models"
@@ -144,6 +145,44 @@ SMOL = {
         "vision_config": SIGLIP | {"model_type": "smolvlm_vision", "image_size": 32, "vision_use_head": None},
     }
 }
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "image_size": 64,
+    "patch_size": 8,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
+}
+MISTRAL_TEXT = TEXT | {"model_type": "mistral", "sliding_window": None}
+MISTRAL = {
+    "mistral3": {
+        "model_type": "mistral3",
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "image_token_index": IMAGE,
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": False,
+        "tie_word_embeddings": False,
+        "text_config": MISTRAL_TEXT,
+        "vision_config": PIXTRAL,
+    },
+    "pixtral": {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "projector_hidden_act": "gelu",
+        "tie_word_embeddings": False,
+        "text_config": MISTRAL_TEXT,
+        "vision_config": PIXTRAL | {"patch_size": 16, "hidden_act": "gelu"},
+    },
+}
 MEAN, DEVIATION = [0.5, 0.4, 0.5], [0.5, 0.5, 0.6]
 QWEN_PREPARES = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -164,6 +203,13 @@ SMOL_PREPARES = {
     "image_processor_type": "SmolVLMImageProcessor",
     "size": {"longest_edge": 64},
     "max_image_size": {"longest_edge": 32},
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
+}
+MISTRAL_PREPARES = {
+    "image_processor_type": "PixtralImageProcessor",
+    "patch_size": {"height": 16, "width": 16},  # with what is merged
+    "size": {"longest_edge": 64},
     "image_mean": MEAN,
     "image_std": DEVIATION,
 }
@@ -230,6 +276,18 @@ def show_smol(_: dict[str, Any], pictures: list[Any]) -> Answer:
     return given, list_tiles(made["pixel_values"][0]), words
 
 
+def show_mistral(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a Mistral sees them: a break behind each line of rows but the last."""
+    inputs = PixtralImageProcessorPil(**settle(MISTRAL_PREPARES))(pictures, return_tensors="pt")
+    made = [PixtralImageProcessorPil(**settle(MISTRAL_PREPARES, **RAW))(one, return_tensors="np") for one in pictures]
+    words = []
+    for height, width in inputs["image_sizes"].tolist():
+        lines = [token for _ in range(height // 16) for token in (*[IMAGE] * (width // 16), 123)]
+        words.append([*lines[:-1], END])
+    tiles = [tile for one in made for tile in list_tiles(one["pixel_values"])]
+    return {"pixel_values": inputs["pixel_values"], "image_sizes": inputs["image_sizes"]}, tiles, words
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     **{
         name: (config | IDS | {"tie_word_embeddings": False}, QWEN_PREPARES, show_qwen, "mm_token_type_ids")
@@ -237,6 +295,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     },
     **{name: (config, GEMMA_PREPARES, show_gemma, "token_type_ids") for name, config in GEMMA.items()},
     **{name: (config, SMOL_PREPARES, show_smol, "") for name, config in SMOL.items()},
+    **{name: (config, MISTRAL_PREPARES, show_mistral, "") for name, config in MISTRAL.items()},
 }
 
 
@@ -269,6 +328,13 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
         return (max(1, grid[0]), max(1, grid[1])), list_tiles(made["pixel_values"][0])
 
     rules.append(({"kind": "tiles", "tile": 32, "longest": 128, "most": 99}, cut))
+    pixtral = PixtralImageProcessorPil(size={"longest_edge": 420}, patch_size={"height": 28, "width": 28}, **RAW)
+    rules.append(
+        (
+            {"kind": "within", "factor": 28, "longest": 420, "most": 999},
+            lambda one: ((1, 1), list_tiles(pixtral(one, return_tensors="np")["pixel_values"])),
+        )
+    )
     return rules
 
 

@@ -133,12 +133,18 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
             "is_deepstack_layers": [index in spec.taps for index in range(spec.layers)],
         },
         "gemma3": {"projector.scale_factor": spec.merge},
+        "pixtral": {"spatial_merge_size": spec.merge if spec.merge > 1 else None},
         "idefics3": {"projector.scale_factor": spec.merge, "preproc_image_size": spec.longest},
     }[family.projector]
     metadata |= {f"clip.vision.{key}": value for key, value in own.items()}
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
+    if spec.gated:
+        metadata |= {"clip.use_gelu": spec.activation != "silu", "clip.use_silu": spec.activation == "silu"}
     naming = _name_qwen_tensors if family.projector.startswith("qwen") else _name_siglip_tensors
     tensors = naming(weights, spec.taps)
+    for name in [name for name in tensors if spec.gated and name.endswith(("attn_q.weight", "attn_k.weight"))]:
+        halves = tensors[name].reshape(spec.heads, 2, -1, spec.hidden)
+        tensors[name] = halves.swapaxes(1, 2).reshape(spec.hidden, spec.hidden)
     write_gguf(
         path,
         metadata,
@@ -181,6 +187,21 @@ _SIGLIP = {
     "post_layernorm": "v.post_ln",
     "mm_soft_emb_norm": "mm.soft_emb_norm",
     "connector.modality_projection.proj": "mm.model.fc",
+    "patch_conv": "v.patch_embd",
+    "ln_pre": "v.pre_ln",
+    "norm": "mm.input_norm",
+    "patch_merger.merging_layer": "mm.patch_merger",
+    "linear_1": "mm.1",
+    "linear_2": "mm.2",
+    "attention.q_proj": "attn_q",
+    "attention.k_proj": "attn_k",
+    "attention.v_proj": "attn_v",
+    "attention.o_proj": "attn_out",
+    "attention_norm": "ln1",
+    "ffn_norm": "ln2",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -199,8 +220,8 @@ def _name_siglip_tensors(weights: Weights, _: tuple[int, ...]) -> Weights:
         stem, _, end = name.removeprefix("vision_model.").rpartition(".")
         if "language_model" in full_name or "text_model" in full_name:
             continue
-        if stem.startswith("encoder.layers."):
-            number, _, module = stem.removeprefix("encoder.layers.").partition(".")
+        if stem.startswith(("encoder.layers.", "transformer.layers.")):
+            number, _, module = stem.partition("layers.")[2].partition(".")
             tensors[f"v.blk.{number}.{_SIGLIP[module]}.{end}"] = values
         elif name == "mm_input_projection_weight":
             tensors["mm.input_projection.weight"] = values

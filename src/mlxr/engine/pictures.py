@@ -220,10 +220,11 @@ class Encoder:
         for part in parts:
             start, count = part.start_token, len(part.token_ids)
             ends.append(np.arange(start + 1, start + count + 1, dtype=np.int32))
-            if part.pictures is None:
+            if part.pictures is None or not self._turns:
                 axes.append(np.broadcast_to(np.arange(start, start + count, dtype=np.int32), (3, count)))
             else:
                 axes.append(part.pictures.find_axes(start, count))
+            if part.pictures is not None:
                 for one in part.pictures.overlap(start, start + count):
                     low, high = max(start, one.start), min(start + count, one.stop)
                     ends[-1][low - start : high - start] = one.stop

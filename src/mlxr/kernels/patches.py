@@ -51,6 +51,12 @@ def pick_positions(table: FloatArray, rows: IntArray, columns: IntArray) -> Floa
     return np.ascontiguousarray(table[rows * round(len(table) ** 0.5) + columns])
 
 
+def join_neighbours(x: FloatArray, count: int, *, by_columns: bool) -> FloatArray:
+    """Rows (N / count, count * columns) of x (N, columns): neighbours after one another, or column by column."""
+    parts = x.reshape(len(x) // count, count, -1)
+    return np.ascontiguousarray(parts.transpose(0, 2, 1) if by_columns else parts).reshape(len(parts), -1)
+
+
 def sum_neighbours(x: FloatArray, count: int) -> FloatArray:
     """Rows (N / count, columns) of x (N, columns): each the sum of so many neighbours, one after another."""
     parts = x.reshape(len(x) // count, count, -1)

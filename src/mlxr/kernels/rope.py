@@ -249,10 +249,16 @@ def gather_table(table: RopeTable, axes: IntArray, pair_axes: Sequence[int]) -> 
     return RopeTable(cos, sin, table.interleaved, table.rot_dim, factors)
 
 
-def build_plane_table(rows: IntArray, columns: IntArray, head_dim: int, theta: float) -> RopeTable:
-    """A row for each of T tokens on a plane: the first half of all pairs turns by its row, the second by its column."""
-    frequencies = _plain(head_dim // 2, theta) if head_dim else np.empty(0)
-    angles = np.concatenate([places[:, None] * frequencies for places in (rows, columns)], axis=1)
+def build_plane_table(
+    rows: IntArray, columns: IntArray, head_dim: int, theta: float, *, lies_between: bool = False
+) -> RopeTable:
+    """A row for each of T tokens on a plane: the first half of all pairs turns by its row, the second by its column.
+
+    Both turn by the same frequencies, or with `lies_between` columns by those between the ones of rows.
+    """
+    frequencies = _plain(head_dim, theta) if head_dim else np.empty(0)
+    axes = (rows, frequencies[0::2]), (columns, frequencies[1 if lies_between else 0 :: 2])
+    angles = np.concatenate([places[:, None] * turns for places, turns in axes], axis=1)
     return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), False, head_dim)
 
 

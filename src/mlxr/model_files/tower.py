@@ -16,7 +16,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.files import name_in_errors
 from mlxr.models import Model
-from mlxr.models.families import read_folder_tower, read_gguf_tower
+from mlxr.models.families import fit_tower, read_folder_tower, read_gguf_tower
 from mlxr.models.tower import Tower, TowerFamily, TowerSpec
 
 
@@ -68,7 +68,7 @@ class TowerFile:
 def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
     """The tower in an opened `mmproj` file for `model`. Raises ModelError."""
     family, spec = read_gguf_tower(file.metadata)
-    spec.fit(model)
+    fit_tower(family, spec, model)
     return TowerFile(family, spec, file.tensors, file.paths[0], file)
 
 
@@ -78,7 +78,7 @@ def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, obje
     if found is None:
         return None
     family, spec = found
-    spec.fit(model)
+    fit_tower(family, spec, model)
     return TowerFile(family, spec, folder.tensors, folder.paths[0].parent)
 
 

@@ -26,6 +26,7 @@ from mlxr.kernels.patches import (
     Pixels,
     blend_positions,
     cut_patches,
+    join_neighbours,
     make_shades,
     order_patches,
     pick_positions,
@@ -65,6 +66,7 @@ class Join:
     """Make one row of so many neighbours: (N, columns) to (N / count, count * columns)."""
 
     count: int
+    by_columns: bool = False  # the first column of all of them stands first, then the second one of all
 
     def tensors(self) -> Tensors:
         """List no tensors, as it has none."""
@@ -72,7 +74,7 @@ class Join:
 
     def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
         """Return the step with its weights."""
-        return lambda _, x: x.reshape(len(x) // self.count, -1)
+        return lambda _, x: join_neighbours(x, self.count, by_columns=self.by_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +166,12 @@ class Words:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The control tokens without which a vocabulary has no words for pictures."""
-        return tuple(word for word in (self.open.strip(), self.place, self.close.strip()) if word)
+        return tuple(word for word in (self.open.strip(), self.place, self.row_break, self.close.strip()) if word)
 
 
 PixelRule = Mapping[str, int | str]  # what `mlxr.pictures.worker` is told of sizes
-Positions = Literal["blended", "own"]  # a square of learned ones, blended for other grids; or of this one grid
+# Learned positions: a square of them is blended for other grids, or is that of the only grid; or there are none.
+Positions = Literal["blended", "own", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,13 @@ class TowerSpec:
     eps: float
     positions: Positions = "own"
     theta: float | None = None  # by which queries and keys turn, half by their row and half by their column
+    lies_between: bool = False  # columns turn by frequencies between those of rows, else by the same
     patch_bias: bool = True
+    norm: NormKind = "layer"  # of the layers
+    bias: bool = True  # of their products
+    activation: Activation = "gelu_tanh"
+    gated: bool = False
+    begin: tuple[Step, ...] = ()  # what becomes of patches before the first layer
     taps: tuple[int, ...] = ()  # layers whose output is added behind the text's first layers, in their order
     tap_ends: tuple[tuple[Step, ...], ...] = ()  # what becomes of it
     least_pixels: int = 1
@@ -197,7 +206,7 @@ class TowerSpec:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
     is_whole: bool = False  # the text's tokens of a picture see all of it
-    longest: int = 0  # pixels of a picture's longer side, which is cut into tiles of the tower's size; 0: it is not cut
+    longest: int = 0  # pixels of a picture's longer side where it is cut into tiles, or only made smaller; else 0
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or (self.hidden // self.heads) % 4:
@@ -230,7 +239,7 @@ class TowerSpec:
                 f"its rows are {self.columns} wide with {len(self.taps)} more, those of the model {model.hidden} with "
                 f"{model.picture_layers} more; take the tower of the same model"
             )
-        if self.theta is not None and not model.turns_pictures:
+        if self.positions == "blended" and not model.turns_pictures:
             raise ModelError("the model does not say by which axes pictures turn (rope.dimension_sections)")
         if self.is_whole and not model.sees_whole_pictures:
             raise ModelError("the model does not see pictures as a whole, as this tower's does")
@@ -242,6 +251,8 @@ class TowerSpec:
             if self.longest:
                 return {"kind": "tiles", "tile": pixels, "longest": self.longest, "most": max(1, tokens // rows)}
             return {"kind": "square", "side": pixels, "resample": self.resample}
+        if self.longest:
+            return {"kind": "within", "factor": self.factor, "longest": self.longest, "most": tokens}
         most = min(self.most_pixels, tokens * self.factor**2)
         return {"kind": "near", "factor": self.factor, "least": min(self.least_pixels, most), "most": most}
 
@@ -256,19 +267,20 @@ class TowerSpec:
             1.0 / math.sqrt(head_dim),
             Rope(self.theta, head_dim, interleaved=False, has_factors=False) if self.theta else NO_ROPE,
             is_causal=False,
-            qkv_bias=True,
-            output_bias=True,
+            qkv_bias=self.bias,
+            output_bias=self.bias,
         )
-        feed_forward = FeedForward(self.features, "gelu_tanh", bias=True, gated=False)
-        return Layer(attention, feed_forward, Norms(self.eps, kind="layer", bias=True))
+        feed_forward = FeedForward(self.features, self.activation, bias=self.bias, gated=self.gated)
+        return Layer(attention, feed_forward, Norms(self.eps, kind=self.norm, bias=self.norm == "layer"))
 
     def end_tensors(self) -> Tensors:
         """List the tensors outside the layers."""
         yield "patch_embd.weight", (self.hidden, CHANNELS * self.patch**2)
         if self.patch_bias:
             yield "patch_embd.bias", (self.hidden,)
-        yield "position_embd.weight", (self.side**2, self.hidden)
-        for steps in (self.end, *self.tap_ends):
+        if self.positions != "none":
+            yield "position_embd.weight", (self.side**2, self.hidden)
+        for steps in (self.begin, self.end, *self.tap_ends):
             for step in steps:
                 yield from step.tensors()
 
@@ -368,7 +380,8 @@ class Tower:
         self._layers = [prepare_layers(ctx, [layer.load(weights, index, spec.hidden)]) for index in range(spec.layers)]
         ends = weights.of_model(layer.norms)
         self._patches = ends.exact_product("patch_embd", bias=spec.patch_bias)
-        self._positions = ends.numbers("position_embd.weight")
+        self._positions = None if spec.positions == "none" else ends.numbers("position_embd.weight")
+        self._begin = [step.load(ends) for step in spec.begin]
         self._end = [step.load(ends) for step in spec.end]
         deep = [[step.load(ends) for step in steps] for steps in spec.tap_ends]
         self._deep = dict(zip(spec.taps, deep, strict=True))
@@ -385,14 +398,16 @@ class Tower:
         grid = pixels.shape[0] // spec.patch, pixels.shape[1] // spec.patch
         rows, columns = order_patches(grid, spec.merge)
         x = linear(ctx, cut_patches(pixels, self._shades, spec.patch, spec.merge), self._patches)
-        if spec.positions == "own":
+        if self._positions is not None and spec.positions == "own":
             x = add(ctx, x, pick_positions(self._positions, rows, columns))
-        else:
+        elif self._positions is not None:
             x = add(ctx, x, blend_positions(self._positions, grid, rows, columns))
+        x = self._finish(x, self._begin)
         batch = whole_batch(x.shape[0], _PAGE_SIZE)
         k, v = allocate_pools(ctx, batch.page_table.shape[1], spec.heads, _PAGE_SIZE, head_dim, "f32")
         dim, theta = (head_dim, spec.theta) if spec.theta else (0, 1.0)
-        step = StepInput(batch, [build_plane_table(rows, columns, dim, theta)], [k], [v])
+        table = build_plane_table(rows, columns, dim, theta, lies_between=spec.lies_between)
+        step = StepInput(batch, [table], [k], [v])
         deep = []
         for index, layer in enumerate(self._layers):
             x, delta = run_layers(ctx, x, layer, step)

@@ -103,6 +103,18 @@ def _take_square(image: Image.Image, rule: dict[str, int]) -> Tiles:
     return [image.resize((rule["side"], rule["side"]), Image.Resampling(rule["resample"]))], (1, 1)
 
 
+def _take_within(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """The picture with its longer side at most `longest`, or less where it would be too many rows (pixtral)."""
+    longest, factor = rule["longest"], rule["factor"]
+    while True:
+        ratio = max(image.height / longest, image.width / longest)
+        sides = [math.floor(side / ratio) if ratio > 1 else side for side in (image.height, image.width)]
+        rows, columns = (max(1, (side - 1) // factor + 1) for side in sides)
+        if rows * columns <= rule["most"] or longest <= factor:
+            return [image.resize((columns * factor, rows * factor), Image.Resampling.BICUBIC)], (1, 1)
+        longest = max(factor, longest - factor)
+
+
 def _take_tiles(image: Image.Image, rule: dict[str, int]) -> Tiles:
     """Tiles of the picture, and all of it as one more; fewer than it would have where these are too many (idefics3)."""
     tile, longest = rule["tile"], rule["longest"]
@@ -135,7 +147,7 @@ def _size_tiles(height: int, width: int, longest: int, tile: int) -> tuple[tuple
     return first, (rows * tile, math.ceil(int(rows * tile * ratio) / tile) * tile)
 
 
-_KINDS = {"near": _take_near, "square": _take_square, "tiles": _take_tiles}
+_KINDS = {"near": _take_near, "square": _take_square, "tiles": _take_tiles, "within": _take_within}
 
 
 def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:

@@ -26,7 +26,7 @@ FOLDERS: tuple[tuple[Family, Folder], ...] = tuple((family, one) for family in F
 _BY_NAME = {family.name: family for family in FAMILIES}
 _SEEING = [file for file in _FILES if hasattr(file, "TOWERS")]  # that say by which towers their families see
 _TOWERS: dict[str, TowerFamily] = {tower.projector: tower for file in _SEEING for tower in file.TOWERS}
-_MAY_SEE = {family.name for file in _SEEING for family in file.FAMILIES}
+_SEES_BY = {family.name: [tower.projector for tower in file.TOWERS] for file in _SEEING for family in file.FAMILIES}
 
 
 def find_family(name: str) -> Family:
@@ -134,7 +134,18 @@ def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
 
 def takes_pictures(model: Model) -> bool:
     """Whether there may be a tower by which a model like this one sees."""
-    return model.architecture in _MAY_SEE and model.has_output
+    return model.architecture in _SEES_BY and model.has_output
+
+
+def fit_tower(family: TowerFamily, spec: TowerSpec, model: Model) -> None:
+    """Raise ModelError unless the text of `model` takes the rows of such a tower."""
+    known = _SEES_BY.get(model.architecture, [])
+    if family.projector not in known:
+        raise ModelError(
+            f"the tower is one of {family.projector}, and {model.architecture} models see by "
+            f"{' or '.join(known) or 'none'}; take the tower of the same model"
+        )
+    spec.fit(model)
 
 
 def read_gguf_tower(metadata: Mapping[str, object]) -> tuple[TowerFamily, TowerSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms
+from mlxr.models.families.pixtral import PIXTRAL
 from mlxr.models.families.siglip import IDEFICS3
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
@@ -48,7 +49,7 @@ def build(m: Metadata) -> Model:
     )
 
 
-TOWERS = (IDEFICS3,)
+TOWERS = (IDEFICS3, PIXTRAL)
 FAMILIES = (
     Family(
         "llama",

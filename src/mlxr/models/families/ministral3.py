@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxr.models.components import Layer, Norms
+from mlxr.models.families.pixtral import PIXTRAL
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.rotations import state_rotation, state_windows
@@ -24,4 +25,5 @@ def build(m: Metadata) -> Model:
     return m.model(Layer(m.attention(rope, window=window), m.feed_forward(), norms) for window in m.windows())
 
 
+TOWERS = (PIXTRAL,)
 FAMILIES = (Family("mistral3", build, (Folder("ministral3", "Ministral3ForCausalLM", state),)),)
