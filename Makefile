@@ -75,7 +75,7 @@ wheel: $(VENV)/.installed ## build the wheel for this machine into dist/
 test-clients: $(VENV)/.installed $(CLIENTS)/.installed ## clients of OpenAI, Anthropic, Ollama, and frameworks over them, against a server
 	@$(TEST_CLIENTS) tests/clients
 
-test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there
+test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there (PAGE_BROWSER=firefox: in Firefox)
 	@$(TEST_PAGE) --thorough --demand-browser
 
 bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed it, and the machine (BENCH=... for other cases)

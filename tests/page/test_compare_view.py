@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from browsing import Visit
 from chatting import choose_model
 from page_server import PageServer, wait_until
 from playwright.sync_api import Page, expect
 from questions import ANSWER, QUESTION
-
-from conftest import OpenTab
 
 
 @pytest.fixture
@@ -107,14 +103,3 @@ def test_answers_that_differ_are_shown_as_such(compare: Page) -> None:
     expect(compare.get_by_text("1 of 16 answers differ")).to_be_visible()
     expect(compare.get_by_text("differs at character 0")).to_have_count(1)
     assert ANSWER not in compare.inner_text("main")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/#/compare", "/#/compare/sixteen"])
-def test_nothing_is_in_the_way(
-    scheme: str, path: str, tab: OpenTab, server: PageServer, find_violations: Callable[[Page], list[str]]
-) -> None:
-    page = tab(server, path, color_scheme=scheme, width=360).page
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    assert find_violations(page) == []
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360

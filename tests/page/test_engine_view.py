@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -148,18 +148,6 @@ def test_without_a_model_it_says_what_to_do(make_server: MakePageServer, tab: Op
     with server.client() as client:
         client.post("/v1/completions", json={"prompt": "import", "max_tokens": 1})
     expect(page.get_by_role("region", name="Kernels", exact=True)).to_be_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_in_the_way(
-    scheme: str, tab: OpenTab, server: PageServer, find_violations: Callable[[Page], list[str]]
-) -> None:
-    page = tab(server, "/#/engine", color_scheme=scheme, width=360).page
-    with answers(server, 2):
-        rows = page.get_by_role("region", name="Running answers", exact=True).get_by_role("listitem")
-        expect(rows).to_have_count(2)
-        assert find_violations(page) == []
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
 
 
 def test_each_figure_says_what_it_means(engine: Page) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browsing import Visit
 from chatting import model_button
-from page_server import PageServer, wait_until
+from page_server import PageServer
 from playwright.sync_api import Locator, Page, expect
 
 import mlxr
@@ -214,15 +213,3 @@ def test_a_file_is_imported(make_server: MakePageServer, tab: OpenTab, tmp_path:
 def test_imports_that_are_not_allowed_say_how_to_allow_them(models: Page) -> None:
     expect(models.get_by_label("Import a file or folder")).to_be_disabled()
     expect(models.get_by_text("--import-folders")).to_be_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/#/models", "/#/models/demo"])
-def test_nothing_is_in_the_way(
-    scheme: str, path: str, tab: OpenTab, server: PageServer, find_violations: Callable[[Page], list[str]]
-) -> None:
-    page = tab(server, path, color_scheme=scheme, width=360).page
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    wait_until(lambda: page.evaluate("() => document.body.innerText.length > 100"), 20)
-    assert find_violations(page) == []
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360

@@ -1,14 +1,17 @@
-"""The pictures of the documentation: each view as it is in use. `--save-pictures` writes them to docs/img."""
+"""Each view as it is in use, in three widths and both themes: it fits, and nothing is in anybody's way.
+
+`--save-pictures` writes the pictures of the documentation to docs/img: for each view one as it is, and a sheet of all.
+"""
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browsing import Visit
-from chatting import ask
+from chatting import ask, open_settings, set_up
 from page_server import PageServer, wait_until
 from playwright.sync_api import Page, expect
 from questions import QUESTION
@@ -16,13 +19,31 @@ from questions import QUESTION
 from conftest import ROOT, OpenTab
 
 FOLDER = ROOT / "docs" / "img"
-WIDTH, HEIGHT = 1280, 800
+WIDTHS, HEIGHT, SCHEMES = (1280, 820, 360), 800, ("light", "dark")
+SCALE, QUALITY = 0.5, 55  # of a sheet, which is a WebP file
 Prepare = Callable[[Page, PageServer], None]
 
 
 def open_chat(page: Page, server: PageServer) -> None:
     ask(page, QUESTION)
     ask(page, "What does math.sqrt do?")
+
+
+def open_welcome(page: Page, server: PageServer) -> None:
+    expect(page.get_by_role("button", name="What does itertools.chain do?")).to_be_visible()
+
+
+def open_tools(page: Page, server: PageServer) -> None:
+    ask(page, QUESTION)
+    open_settings(page)
+    page.get_by_label("Calculator (answered here)").check()
+    set_up(page, System_prompt="Be brief.", Temperature="0")
+
+
+def open_sides(page: Page, server: PageServer) -> None:
+    page.goto(f"{server.url}/#/compare")
+    page.get_by_role("button", name="Ask", exact=False).last.click()
+    expect(page.get_by_role("button", name="Ask", exact=False).last).to_be_enabled()
 
 
 def open_compare(page: Page, server: PageServer) -> None:
@@ -35,6 +56,17 @@ def open_compare(page: Page, server: PageServer) -> None:
 def open_models(page: Page, server: PageServer) -> None:
     page.goto(f"{server.url}/#/models/demo")
     expect(page.get_by_role("region", name="Memory")).to_be_visible()
+
+
+def open_list(page: Page, server: PageServer) -> None:
+    page.goto(f"{server.url}/#/models")
+    expect(page.get_by_role("list", name="Models on this machine")).to_be_visible()  # its own alone, so it opens
+    expect(page.get_by_role("region", name="Discover models").get_by_role("listitem").first).to_be_visible()
+
+
+def open_page_settings(page: Page, server: PageServer) -> None:
+    page.goto(f"{server.url}/#/settings")
+    expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
 
 
 def open_engine(page: Page, server: PageServer) -> None:
@@ -65,22 +97,61 @@ def end_answers(server: PageServer) -> None:
     wait_until(lambda: server.answers_in_flight() == 0, 30)
 
 
+def draw_sheet(pictures: list[bytes]) -> bytes:
+    """The pictures of a view, a row for each theme, as one small file."""
+    image = pytest.importorskip("PIL.Image")
+    parts = [image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
+    parts = [part.resize((int(part.width * SCALE), int(part.height * SCALE))) for part in parts]
+    rows = [parts[: len(WIDTHS)], parts[len(WIDTHS) :]]
+    sheet = image.new("RGB", (sum(part.width for part in rows[0]), 2 * parts[0].height))
+    for number, row in enumerate(rows):
+        left = 0
+        for part in row:
+            sheet.paste(part, (left, number * part.height))
+            left += part.width
+    target = io.BytesIO()
+    sheet.save(target, "WEBP", quality=QUALITY, method=6)
+    return target.getvalue()
+
+
 @pytest.mark.parametrize(
-    ("name", "scheme", "prepare"),
+    ("name", "shown", "prepare"),
     [
-        ("page-chat", "light", open_chat),
-        ("page-compare", "light", open_compare),
-        ("page-models", "light", open_models),
-        ("page-engine", "dark", open_engine),
+        ("welcome", None, open_welcome),
+        ("chat", "light", open_chat),
+        ("tools", None, open_tools),
+        ("sides", None, open_sides),
+        ("compare", "light", open_compare),
+        ("list", None, open_list),
+        ("models", "light", open_models),
+        ("engine", "dark", open_engine),
+        ("settings", None, open_page_settings),
     ],
 )
 def test_a_view_in_use(
-    name: str, scheme: str, prepare: Prepare, tab: OpenTab, server: PageServer, request: pytest.FixtureRequest
+    name: str,
+    shown: str | None,
+    prepare: Prepare,
+    tab: OpenTab,
+    server: PageServer,
+    request: pytest.FixtureRequest,
+    find_violations: Callable[[Page], list[str]],
 ) -> None:
-    visit: Visit = tab(server, width=WIDTH, height=HEIGHT, color_scheme=scheme)
-    prepare(visit.page, server)
-    picture = visit.page.screenshot()
+    page = tab(server, width=WIDTHS[0], height=HEIGHT, color_scheme=SCHEMES[0]).page
+    prepare(page, server)
+    saves, pictures = request.config.getoption("--save-pictures"), list[bytes]()
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": HEIGHT})
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+            if width != WIDTHS[1]:
+                assert find_violations(page) == []
+            if saves:
+                page.wait_for_timeout(300)
+                pictures.append(page.screenshot())
+            if saves and shown == scheme and width == WIDTHS[0]:
+                Path(FOLDER, f"page-{name}.png").write_bytes(pictures[-1])
     end_answers(server)
-    assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= WIDTH
-    if request.config.getoption("--save-pictures"):
-        Path(FOLDER, f"{name}.png").write_bytes(picture)
+    if saves:
+        Path(FOLDER, f"views-{name}.webp").write_bytes(draw_sheet(pictures))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from browsing import Visit
 from page_server import PageServer
@@ -58,16 +56,6 @@ def test_a_server_that_goes_away_and_comes_back(make_server: MakePageServer, tab
     expect(lost).to_be_visible()
     server.start()
     expect(lost).to_be_hidden()
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_stands_in_the_way_of_anybody(
-    scheme: str, server: PageServer, tab: OpenTab, find_violations: Callable[[Page], list[str]]
-) -> None:
-    page = tab(server, "/#/settings", color_scheme=scheme).page
-    expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
-    assert find_violations(page) == []
 
 
 def test_skipping_to_the_content_by_the_keyboard(page: Page) -> None:

@@ -42,8 +42,8 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
     <Empty title="What would you like to know?" icon={<MessageSquare className={styles.icon} aria-hidden="true" />}>
       {name && <p>{nameModel(name)} answers.</p>}
       <p>
-        The model runs where this page comes from. Conversations stay in this browser. Text files can be dropped here,
-        pictures too where the model sees, and <kbd>?</kbd> shows the keyboard shortcuts.
+        The model runs where this page comes from. Conversations stay in this browser. Text files and PDFs can be
+        dropped here, pictures too where the model sees, and <kbd>?</kbd> shows the keyboard shortcuts.
       </p>
       {models.error && <Problem error={models.error} />}
       <ul className={styles.questions} aria-label="Questions to begin with">

@@ -80,12 +80,12 @@ function Cell({ title, asked, verdict, kind }: { title: string; asked: Asked } &
   const text = asked.text.length > SHOWN_CHARACTERS ? `…${asked.text.slice(-SHOWN_CHARACTERS)}` : asked.text;
   return (
     <article className={`${styles.cell} ${kind ? styles[kind] : ""}`} aria-label={`Answer ${title}`}>
-      <h3>
+      <h2>
         <span>
           {title} · {formatCount(asked.tokens)} tokens
         </span>
         <span>{verdict}</span>
-      </h3>
+      </h2>
       {asked.error === null ? <Markdown text={text} growing={asked.state === "growing"} /> : <p>{asked.error}</p>}
     </article>
   );
