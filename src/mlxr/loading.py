@@ -149,13 +149,16 @@ class LoadedModel:
     blind: str = ""  # why it does not see, where it has no tower
 
     def open_tower(self) -> Callable[[Pixels], Generator[None, None, FloatArray]]:
-        """What encodes a picture (see `Tower.encode`); its weights are prepared when the first one comes."""
+        """What encodes a picture (see `Tower.encode`); its weights are prepared when the first one comes.
+
+        It computes on the processor, also for a model on a GPU.
+        """
         opened: list[Tower] = []
 
         def encode(pixels: Pixels) -> Generator[None, None, FloatArray]:
             if not opened:
                 assert self.tower is not None
-                opened.append(self.tower.load(self.ctx))
+                opened.append(self.tower.load(self.ctx if self.ctx.gpu is None else make_context("cpu")))
             return (yield from opened[0].encode(pixels))
 
         return encode

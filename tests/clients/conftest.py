@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,18 +33,35 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """One server for all tests of the session."""
     is_real = bool(request.config.getoption("--real"))
     arguments = [str(find_real_model())] if is_real else []
-    home = tmp_path_factory.mktemp("home")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
     adapters = "" if is_real else write_adapters(tmp_path_factory.mktemp("adapters"))
-    own = {"HOME": str(home), "MLXR_MODELS_FOLDER": str(home / "models"), "MLXR_ARENA_BYTES": "256M"}
-    if adapters:
-        own |= {"MLXR_ADAPTERS": f"one={adapters}/one.gguf", "MLXR_IMPORT_FOLDERS": adapters}
+    own = {"MLXR_ADAPTERS": f"one={adapters}/one.gguf", "MLXR_IMPORT_FOLDERS": adapters} if adapters else {}
     replicas = request.config.getoption("--cluster")
     words = ["cluster", "serve", "--replicas", str(replicas)] if replicas else ["serve"]
-    command = [COMMAND, *words, *arguments, "--port", "0", "--log-level", "warning"]
+    with start([*words, *arguments], tmp_path_factory.mktemp("home"), own) as url:
+        yield Served(url, REAL if is_real else "demo", is_real, adapters)
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server of a tiny model that sees, which the environment that has mlxr writes."""
+    folder = tmp_path_factory.mktemp("seeing") / "eyes"
+    paths = [str(ROOT / "tests" / name) for name in ("models", "shared")]
+    program = f"import sys; from pathlib import Path; sys.path[:0] = {paths}; from vision_models import *; "
+    program += f"write_chat_folder(Path({str(folder)!r}), 'qwen3vl')"
+    subprocess.run([Path(COMMAND).with_name("python"), "-c", program], check=True)
+    with start(["serve", str(folder)], tmp_path_factory.mktemp("home"), {}) as url:
+        yield Served(url, str(folder), is_real=False)
+
+
+@contextmanager
+def start(words: list[str], home: Path, own: dict[str, str]) -> Iterator[str]:
+    """The address of an `mlxr` command that serves, until the context ends."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
+    own = {"HOME": str(home), "MLXR_MODELS_FOLDER": str(home / "models"), "MLXR_ARENA_BYTES": "256M", **own}
+    command = [COMMAND, *words, "--port", "0", "--log-level", "warning"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | own)
     try:
-        yield Served(read_address(process), REAL if is_real else "demo", is_real, adapters)
+        yield read_address(process)
     finally:
         process.terminate()
         process.communicate(timeout=WAIT_S)

@@ -15,7 +15,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Value, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import DeviceArray, FloatArray
+from mlxr.kernels.tensor import DeviceArray, FloatArray, IntArray
 
 LARGE = 1 << 17  # numbers from which on memory is kept: below, the allocator of the C library does it
 
@@ -34,6 +34,19 @@ def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatAr
     if len(batch.output_rows) == batch.tokens:
         return array  # rows are distinct and rising, so these are all
     return _pass(ctx.gpu.mx.take(_settle(array), ctx.gpu.place(batch).output_rows, axis=0))
+
+
+def put_rows(
+    ctx: Context, array: FloatArray, places: IntArray, values: FloatArray, *, adds: bool = False
+) -> FloatArray:
+    """`array` (T, n), which may be written to, with `values` in the rows `places`, or added to what is there."""
+    if ctx.gpu is None:
+        array[places] = array[places] + values if adds else values
+        return array
+    mx, made = ctx.gpu.mx, _settle(array)
+    rows, at = mx.array(values).astype(made.dtype), mx.array(places)
+    made[at] = made[at] + rows if adds else rows
+    return _pass(made)
 
 
 def cut_rows(array: FloatArray, rows: int, columns: int) -> FloatArray:

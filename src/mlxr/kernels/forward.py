@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.kernels.arrays import empty, join_columns, take_outputs
+from mlxr.kernels.arrays import empty, join_columns, put_rows, take_outputs
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import FunctionChoice
 from mlxr.kernels.collectives import all_gather
@@ -152,7 +152,8 @@ def _run_with_rows(
         stream, delta = run_layers(ctx, stream, layer, step.cut(number, stop))
         if not last:
             stream = stream if delta is None else add(ctx, stream, delta)
-            stream[rows.places] += rows.values[:, hidden * (number + 1) : hidden * (number + 2)]
+            added = rows.values[:, hidden * (number + 1) : hidden * (number + 2)]
+            stream = put_rows(ctx, stream, rows.places, added, adds=True)
     return stream, delta
 
 
@@ -176,7 +177,8 @@ def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
         stream = add_lora_rows(ctx, step.batch.token_ids, stream, step.adapters)
     stream = scale(ctx, stream, model.ends.embedding_scale)
     if step.batch.rows_over is not None:
-        stream[step.batch.rows_over.places] = step.batch.rows_over.values[:, : stream.shape[1]]
+        rows = step.batch.rows_over
+        stream = put_rows(ctx, stream, rows.places, rows.values[:, : stream.shape[1]])
     if model.added is not None:
         stream = add(ctx, stream, embed(ctx, step.batch.place_types(model.added_rows), model.added))
     return stream if model.input_norm is None else norm(ctx, stream, model.input_norm)[0]

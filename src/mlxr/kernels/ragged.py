@@ -66,8 +66,9 @@ class RaggedBatch:
     adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None; empty if none has one
     types: IntArray = field(init=False, default_factory=lambda: NO_STATES)  # of tokens; empty where all are 0
     rows_over: RowsOver | None = field(init=False, default=None)
-    # (3, T): where tokens stand on the axes by which queries and keys turn, of a batch with pictures; empty where that
-    # are their positions. `turns` (T,) are then rows of rotation tables that were made for this batch
+    # (3, T): where tokens stand on the axes by which queries and keys turn, of a batch with pictures; empty where all
+    # three are the same for each. `turns` (T,) are rows of rotation tables, which with axes were made for this batch;
+    # empty where these are the positions
     axes: IntArray = field(init=False, default_factory=lambda: NO_AXES)
     turns: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     # (T,): where the positions end that a token sees in layers with whole pictures, for one of a picture that of its
@@ -161,6 +162,8 @@ class RaggedBatch:
         if len(ends) not in (0, self.tokens):
             refuse(_NAME, "length of ends", len(ends), f"{self.tokens}, or 0")
         turns = np.arange(axes.shape[1], dtype=np.int32)
+        if axes.shape[1] and (axes == axes[0]).all():  # texts behind pictures stand in one place of ordinary tables
+            turns, axes = np.ascontiguousarray(axes[0]), NO_AXES
         others = tuple(other._replace(axes=axes, turns=turns, ends=ends) for other in self.others)
         return self._replace(rows_over=rows, axes=axes, turns=turns, ends=ends, others=others)
 

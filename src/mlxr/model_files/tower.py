@@ -83,7 +83,6 @@ def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, obje
 
 
 MMPROJ = "mmproj*.gguf"
-_SEEING_DEVICES = ("cpu", "reference")
 
 
 def find_tower(
@@ -99,11 +98,12 @@ def find_tower(
     A file that is named must have one that fits; raises NotFound, FormatError or ModelError. Of what lies beside a
     model nothing is refused, as it may belong to another one; nor is a `recorded` file, which counts instead of those.
     """
-    if mmproj is None and device not in _SEEING_DEVICES:
-        return None, f"pictures are read on device 'cpu' only, and it runs on {device!r}"
+    if model.sees_whole_pictures and device not in ("cpu", "reference"):
+        reason = f"a GPU sees no picture's tokens both ways, and it runs on {device!r}; take --device cpu"
+        if mmproj is not None:
+            raise ModelError(f"mmproj: {reason}, or leave it out")
+        return None, reason
     if mmproj is not None:
-        if device not in _SEEING_DEVICES:
-            raise ModelError(f"mmproj: pictures are read on device 'cpu' only, not on {device!r}; leave it out there")
         return _open_tower(Path(mmproj).expanduser(), model), ""
     try:
         if isinstance(opened, SafetensorsFolder):

@@ -293,7 +293,7 @@ class Decoder:
     def _turn(self, batch: RaggedBatch) -> Sequence[RopeTable]:
         """The rotation tables for a batch: those of all positions, or of its tokens where they stand on three axes."""
         tables = self._rotations.cover(batch.longest_context)
-        return self._rotations.gather(batch.axes) if len(batch.turns) else tables
+        return self._rotations.gather(batch.axes) if batch.axes.shape[1] else tables
 
     def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """`forward` without the output weights: states (R, hidden) of the output rows, after the final norm.

@@ -246,7 +246,10 @@ def _load(
         if group is not None:
             group.close()
         raise
-    return loaded if group is None else replace(loaded, group=group)
+    if group is None:
+        return loaded
+    blind = "several GPUs as one read no pictures; use one, or --device cpu"
+    return replace(loaded, group=group, tower=None, blind=blind)
 
 
 def _load_on(
@@ -313,7 +316,9 @@ def build_engine(
         known = [one for one in (memory_bytes, loaded.group.free_bytes) if one is not None]
         memory_bytes = min(known, default=None)
     sees = loaded.tower is not None and not has_taps
-    if loaded.tower is not None and sees:  # it is loaded with the first picture, and has its room from the start
+    if (
+        loaded.tower is not None and sees and loaded.ctx.gpu is None
+    ):  # it is loaded with the first picture, and has its room from the start
         free_bytes = bound_free_bytes(loaded.ctx, memory_bytes)
         tower_bytes = loaded.tower.weight_bytes + loaded.tower.count_work_bytes(settings.image_tokens) + ROWS_BYTES
         memory_bytes = None if free_bytes is None else max(0, free_bytes - tower_bytes)

@@ -202,7 +202,7 @@ class Gpu:
             self.steps.finish_ahead()
             mx = self.mx
             rows = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
-            columns = (batch.token_ids, batch.positions, batch.slots, rows, batch.positions + np.int32(1))
+            columns = (batch.token_ids, batch.rope_rows, batch.slots, rows, batch.positions + np.int32(1))
             # one array, since the device fetches each new one from the host by itself
             packed = mx.array(np.concatenate([*columns, batch.page_table.reshape(-1), batch.output_rows]))
             tokens, stop = batch.tokens, 5 * batch.tokens + batch.page_table.size

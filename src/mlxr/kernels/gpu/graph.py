@@ -52,8 +52,14 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, or a few of each text, each with its logits wanted, without adapters."""
-    if batch.adapters or not batch.tokens == len(batch.output_rows) <= MAX_SEQUENCES:
+    """Whether the batch is single tokens, or a few of each text, each with its logits wanted, without adapters and
+    pictures."""
+    if (
+        batch.adapters
+        or batch.rows_over is not None
+        or batch.axes.shape[1]
+        or not batch.tokens == len(batch.output_rows) <= MAX_SEQUENCES
+    ):
         return False
     is_single = batch.tokens == batch.sequences
     return is_single or (not batch.has_states and int(np.diff(batch.query_starts).max()) <= MAX_RUN)
@@ -101,6 +107,7 @@ def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
     first = batch.with_tokens(
         token_ids=_extend(batch.token_ids, more, 0),
         positions=_extend(batch.positions, more, 0),
+        turns=_extend(batch.turns, more if len(batch.turns) else 0, 0),
         slots=places[0][0],
         query_starts=np.arange(rows + 1, dtype=np.int32),
         context_lengths=_extend(batch.context_lengths, more, 1),

@@ -94,6 +94,7 @@ class Run:
             step is self.step
             and rows == self.rows
             and np.array_equal(batch.positions, self.batch.positions)
+            and np.array_equal(batch.rope_rows, self.batch.rope_rows)
             and all(map(_have_same_places, batch.groups, self.batch.groups))
             and _have_same_states(batch, self.batch)
             and self.token_ids is not None
@@ -182,15 +183,18 @@ def advance_batch(batch: RaggedBatch, rows: int, pools: StepPools) -> RaggedBatc
     no slot for its state, and after drafts, of which nobody knows yet how many are right."""
     if batch.longest_run > 1 or (batch.state_nexts[:rows] == NO_STATE).any():
         return None
-    positions = batch.positions.copy()
+    positions, turns = batch.positions.copy(), batch.turns.copy()
     positions[:rows] += 1
+    turns[:rows] += 1
     places = [] if pools.pages else [(batch.slots, batch.page_table)]
     for group, pool in pools.pair_groups(batch):
         slots = _find_slots(group.page_table, positions, rows, pool)
         if slots is None:
             return None
         places.append((slots, group.page_table))
-    first = batch.with_tokens(positions=positions, slots=places[0][0], context_lengths=positions + np.int32(1))
+    first = batch.with_tokens(
+        positions=positions, turns=turns, slots=places[0][0], context_lengths=positions + np.int32(1)
+    )
     following = first.with_groups(places[1:])
     if pools.states is None:
         return following
@@ -214,12 +218,12 @@ def _find_slots(table: Ints, positions: Ints, rows: int, pool: Pool) -> Ints | N
 def pack_batch(batch: RaggedBatch, rows: int) -> Ints:
     """All integers of a step but its tokens, in one array; `rows` of the batch count, the others fill it up.
 
-    They are positions, lengths, the slots of states that are read and written, if there are any, slots and page table
-    of each group, and `rows`.
+    They are rows of rotation tables, lengths, the slots of states that are read and written, if there are any, slots
+    and page table of each group, and `rows`.
     """
     places = [part for group in batch.groups for part in (group.slots, group.page_table.reshape(-1))]
     states, live = (batch.state_reads, batch.state_writes), np.array([rows], np.int32)
-    return np.concatenate([batch.positions, batch.context_lengths, *states, *places, live])
+    return np.concatenate([batch.rope_rows, batch.context_lengths, *states, *places, live])
 
 
 def count_packed(batch: RaggedBatch) -> int:

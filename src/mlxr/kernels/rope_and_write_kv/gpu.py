@@ -125,7 +125,7 @@ def choose_lanes(head_dim: int, rot_dim: int) -> tuple[int, int]:
 
 def check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
     """Raise ValueError for positions beyond the table, and for slots from `slots` on."""
-    if batch.longest_context > table.positions:
+    if batch.longest_context > table.positions and not batch.axes.shape[1]:  # else there is a row for each token
         refuse("rope_and_write_kv", "positions", batch.positions.tolist(), f"positions from 0 to {table.positions - 1}")
     if batch.slots.min() < 0 or batch.slots.max() >= slots:
         refuse("rope_and_write_kv", "slots", batch.slots.tolist(), f"slots from 0 to {slots - 1}")
