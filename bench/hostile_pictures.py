@@ -11,6 +11,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from PIL import Image
@@ -52,11 +53,15 @@ def _png(width: int, height: int, depth: int, colour: int, *chunks: bytes) -> by
 def _bomb(draw: random.Random) -> bytes:
     """Zeros that deflate to almost nothing: within the limit of pixels, beyond it, or in chunks beside them."""
     side = draw.choice([8000, 8192, 9000, 60000])
-    zeros = zlib.compressobj(9)
-    pressed = zeros.compress(bytes(1 << 24)) + zeros.flush()
+    pressed = _press()
     text = _chunk(b"zTXt", b"a\0\0" + pressed)
     body = _chunk(b"IDAT", pressed * draw.choice([1, 4]))
     return _png(side, side, draw.choice([1, 8, 16]), draw.choice([0, 2, 6]), *[text] * draw.choice([0, 1, 40]), body)
+
+
+@cache
+def _press() -> bytes:
+    return zlib.compress(bytes(1 << 24), 9)
 
 
 def _lie(draw: random.Random) -> bytes:
