@@ -102,7 +102,7 @@ def run_turns(folder: Path, model: str, flags: list[str], given: argparse.Namesp
         "encoded": encoded,
         "encoded_after_restart": encoded_again,
         "cold_first_ms": cold["first_ms"],
-        "gain": cold["first_ms"] / max(row["first_ms"] for row in rows[1:]),
+        "gain": cold["first_ms"] / rows[-1]["first_ms"],
         "gain_restarted": cold["first_ms"] / again["first_ms"],
     }
     holds = encoded == 2 and encoded_again == 0 and figures["gain"] >= LEAST_GAIN
