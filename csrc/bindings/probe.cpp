@@ -68,7 +68,7 @@ void bind_probe(nb::module_& m) {
 #if defined(MLXR_SANITIZED)
     m.def("read_stray", &read_stray, nb::arg("runtime"), nb::arg("data").noconvert(), nb::arg("at"),
           "A canary: reads a vector at byte `at`, which nobody checks.");
-    m.def("add", &add, nb::arg("runtime"), nb::arg("a"), nb::arg("b"), "A canary: adds, which may overflow.");
+    m.def("add_unchecked", &add, nb::arg("runtime"), nb::arg("a"), nb::arg("b"), "A canary: adds, which may overflow.");
     m.def("count_carelessly", &count_carelessly, nb::arg("runtime"),
           "A canary: all threads add one to the same number, without asking each other.");
 #endif
