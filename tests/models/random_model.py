@@ -114,6 +114,9 @@ def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
         of_folder(c)
         if name == "qwen":  # whose files state the features of gate and up together
             c.out.put("feed_forward_length", 2 * c.out.integer("feed_forward_length"))
+        if name == "qwen3vlmoe":  # to texts, whose positions are one number, all divisions among the axes are alike
+            pairs = c.out.integer("attention.key_length") // 2
+            c.out.put("rope.dimension_sections", [pairs - pairs // 3 * 2, pairs // 3, pairs // 3, 0])
 
     named = families.find_family(name)
     given = tuple(

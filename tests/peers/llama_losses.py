@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import llama_cpp
 import numpy as np
@@ -22,9 +23,17 @@ def ignore_log(level: int, text: bytes, data: object) -> None:
 def open_llama(model: Path, context_tokens: int, **options: Any) -> llama_cpp.Llama:
     """A model that keeps the logits of all tokens."""
     llama_cpp.llama_log_set(ignore_log, ctypes.c_void_p(0))
-    return llama_cpp.Llama(
-        str(model), n_ctx=context_tokens, n_batch=min(context_tokens, 512), logits_all=True, verbose=False, **options
-    )
+    plain = llama_cpp.llama_model_default_params()
+    plain.use_extra_bufts = False  # weights arranged for AMX have products by groups abort (latent attention)
+    with patch("llama_cpp.llama_cpp.llama_model_default_params", lambda: plain):
+        return llama_cpp.Llama(
+            str(model),
+            n_ctx=context_tokens,
+            n_batch=min(context_tokens, 512),
+            logits_all=True,
+            verbose=False,
+            **options,
+        )
 
 
 def compute_losses(llama: llama_cpp.Llama, window: Sequence[int]) -> NDArray[np.float64]:

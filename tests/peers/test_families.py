@@ -62,6 +62,13 @@ LATENT = {
 }
 # Of more experts in more layers rounding to eight bits sends some tokens to other ones.
 LING = {"moe_intermediate_size": 256, "num_experts": 4, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2}
+FEW_LATENT = {
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_hidden_layers": 2,
+}
 # llama.cpp rounds the range of yarn to whole pairs, whatever the model: here there is nothing to round.
 WHOLE_YARN = {
     "rope_type": "yarn",
@@ -190,8 +197,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
     # Without a rank of queries a model is one to llama.cpp if it has as many layers as V2-Lite.
-    "deepseek2": ("deepseek2", LATENT | {"moe_intermediate_size": 256}),
-    "glm4moelite": ("glm4moelite", LATENT | {"moe_intermediate_size": 256}),
+    "deepseek2": ("deepseek2", LATENT | FEW_LATENT),
+    "glm4moelite": ("glm4moelite", LATENT | FEW_LATENT | {"mlp_layer_types": ["dense", "sparse"]}),
 }
 
 # What llama.cpp has other names for, and what it knows only one value of there.
@@ -200,6 +207,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "baichuan": {"num_hidden_layers": 32},  # those of other depths rotate nothing there
     "minicpm": {"attention_multiplier": 0.125},
     "orion": {"partial_rotary_factor": 1.0},
+    "qwen3vlmoe": {"mlp_only_layers": [], "num_hidden_layers": 2},  # there all layers have experts
     "pangu-embedded": {"mlp_bias": False, "hidden_act": "silu"},
 }
 
