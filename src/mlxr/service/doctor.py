@@ -88,7 +88,9 @@ def _look_at_processor(settings: Settings) -> Iterator[Check]:
     yield Check("processor", "note" if slow else "ok", found, remedy)
     limits = measure_machine(settings)
     rate = limits.read_bytes_per_s
-    words = f"{rate / 1e9:.1f} GB/s, so an 8B model in 4 bits makes at most {rate / 4.9e9:.0f} tokens/s"
+    tokens = rate / 4.9e9
+    most = f"{tokens:.0f}" if tokens >= 1 else "less than 1"
+    words = f"{rate / 1e9:.1f} GB/s, so an 8B model in 4 bits makes at most {most} tokens/s"
     if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
         remedy = "other programs compute now, so this is too low: ask again when they rest"
         yield Check("memory speed", "note", words, remedy)
