@@ -72,7 +72,7 @@ docs: $(VENV)/.dev ## build the documentation as a site in build/site; what lead
 wheel: $(VENV)/.installed ## build the wheel for this machine into dist/
 	@mkdir -p dist && $(BIN)/python -m pip wheel -q --no-deps --disable-pip-version-check -w dist . && ls dist/*.whl
 
-test-clients: $(VENV)/.installed $(CLIENTS)/.installed ## clients of OpenAI, Anthropic, Ollama, and frameworks over them, against a server
+test-clients: $(VENV)/.dev $(CLIENTS)/.installed ## clients of OpenAI, Anthropic, Ollama, and frameworks over them, against a server
 	@$(TEST_CLIENTS) tests/clients
 
 test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there (PAGE_BROWSER=firefox: in Firefox)
