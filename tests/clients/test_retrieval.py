@@ -125,3 +125,48 @@ def test_functions_of_vectors_as_txtai_takes_them(url: str, vectors: list[list[f
     assert are_near(transform(TEXTS), vectors)
     ranked = httpx.post(f"{url}/rerank", json={"model": "ranker", "query": QUERY, "texts": TEXTS}).json()
     assert sorted(one["index"] for one in ranked) == [*range(len(TEXTS))]
+
+
+PAIRS = (("the cat sat", "the cat sat.", 5.0), ("where is paris?", "where is paris", 5.0), ("rain", "the dog sat", 1.0))
+
+
+def test_mteb(url: str) -> None:
+    """mteb evaluates a task of three pairs through OpenAI's client; it needs torch, so nothing installs it here."""
+    mteb, openai = pytest.importorskip("mteb"), pytest.importorskip("openai")
+    datasets, sts = pytest.importorskip("datasets"), pytest.importorskip("mteb.abstasks.sts")
+    tasks, encoders = pytest.importorskip("mteb.abstasks.task_metadata"), pytest.importorskip("mteb.models.abs_encoder")
+    unsaid = ("reference", "date", "domains", "task_subtypes", "license", "annotations_creators", "dialect")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+
+    class Pairs(sts.AbsTaskSTS):  # type: ignore[misc, name-defined]
+        metadata = tasks.TaskMetadata(
+            name="Pairs",
+            dataset={"path": "own/pairs", "revision": "1"},
+            description="Pairs of sentences.",
+            type="STS",
+            category="t2t",
+            modalities=["text"],
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="cosine_spearman",
+            **dict.fromkeys((*unsaid, "sample_creation", "bibtex_citation")),
+        )
+        min_score, max_score = 0, 5
+
+        def load_data(self, **_: object) -> None:
+            first, second, score = zip(*PAIRS, strict=True)
+            rows = datasets.Dataset.from_dict({"sentence1": [*first], "sentence2": [*second], "score": [*score]})
+            self.dataset, self.data_loaded = datasets.DatasetDict({"test": rows}), True
+
+    class Encoder(encoders.AbsEncoder):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.mteb_model_meta = mteb.models.ModelMeta.create_empty({"name": "own/served", "revision": "1"})
+
+        def encode(self, inputs: list[dict[str, list[str]]], **_: object) -> object:
+            numpy = pytest.importorskip("numpy")
+            texts = [text for batch in inputs for text in batch["text"]]
+            made = client.embeddings.create(model="encoder", input=texts).data
+            return numpy.array([one.embedding for one in made], numpy.float32)
+
+    result = mteb.evaluate(Encoder(), Pairs(), cache=None)
+    assert result.task_results[0].get_score() > 0.5
