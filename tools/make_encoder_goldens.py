@@ -78,7 +78,7 @@ JINA2 = BERT | {
     "position_embedding_type": "alibi",
     "feed_forward_type": "geglu",
     "num_attention_heads": 6,
-    "hidden_size": 72,
+    "hidden_size": 96,
 }
 JINA3 = ROBERTA | {
     "model_type": "jina_embeddings_v3",

@@ -211,6 +211,16 @@ inline float check_softcap(const char* what, float softcap) {
     return softcap;
 }
 
+// How far the biases of scores reach each way, which are as many for each of some heads, one for each distance.
+inline int64_t check_biases(const char* what, const OptionalVector& biases, int64_t heads) {
+    if (!biases) return 0;
+    const int64_t length = size_of(*biases, 0), span = (length / heads - 1) / 2;
+    if (span < 0 || length != heads * (2 * span + 1)) {
+        refuse(what, std::to_string(length), "an odd number for each of " + std::to_string(heads) + " heads");
+    }
+    return span;
+}
+
 // `pool` is shaped as that of `call`, of `pages` pages.
 inline void check_alike(const char* what, const PoolOut& pool, const mlxr::WritePagesCall& call, int64_t pages) {
     if (size_of(pool, 0) == pages && size_of(pool, 1) == call.kv_heads && size_of(pool, 2) == call.page_size &&

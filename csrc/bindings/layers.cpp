@@ -25,7 +25,7 @@ using mlxr::PythonWeight;
 // fit the next one's input.
 void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
                   bool symmetric, float softcap, OptionalVector sinks, int64_t rope, int64_t group, int64_t value_dim,
-                  bool whole_pictures) {
+                  bool whole_pictures, OptionalVector biases) {
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
     }
@@ -46,6 +46,8 @@ void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t h
     layer.scale = scale;
     layer.softcap = softcap;
     layer.sinks = self.keep("layers: length of sinks", sinks, heads);
+    layer.bias_span = check_biases("layers: length of biases", biases, heads);
+    layer.biases = self.keep("layers: length of biases", biases, heads * (2 * layer.bias_span + 1));
     layer.rope = rope;
     layer.group = group;
 }
@@ -275,7 +277,7 @@ void bind_layers(nb::module_& m) {
         .def("append_layer", &PythonLayers::append_layer, nb::arg("columns"))
         .def("append_heads", &append_heads, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
              nb::arg("scale"), nb::arg("window"), nb::arg("symmetric"), nb::arg("softcap"), array("sinks").none(),
-             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"), nb::arg("whole_pictures"))
+             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"), nb::arg("whole_pictures"), array("biases").none())
         .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
              nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),

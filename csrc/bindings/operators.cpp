@@ -177,7 +177,7 @@ void run_project_parts(Runtime& runtime, Matrix x, const nb::tuple& weights, int
 
 void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
                 IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks,
-                bool symmetric, int64_t value_dim, std::optional<Ints> ends) {
+                bool symmetric, int64_t value_dim, std::optional<Ints> ends, OptionalVector biases) {
     const int64_t tokens = size_of(q, 0);
     mlxr::AttendCall call = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens,
                                          size_of(q, 1), scale, window, value_dim);
@@ -191,6 +191,8 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
         check_size("attend: length of sinks", size_of(*sinks, 0), call.heads);
         call.sinks = sinks->data();
     }
+    call.biases = biases ? biases->data() : nullptr;
+    call.bias_span = check_biases("attend: length of biases", biases, call.heads);
     check_size("attend: head_dim of q", size_of(q, 2), call.head_dim);
     check_size("attend: rows of out", size_of(out, 0), tokens);
     check_size("attend: columns of out", size_of(out, 1), call.heads * call.value_dim);
@@ -224,5 +226,5 @@ void bind_operators(nb::module_& m) {
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),
           array("query_starts"), array("context_lengths"), array("page_table"), nb::arg("scale"), nb::arg("window"),
           array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none(), nb::arg("symmetric") = false,
-          nb::arg("value_dim") = 0, array("ends").none() = nb::none());
+          nb::arg("value_dim") = 0, array("ends").none() = nb::none(), array("biases").none() = nb::none());
 }

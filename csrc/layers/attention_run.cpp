@@ -126,6 +126,8 @@ void AttentionRun::attend(const Layer& layer) {
     attend.scale = layer.scale;
     attend.softcap = layer.softcap;
     attend.sinks = layer.sinks;
+    attend.biases = layer.biases;
+    attend.bias_span = layer.bias_span;
     attend.out = registers_.write(Register::x, layer.heads * attend.value_dim);
     run_attend(runtime_, attend, plan_);
 }

@@ -109,7 +109,9 @@ struct Layer {
     bool symmetric;       // before and after the own one
     bool whole_pictures;  // tokens of a picture see all of it, as `ends` say
     float scale, softcap;
-    const float* sinks;  // (heads), or null
+    const float* sinks;   // (heads), or null
+    const float* biases;  // (heads, 2 bias_span + 1), or null
+    int64_t bias_span;
     int64_t rope, group;
     void *k_pool, *v_pool;
     float* states;  // (slots, slot_floats)

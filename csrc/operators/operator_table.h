@@ -183,6 +183,8 @@ struct AttendCall {
     float scale;
     float softcap;                   // c: a score becomes c tanh(score / c); 0 for none
     const float* sinks;              // (heads): of each head e**sink is added to the sum of its weights; or null
+    const float* biases;             // (heads, 2 bias_span + 1): what scores of softcap 0 get by how far the key stands
+    int64_t bias_span;               // behind the query, from -bias_span on; farther ones as the last; or null
     int64_t window;                  // positions seen, the own included
     bool symmetric;                  // as many after the own position are seen as before it
     const int32_t* query_starts;     // (sequences + 1)

@@ -113,6 +113,7 @@ def compute(
     sinks: Floats | None = None,
     symmetric: bool = False,
     value_dim: int | None = None,
+    biases: Floats | None = None,
 ) -> Floats:
     q = np.concatenate([story.queries[sequence][first:end] for sequence, first, end in parts])
     batch = cut_batch(cache, parts)
@@ -129,6 +130,7 @@ def compute(
         sinks=sinks,
         symmetric=symmetric,
         value_dim=value_dim,
+        biases=biases,
     )
 
 
@@ -145,6 +147,7 @@ def compute_exactly(
     softcap: float | None = None,
     sinks: Floats | None = None,
     symmetric: bool = False,
+    biases: Floats | None = None,
 ) -> NDArray[np.float64]:
     """Attention of a sequence from position `first` on, in float64, from the definition."""
     q, k, v = (rows[sequence].astype(np.float64) for rows in (story.queries, story.keys, story.values))
@@ -155,6 +158,9 @@ def compute_exactly(
         scores = softcap * np.tanh(scores / softcap)
     distance = np.arange(first, len(k))[:, None] - np.arange(len(k))[None]
     most = window or len(k)
+    if biases is not None:
+        span = biases.shape[1] // 2
+        scores += biases[:, np.clip(-distance, -span, span) + span]
     scores[:, (distance <= -most if symmetric else distance < 0) | (distance >= most)] = -np.inf
     peak = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - peak)

@@ -25,8 +25,8 @@ def activate(ctx: Context, x: Floats, kind: Activation = "silu", **options: Any)
 
 def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
     wide = x.astype(np.float64)
-    if kind == "relu_squared":
-        return np.maximum(wide, 0) ** 2
+    if kind in ("relu", "relu_squared"):
+        return np.maximum(wide, 0) ** (1 if kind == "relu" else 2)
     if kind == "xielu":
         alpha_n, alpha_p, beta, eps = np.array(XIELU, np.float32).astype(np.float64)
         below = np.expm1(np.minimum(wide, eps)) - wide
@@ -143,8 +143,8 @@ def test_native_call_checks_lengths_itself(cpu: Context) -> None:
         cpu.module.activate(cpu.native, gate_up, "silu", out[:, :3].copy())
     with pytest.raises(ValueError, match="activate: rows of gate_up is 2, expected 1"):
         cpu.module.activate(cpu.native, gate_up, "silu", out[:1])
-    with pytest.raises(ValueError, match="activate: kind is relu, expected silu, gelu_tanh, gelu_erf, relu_squared"):
-        cpu.module.activate(cpu.native, gate_up, "relu", out)
+    with pytest.raises(ValueError, match="activate: kind is mish, expected silu, gelu_tanh, gelu_erf, relu_squared"):
+        cpu.module.activate(cpu.native, gate_up, "mish", out)
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)

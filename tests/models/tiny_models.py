@@ -73,10 +73,14 @@ def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") ->
     named = rename_hf_tensors(weights, stated.layout.names)
     alternates = stated.layout.alternates
     tensors = {
-        name: _encode(name, values, "f32" if alternates and values.ndim == 3 else type_name)
+        name: _encode(name, values, "f32" if _stays(name) or (alternates and values.ndim == 3) else type_name)
         for name, values in named.items()
     }
     return arrange_folder(tensors, stated, read_model(stated))  # type: ignore[return-value,arg-type]
+
+
+def _stays(name: str) -> bool:
+    return name.endswith("attn_rel_b.weight")  # a small table, which converters leave as it is
 
 
 def list_numbers(weights: Weights) -> dict[str, TensorSource]:

@@ -28,6 +28,7 @@ ENCODERS = {
     "xlm-roberta": "cls_token",
     "nomic": "mean_tokens",
     "eurobert": "mean_tokens",
+    "jina-v2": "mean_tokens",
     "jina-v3": "mean_tokens",
 }
 

@@ -118,7 +118,8 @@ class NativeLayers(Protocol):
     ) -> None: ...
     def append_heads(
         self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, symmetric: bool,
-        softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int, whole_pictures: bool
+        softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int, whole_pictures: bool,
+        biases: FloatArray | None
     ) -> None:
         """Say the heads of the layer."""
     def append_join(self, factor: float, target: str) -> None: ...
@@ -187,7 +188,7 @@ class Native(Protocol):
         self, runtime: NativeRuntime, q: FloatArray, k_pool: PoolArray, v_pool: PoolArray, query_starts: IntArray,
         context_lengths: IntArray, page_table: IntArray, scale: float, window: int, out: FloatArray,
         softcap: float = 0.0, sinks: FloatArray | None = None, symmetric: bool = False,
-        value_dim: int = 0, ends: IntArray | None = None
+        value_dim: int = 0, ends: IntArray | None = None, biases: FloatArray | None = None
     ) -> None: ...
     def available_isas(self) -> list[str]:
         """List the instruction sets that this build and machine can run, lowest first."""

@@ -29,4 +29,5 @@ class Family:
     name: str  # `general.architecture`
     build: Callable[[Metadata], Model]
     folders: tuple[Folder, ...] = ()  # which are such models
+    prefix: str = ""  # of the names of layers in GGUF files, before blk.
     bare_names: tuple[str, ...] = ()  # weights of layers whose names do not end in `.weight` in GGUF files

@@ -244,6 +244,7 @@ OWN_KEYS = {
     "expert_weights_norm": "true if the shares of a token's experts are divided by their sum",
     "expert_weights_scale": "what the shares of experts are multiplied by",
     "feed_forward_bias": "true if the products of feed-forward blocks have biases",
+    "feed_forward_gated": "true if feed-forward blocks have a gate, in families where this differs",
     "expert_sum_bias": "true if what the experts of a token give together has a bias",
     "output_bias": "true if logits have a bias",
     "parallel_blocks": "true if the two blocks of a layer stand side by side",

@@ -22,6 +22,7 @@ from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components import Attention, Dense, Embeddings, FeedForward, LatentAttention, Layer, Mamba2, Rope
+from mlxr.models.components.attention import Buckets, Slopes
 from mlxr.models.components.encoder import (
     CLASSIFIER,
     CLASSIFIER_NORM,
@@ -397,6 +398,8 @@ class Metadata:
         gated: bool = False,
         is_causal: bool = True,
         whole_pictures: bool = False,
+        biases: Slopes | Buckets | None = None,
+        owns_biases: bool = False,
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
@@ -421,6 +424,8 @@ class Metadata:
             gated=gated,
             is_causal=is_causal,
             whole_pictures=whole_pictures,
+            biases=biases,
+            owns_biases=owns_biases,
         )
 
     def latent_attention(self, *, interleaved: bool) -> LatentAttention:

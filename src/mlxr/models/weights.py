@@ -27,14 +27,19 @@ _LAYER = re.compile(r"blk\.[0-9]+\.(.+)")
 def gguf_name(name: str, model: Model) -> str:
     """Return what GGUF files of the model's architecture call the tensor of that canonical name."""
     layer = _LAYER.fullmatch(name)
-    bare = None if layer is None else layer[1].removesuffix(".weight")
-    return name.removesuffix(".weight") if bare in find_family(model.architecture).bare_names else name
+    if layer is None:
+        return name
+    family = find_family(model.architecture)
+    is_bare = layer[1].removesuffix(".weight") in family.bare_names
+    return family.prefix + (name.removesuffix(".weight") if is_bare else name)
 
 
 def from_gguf_name(name: str, model: Model) -> str:
     """Return the canonical name of a tensor that GGUF files call so."""
+    family = find_family(model.architecture)
+    name = name.removeprefix(family.prefix) if name.startswith(f"{family.prefix}blk.") else name
     layer = _LAYER.fullmatch(name)
-    is_bare = layer is not None and layer[1] in find_family(model.architecture).bare_names
+    is_bare = layer is not None and layer[1] in family.bare_names
     return f"{name}.weight" if is_bare else name
 
 

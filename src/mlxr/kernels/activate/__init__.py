@@ -43,8 +43,8 @@ def activate(
     With `up` (T, m), what is not gated is multiplied by its n columns from `first` on.
 
     `silu` is x / (1 + exp(-x)); `gelu_tanh` is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x³))); `gelu_erf` is
-    x/2 * (1 + erf(x / sqrt(2))); `relu_squared` is max(x, 0)². `clamped_swiglu` (gpt-oss) is x / (1 + exp(-1.702 x)) of
-    x up to 7, times 1 + the second half clamped to -7 and 7; it is always gated.
+    x/2 * (1 + erf(x / sqrt(2))); `relu` is max(x, 0), `relu_squared` its square. `clamped_swiglu` (gpt-oss) is
+    x / (1 + exp(-1.702 x)) of x up to 7, times 1 + the second half clamped to -7 and 7; it is always gated.
 
     `xielu` (Huang and Schlag 2024, arXiv:2411.13010) has the `parameters` alpha_n, alpha_p, beta and eps: it is
     alpha_p x² + beta x above 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
@@ -125,8 +125,13 @@ def _gelu_erf(x: FloatArray) -> FloatArray:
     return (x * (0.5 * (1.0 + erf))).astype(np.float32)
 
 
+def _relu(x: FloatArray) -> FloatArray:
+    result: FloatArray = np.maximum(x, np.float32(0))
+    return result
+
+
 def _relu_squared(x: FloatArray) -> FloatArray:
-    result: FloatArray = np.square(np.maximum(x, np.float32(0)))
+    result: FloatArray = np.square(_relu(x))
     return result
 
 
@@ -149,6 +154,7 @@ _KINDS: Mapping[str, Callable[..., FloatArray]] = {
     "relu_squared": _relu_squared,
     "clamped_swiglu": _clamped_silu,
     "xielu": _xielu,
+    "relu": _relu,
 }
 
 

@@ -79,6 +79,7 @@ def attend(
     symmetric: bool = False,
     whole_pictures: bool = False,
     value_dim: int | None = None,
+    biases: FloatArray | None = None,
 ) -> FloatArray:
     """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
 
@@ -87,6 +88,10 @@ def attend(
     far as the context goes, with `whole_pictures` up to the batch's `ends`. q may be a view with a free token stride.
     Raises ValueError for shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last
     so many numbers of the keys, v_pool is k_pool, and the result has so many columns for each head.
+
+    `biases` (heads, 2n + 1), of symmetric attention without softcap, are added to the scores: number n + d to that of a
+    key d positions behind the query, where what is farther than n counts as n (ALiBi, arXiv:2108.12409; T5's buckets,
+    arXiv:1910.10683).
     """
     check_heads("attend", "q", q)
     check_pools("attend", k_pool, v_pool)
@@ -99,13 +104,19 @@ def attend(
     if sliding_window is not None and sliding_window < 1:
         refuse("attend", "sliding_window", sliding_window, "at least 1")
     _check_scores(heads, softcap, sinks)
+    if biases is not None:
+        check_floats("attend", "biases", biases, 2)
+        check_size("attend", "rows of biases", biases.shape[0], heads)
+        if biases.shape[1] % 2 == 0 or not symmetric or softcap is not None:
+            refuse("attend", "biases", f"{biases.shape[1]} for a head", "an odd number, symmetric and without softcap")
     if value_dim is not None and not (1 <= value_dim <= head_dim and (head_dim - value_dim) % 2 == 0):
         refuse("attend", "value_dim", value_dim, f"at most the head_dim {head_dim}, and less by an even number")
     if batch.longest_context > batch.page_table.shape[1] * page_size:
         wanted = f"pages of {page_size} for a context of {batch.longest_context}"
         refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
     name, implementation = CHOICE.pick(ctx.device)
-    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim, whole_pictures and len(batch.ends) > 0)
+    whole = whole_pictures and len(batch.ends) > 0
+    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim, whole, biases)
     if name == REFERENCE:
         ctx.ledger.count("attend", name, scores.name_variant(pool_type(k_pool)))
     result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scores)

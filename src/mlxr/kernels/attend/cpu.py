@@ -57,5 +57,6 @@ def attend(
         scores.symmetric,
         scores.value_dim or _NO_VALUE_DIM,
         batch.ends if scores.whole_pictures else None,
+        None if scores.biases is None else scores.biases.reshape(-1),
     )
     return out

@@ -230,10 +230,11 @@ def _place_run(
 ) -> Run:
     """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
     front of and behind the queries, of which those behind have positions too, and the mask: "causal", or numbers
-    (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for every head of others.
+    (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for every head of others;
+    with biases those of each head.
     """
     gpu, placed, sliding_window = ctx.gpu, ctx.gpu.place(batch), scores.sliding_window
-    key = ("run", sequence, sliding_window, scores.symmetric, kind)
+    key = ("run", sequence, sliding_window, scores.symmetric, kind, id(scores.biases))
     found: Run | None = placed.parts.get(key)
     if found is None:
         queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
@@ -250,7 +251,11 @@ def _place_run(
             visible = (others > own - window) & (others < own + window if scores.symmetric else others <= own)
             if scores.symmetric and padding:  # rows of padding see the first position, as softmax needs one
                 visible = (visible & (others < seen) & (own < seen)) | ((own >= seen) & (others == 0))
-            mask = mx.where(visible, 0.0, -mx.inf).astype(kind)
+            added: DeviceArray | float = 0.0
+            if scores.biases is not None:
+                span = scores.biases.shape[1] // 2
+                added = mx.take(gpu.hold(scores.biases), mx.clip(others - own, -span, span) + span, axis=1)
+            mask = mx.where(visible, added, -mx.inf).astype(kind)
         found = placed.parts[key] = (pages, seen, front, padding, mask)
     return found
 

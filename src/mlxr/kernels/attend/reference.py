@@ -54,10 +54,15 @@ def attend(
         visible = mask_positions(
             positions - np.int32(first), length - first, sliding_window, symmetric=scores.symmetric, ends=ends
         )
+        span = 0 if scores.biases is None else scores.biases.shape[1] // 2
+        places = np.clip(np.arange(first, length) - positions[:, None], -span, span) + span  # among the biases
         group = heads // keys.shape[0]
         for head in range(heads):
             products = q[start:stop, head] @ keys[head // group].T
-            seen = np.where(visible, cap(products * np.float32(scores.scale), scores.softcap), -np.inf)
+            capped = cap(products * np.float32(scores.scale), scores.softcap)
+            if scores.biases is not None:
+                capped = capped + scores.biases[head][places]
+            seen = np.where(visible, capped, -np.inf)
             sink = None if scores.sinks is None else scores.sinks[head]
             output[start:stop, head] = softmax(seen, sink) @ values[head // group]
     return output.reshape(tokens, heads * value_dim)

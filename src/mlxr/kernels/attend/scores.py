@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from mlxr.kernels.tensor import FloatArray
 
@@ -26,6 +29,7 @@ class Scores:
     symmetric: bool = False  # what comes after a position is seen as what comes before it
     value_dim: int | None = None
     whole_pictures: bool = False  # what is seen ends where the batch says
+    biases: FloatArray | None = None  # (heads, 2n + 1): added by how far the key stands behind the query, from -n to n
 
     @property
     def powers(self) -> tuple[float, ...]:
@@ -50,3 +54,31 @@ class Scores:
             ("pictures", self.whole_pictures or None),
         )
         return "+".join([kv_type, *(name for name, value in parts if value is not None)])
+
+
+@lru_cache(maxsize=4)
+def spread_slopes(heads: int, longest: int) -> FloatArray:
+    """The biases (heads, 2 longest + 1) of ALiBi (arXiv:2108.12409): the distance times a slope of each head, below 0.
+
+    The slopes of as many heads as are a power of two go down to 1/256; others have those between.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    exponents = [head + 1.0 if head < power else head - power + 0.5 for head in range(heads)]
+    slopes = np.array([2.0 ** (-8.0 * one / power) for one in exponents], np.float32)
+    result: FloatArray = -slopes[:, None] * np.abs(np.arange(-longest, longest + 1)).astype(np.float32)
+    return result
+
+
+def spread_buckets(table: FloatArray, farthest: int) -> FloatArray:
+    """The biases (heads, 2 farthest + 1) of T5 (arXiv:1910.10683), of its table (buckets, heads).
+
+    Half of the buckets are for keys behind the query; of each half the first half has a bucket for each distance, and
+    the others share what is farther by its logarithm.
+    """
+    half, exact = len(table) // 2, len(table) // 4
+    far = np.arange(-farthest, farthest + 1)
+    near = np.maximum(np.abs(far), 1).astype(np.float32)
+    logarithms = np.log(near / np.float32(exact)) / np.float32(math.log(farthest / exact))
+    by_log = exact + (logarithms * np.float32(half - exact)).astype(np.int64)
+    bucket = np.where(np.abs(far) < exact, np.abs(far), np.minimum(by_log, half - 1)) + half * (far > 0)
+    return np.ascontiguousarray(table[bucket].T)

@@ -49,7 +49,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
 
 def _describe(
     heads: Heads,
-) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int, bool]:
+) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int, bool, FloatArray | None]:
     return (
         heads.heads,
         heads.kv_heads,
@@ -63,6 +63,7 @@ def _describe(
         heads.group,
         heads.value_dim or _NONE,
         heads.whole_pictures,
+        None if heads.biases is None else heads.biases.reshape(-1),
     )
 
 

@@ -75,6 +75,7 @@ class Heads:
     rope: int = 0  # number of the step's rotation table
     group: int = 0  # number of the batch's slots and page table
     value_dim: int | None = None  # values are the last so many numbers of the keys
+    biases: FloatArray | None = None  # (heads, 2n + 1): of scores, see `attend`
 
     @property
     def value_columns(self) -> int:

@@ -109,6 +109,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     symmetric=heads.symmetric,
                     whole_pictures=heads.whole_pictures,
                     value_dim=heads.value_dim,
+                    biases=heads.biases,
                 )
             case op.Activate(kind, _, is_gated, None, parameters):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated, parameters=parameters)

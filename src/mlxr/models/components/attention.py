@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.attend.scores import spread_buckets, spread_slopes
 from mlxr.kernels.layers.operators import Attend, GateHeads, Heads, MatMul, Operator, RopeAndWriteKV
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.kernels.rope_and_write_kv import HeadNormKind, HeadNorms, Projected
 from mlxr.kernels.sources import stack_vectors, take_halves
-from mlxr.kernels.tensor import TensorSource
+from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
 
-SINKS = "attn_sinks.weight"
+SINKS, RELATIVE = "attn_sinks.weight", "attn_rel_b.weight"
 QKV = "attn_qkv"  # what some files keep the weights of a product as: the rows of one part after those of another
 QKV_OF_HEADS = "attn_qkv of heads"  # the same where each head has its query, its key and its value together
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
@@ -69,6 +70,31 @@ NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation 
 
 
 @dataclass(frozen=True, slots=True)
+class Slopes:
+    """Scores become less with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409), each way."""
+
+    longest: int  # tokens of a text
+
+    def __post_init__(self) -> None:
+        check_range("context_length with slopes", self.longest, 1, 1 << 17)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Scores get what a table has for the bucket of a key's distance (T5, arXiv:1910.10683)."""
+
+    count: int
+    farthest: int  # distance; all from there on are in the last bucket
+    owner: int  # the layer that has the table
+
+    def __post_init__(self) -> None:
+        check_range("buckets of distances", self.count, 4, 1024)
+        check_range("distances with buckets", self.farthest, self.count // 4 + 1, 1 << 15)
+        if self.count % 4:
+            raise ModelError(f"model has {self.count} buckets of distances, expected a multiple of 4")
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Self-attention with grouped queries."""
 
@@ -90,6 +116,8 @@ class Attention:
     gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
     own_gate: bool = False  # the same by a weight of its own, which else stands among the rows of queries
     whole_pictures: bool = field(default=False, repr=False)  # tokens of a picture also see those of it behind them
+    biases: Slopes | Buckets | None = None  # of scores, by the distance of a key
+    owns_biases: bool = False  # the layer has the table of the buckets
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -134,6 +162,8 @@ class Attention:
         yield from list_product("attn_output", hidden, self.queries, bias=self.output_bias)
         if self.sinks:
             yield SINKS, (self.heads,)
+        if isinstance(self.biases, Buckets) and self.owns_biases:
+            yield RELATIVE, (self.biases.count, self.heads)
         if self.head_norms is not None:
             yield "attn_q_norm.weight", self._shape_norm(self.heads)
             if self.projected != "q":
@@ -182,7 +212,14 @@ class Attention:
             sinks=w.vector(SINKS) if self.sinks else None,
             rope=w.rope,
             group=w.group,
+            biases=self._read_biases(w),
         )
+
+    def _read_biases(self, w: LayerWeights) -> FloatArray | None:
+        if isinstance(self.biases, Buckets):
+            table = read_numbers(w.model.tensors[f"blk.{self.biases.owner}.{RELATIVE}"])
+            return spread_buckets(table, self.biases.farthest)
+        return None if self.biases is None else spread_slopes(self.heads, self.biases.longest)
 
     def _read_norms(self, w: LayerWeights) -> HeadNorms | None:
         if self.head_norms is None:

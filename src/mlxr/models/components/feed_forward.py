@@ -24,6 +24,7 @@ class FeedForward:
     features: int
     activation: Activation
     bias: bool = False
+    down_bias: bool = False  # of the product back alone
     gated: bool = True
     suffix: str = ""  # of the tensors' names
     parameters: tuple[float, ...] = ()  # of the activation
@@ -46,7 +47,7 @@ class FeedForward:
         """List the tensors, for a stream of `hidden` columns."""
         for name in self.projections:
             yield from list_product(name + self.suffix, self.features, hidden, bias=self.bias)
-        yield from list_product(f"ffn_down{self.suffix}", hidden, self.features, bias=self.bias)
+        yield from list_product(f"ffn_down{self.suffix}", hidden, self.features, bias=self.bias or self.down_bias)
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""

@@ -109,6 +109,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "relu": "relu",
     "relu2": "relu_squared",
     "xielu": "xielu",
     "gelu": "gelu_erf",
