@@ -183,6 +183,27 @@ MISTRAL = {
         "vision_config": PIXTRAL | {"patch_size": 16, "hidden_act": "gelu"},
     },
 }
+LFM = {
+    "lfm2vl": {
+        "model_type": "lfm2_vl",
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "image_token_id": IMAGE,
+        "downsample_factor": 2,
+        "projector_hidden_size": 56,
+        "tie_word_embeddings": True,
+        "text_config": {key: value for key, value in TEXT.items() if key not in ("hidden_act", "rms_norm_eps")}
+        | {
+            "model_type": "lfm2",
+            "norm_eps": 1e-5,
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention"] * 2,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {key: value for key, value in SIGLIP.items() if key != "image_size"}
+        | {"model_type": "siglip2_vision_model", "num_patches": 25},
+    }
+}
 MEAN, DEVIATION = [0.5, 0.4, 0.5], [0.5, 0.5, 0.6]
 QWEN_PREPARES = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -288,6 +309,36 @@ def show_mistral(_: dict[str, Any], pictures: list[Any]) -> Answer:
     return {"pixel_values": inputs["pixel_values"], "image_sizes": inputs["image_sizes"]}, tiles, words
 
 
+LFM_PREPARES = {
+    "image_processor_type": "Lfm2VlImageProcessor",
+    "min_image_tokens": 4,
+    "max_image_tokens": 6,
+    "max_tiles": 4,
+    "tile_size": 32,
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
+}
+
+
+def show_lfm(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """One picture as a LFM2-VL sees it whole, the other in two tiles and whole; its processor wants torchvision."""
+    sizes = [[(32, 48)], [(32, 32), (32, 32), (48, 32)]]
+    shown = [
+        (one.resize(size[::-1]), size) for one, all_sizes in zip(pictures, sizes, strict=True) for size in all_sizes
+    ]
+    tiles = [np.asarray(one) for one, _ in shown]
+    values, mask = np.zeros((len(tiles), 24, 192), np.float32), np.zeros((len(tiles), 24), np.int64)
+    for at, tile in enumerate(tiles):
+        shades = (tile.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
+        rows, columns = tile.shape[0] // 8, tile.shape[1] // 8
+        cut = shades.reshape(rows, 8, columns, 8, 3).transpose(0, 2, 1, 3, 4).reshape(rows * columns, 192)
+        values[at, : len(cut)], mask[at, : len(cut)] = cut, 1
+    shapes = torch.tensor([[height // 8, width // 8] for _, (height, width) in shown])
+    inputs = {"pixel_values": torch.from_numpy(values), "spatial_shapes": shapes}
+    words = [[START, *[IMAGE] * 6, END], [START, 101, *[IMAGE] * 4, 102, *[IMAGE] * 4, 103, *[IMAGE] * 6, END]]
+    return inputs | {"pixel_attention_mask": torch.from_numpy(mask)}, tiles, words
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     **{
         name: (config | IDS | {"tie_word_embeddings": False}, QWEN_PREPARES, show_qwen, "mm_token_type_ids")
@@ -295,6 +346,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     },
     **{name: (config, GEMMA_PREPARES, show_gemma, "token_type_ids") for name, config in GEMMA.items()},
     **{name: (config, SMOL_PREPARES, show_smol, "") for name, config in SMOL.items()},
+    **{name: (config, LFM_PREPARES, show_lfm, "") for name, config in LFM.items()},
     **{name: (config, MISTRAL_PREPARES, show_mistral, "") for name, config in MISTRAL.items()},
 }
 

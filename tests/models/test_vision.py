@@ -274,7 +274,7 @@ def test_a_file_beside_a_model_has_the_same_tower(folders: Path, case: str, tmp_
     write_mmproj(tmp_path / "mmproj-a-f16.gguf", other)  # of another model, and so passed over
     path = write_mmproj(tmp_path / "mmproj-b-bf16.gguf", case)
     beside = open_gguf(path)
-    assert read_gguf_tower(beside.metadata) == (file.family, file.spec)
+    assert read_gguf_tower(beside.metadata, beside.tensors) == (file.family, file.spec)
     found, reason = find_tower(tmp_path / "model.gguf", beside, model.config, "cpu")
     assert found is not None, reason
     assert np.array_equal(encode_all(found.load(model.ctx), golden), encode_all(file.load(model.ctx), golden))

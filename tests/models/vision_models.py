@@ -133,6 +133,7 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
             "is_deepstack_layers": [index in spec.taps for index in range(spec.layers)],
         },
         "gemma3": {"projector.scale_factor": spec.merge},
+        "lfm2": {"projector.scale_factor": spec.merge},
         "pixtral": {"spatial_merge_size": spec.merge if spec.merge > 1 else None},
         "idefics3": {"projector.scale_factor": spec.merge, "preproc_image_size": spec.longest},
     }[family.projector]
@@ -187,6 +188,7 @@ _SIGLIP = {
     "post_layernorm": "v.post_ln",
     "mm_soft_emb_norm": "mm.soft_emb_norm",
     "connector.modality_projection.proj": "mm.model.fc",
+    "layer_norm": "mm.input_norm",
     "patch_conv": "v.patch_embd",
     "ln_pre": "v.pre_ln",
     "norm": "mm.input_norm",
@@ -220,6 +222,9 @@ def _name_siglip_tensors(weights: Weights, _: tuple[int, ...]) -> Weights:
         stem, _, end = name.removeprefix("vision_model.").rpartition(".")
         if "language_model" in full_name or "text_model" in full_name:
             continue
+        if stem == "embeddings.patch_embedding" and values.ndim == 2:  # of SigLIP 2, with colours last
+            side = round((values.shape[1] // 3) ** 0.5)
+            values = values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
         if stem.startswith(("encoder.layers.", "transformer.layers.")):
             number, _, module = stem.partition("layers.")[2].partition(".")
             tensors[f"v.blk.{number}.{_SIGLIP[module]}.{end}"] = values

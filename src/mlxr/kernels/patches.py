@@ -51,6 +51,25 @@ def pick_positions(table: FloatArray, rows: IntArray, columns: IntArray) -> Floa
     return np.ascontiguousarray(table[rows * round(len(table) ** 0.5) + columns])
 
 
+def resize_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
+    """Positions (N, hidden) of patches at these rows and columns, out of a table (side * side, hidden) of a square that
+    is resized to the grid as a picture is: linearly, over as many of its rows and columns as become one."""
+    side = round(len(table) ** 0.5)
+    made = table.reshape(side, side, -1)
+    for axis, count in enumerate(grid):
+        step = np.float32(side) / np.float32(count)
+        centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * step - np.float32(0.5)
+        away = np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / max(step, np.float32(1))
+        weights = np.maximum(np.float32(1) - away, np.float32(0))
+        weights = weights / weights.sum(axis=1, keepdims=True)
+        lines = np.moveaxis(made, axis, 0)
+        total = np.zeros((count, *lines.shape[1:]), np.float32)
+        for line in range(side):  # one after another, so that the bits are the same everywhere
+            total += weights[:, line, None, None] * lines[line]
+        made = np.moveaxis(total, 0, axis)
+    return np.ascontiguousarray(made[rows, columns])
+
+
 def join_neighbours(x: FloatArray, count: int, *, by_columns: bool) -> FloatArray:
     """Rows (N / count, count * columns) of x (N, columns): neighbours after one another, or column by column."""
     parts = x.reshape(len(x) // count, count, -1)

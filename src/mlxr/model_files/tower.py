@@ -67,7 +67,7 @@ class TowerFile:
 
 def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
     """The tower in an opened `mmproj` file for `model`. Raises ModelError."""
-    family, spec = read_gguf_tower(file.metadata)
+    family, spec = read_gguf_tower(file.metadata, file.tensors)
     fit_tower(family, spec, model)
     return TowerFile(family, spec, file.tensors, file.paths[0], file)
 

@@ -30,6 +30,7 @@ from mlxr.kernels.patches import (
     make_shades,
     order_patches,
     pick_positions,
+    resize_positions,
     sum_neighbours,
     sum_slices,
     whole_batch,
@@ -170,8 +171,9 @@ class Words:
 
 
 PixelRule = Mapping[str, int | str]  # what `mlxr.pictures.worker` is told of sizes
-# Learned positions: a square of them is blended for other grids, or is that of the only grid; or there are none.
-Positions = Literal["blended", "own", "none"]
+# Learned positions: a square of them is blended for other grids, between its corners or as a picture is resized, or it
+# is that of the only grid; or there are none.
+Positions = Literal["blended", "resized", "own", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,8 @@ class TowerSpec:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
     is_whole: bool = False  # the text's tokens of a picture see all of it
+    tile: int = 0  # pixels of the side of a tile where pictures of more rows are cut, and others keep their shape
+    most_tiles: int = 0
     longest: int = 0  # pixels of a picture's longer side where it is cut into tiles, or only made smaller; else 0
 
     def __post_init__(self) -> None:
@@ -251,6 +255,11 @@ class TowerSpec:
             if self.longest:
                 return {"kind": "tiles", "tile": pixels, "longest": self.longest, "most": max(1, tokens // rows)}
             return {"kind": "square", "side": pixels, "resample": self.resample}
+        if self.tile:
+            rows = (self.tile // self.factor) ** 2
+            bounds = {"least": self.least_pixels, "most": min(self.most_pixels, tokens * self.factor**2)}
+            tiles = min(self.most_tiles, (tokens - self.most_pixels // self.factor**2) // rows)
+            return {"kind": "spread", "factor": self.factor, **bounds, "tile": self.tile, "most_tiles": tiles}
         if self.longest:
             return {"kind": "within", "factor": self.factor, "longest": self.longest, "most": tokens}
         most = min(self.most_pixels, tokens * self.factor**2)
@@ -325,7 +334,7 @@ class TowerFamily:
 
     projector: str  # `clip.projector_type` of their GGUF files
     model_types: tuple[str, ...]  # `model_type` of folders that have one
-    read_gguf: Callable[[Fields], TowerSpec]  # from the keys of a file
+    read_gguf: Callable[[Fields, Mapping[str, TensorSource]], TowerSpec]  # from the keys of a file, and its tensors
     read_folder: Callable[[Fields, Fields, Fields], TowerSpec]  # `config.json`, its `vision_config`, the preprocessor's
     name_gguf: Renaming
     name_folder: Renaming
@@ -400,6 +409,8 @@ class Tower:
         x = linear(ctx, cut_patches(pixels, self._shades, spec.patch, spec.merge), self._patches)
         if self._positions is not None and spec.positions == "own":
             x = add(ctx, x, pick_positions(self._positions, rows, columns))
+        elif self._positions is not None and spec.positions == "resized":
+            x = add(ctx, x, resize_positions(self._positions, grid, rows, columns))
         elif self._positions is not None:
             x = add(ctx, x, blend_positions(self._positions, grid, rows, columns))
         x = self._finish(x, self._begin)

@@ -147,7 +147,36 @@ def _size_tiles(height: int, width: int, longest: int, tile: int) -> tuple[tuple
     return first, (rows * tile, math.ceil(int(rows * tile * ratio) / tile) * tile)
 
 
-_KINDS = {"near": _take_near, "square": _take_square, "tiles": _take_tiles, "within": _take_within}
+def _take_spread(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """The picture near its own size, or where it is too large for that in tiles, and near a smaller one (lfm2_vl)."""
+    factor, tile, most = rule["factor"], rule["tile"], rule["most"]
+    height, width = image.height, image.width
+    rows, columns = (max(1, round(side / factor)) * factor for side in (height, width))
+    if rows * columns > most or rows * columns < rule["least"]:
+        rows, columns = choose_size(height, width, factor, rule["least"], most)
+    small = image.resize((columns, rows), Image.Resampling.BILINEAR)
+    area = max(factor // 2, round(height / factor) * factor) * max(factor // 2, round(width / factor) * factor)
+    if rule["most_tiles"] < 2 or area <= 2 * most:
+        return [small], (1, 1)
+    counts = range(1, rule["most_tiles"] + 1)
+    grids = [(across, down) for across in counts for down in counts if 2 <= across * down <= rule["most_tiles"]]
+    best, difference = (1, 1), math.inf
+    for across, down in sorted(grids, key=lambda one: one[0] * one[1]):
+        away = abs(width / height - across / down)
+        if away < difference or (away == difference and 2 * width * height > tile**2 * across * down):
+            best, difference = (across, down), away
+    large = image.resize((best[0] * tile, best[1] * tile), Image.Resampling.BILINEAR)
+    places = [(across * tile, down * tile) for down in range(best[1]) for across in range(best[0])]
+    return [*(large.crop((left, top, left + tile, top + tile)) for left, top in places), small], best[::-1]
+
+
+_KINDS = {
+    "near": _take_near,
+    "square": _take_square,
+    "tiles": _take_tiles,
+    "within": _take_within,
+    "spread": _take_spread,
+}
 
 
 def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:

@@ -148,7 +148,9 @@ def fit_tower(family: TowerFamily, spec: TowerSpec, model: Model) -> None:
     spec.fit(model)
 
 
-def read_gguf_tower(metadata: Mapping[str, object]) -> tuple[TowerFamily, TowerSpec]:
+def read_gguf_tower(
+    metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]
+) -> tuple[TowerFamily, TowerSpec]:
     """Return which tower an `mmproj` file has, and its sizes. Raises ModelError, naming the key."""
     fields = Fields(metadata)
     fields.refuse_unless(
@@ -158,7 +160,7 @@ def read_gguf_tower(metadata: Mapping[str, object]) -> tuple[TowerFamily, TowerS
     kind = fields.text("clip.projector_type" if own is None else "clip.vision.projector_type")
     if kind not in _TOWERS:
         raise ModelError(f"clip.projector_type is {kind!r}, which does not run yet; those that do: {_list_towers()}")
-    return _TOWERS[kind], _TOWERS[kind].read_gguf(fields)
+    return _TOWERS[kind], _TOWERS[kind].read_gguf(fields, tensors)
 
 
 def read_folder_tower(

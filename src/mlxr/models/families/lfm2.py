@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms, ShortConv
+from mlxr.models.families.siglip import make_lfm2_tower
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_recurrent_layers, state_expert_width, state_experts
@@ -82,6 +83,7 @@ def build(m: Metadata) -> Model:
     )
 
 
+TOWERS = (make_lfm2_tower("lfm2"),)
 FAMILIES = (
     Family("lfm2", build, (Folder("lfm2", "Lfm2ForCausalLM", state_dense, _TENSORS),)),
     Family("lfm2moe", build, (Folder("lfm2_moe", "Lfm2MoeForCausalLM", state_mixture, _TENSORS),)),

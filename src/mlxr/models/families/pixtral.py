@@ -121,7 +121,7 @@ def _make_spec(
     )
 
 
-def _read_gguf(fields: Fields) -> TowerSpec:
+def _read_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
     sizes, has_merger = read_gguf_sizes(fields), fields.get(V + "spatial_merge_size") is not None
     merge = fields.integer(V + "spatial_merge_size", 1, MAX_MERGE) if has_merger else None
     activation: Activation = "silu" if fields.flag("clip.use_silu", False) else "gelu_erf"

@@ -87,7 +87,7 @@ def _make_spec(sizes: dict[str, Any], merge: int, taps: tuple[int, ...], eps: fl
     )
 
 
-def _read_gguf(fields: Fields) -> TowerSpec:
+def _read_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
     if not fields.flag("clip.use_gelu", False):
         fields.refuse("clip.use_gelu", "true, a tower with gelu")
     sizes = read_gguf_sizes(fields)

@@ -1,7 +1,8 @@
 """Towers with the encoder of SigLIP (arXiv:2303.15343): pictures of one size, a learned position for each patch.
 
 Models differ in how they make rows of its patches. Gemma 3 takes the mean of each square, norms and projects it;
-Idefics3 and SmolVLM project all patches of a square together, and see a picture in tiles besides.
+Idefics3 and SmolVLM project all patches of a square together, and see a picture in tiles besides. LFM2-VL's is SigLIP 2
+(arXiv:2502.14786), with pictures of any shape; large ones are cut into tiles.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def make_gemma3_tower(name: str) -> TowerFamily:
             is_whole=True,
         )
 
-    def read_gguf(fields: Fields) -> TowerSpec:
+    def read_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
         merge = fields.integer(V + "projector.scale_factor", 1, 8, default=4)
         return make(read_gguf_sizes(fields), merge, _read_eps(fields, V + "attention.layer_norm_epsilon"), fields, V)
 
@@ -177,7 +178,7 @@ def _make_idefics3(
     )
 
 
-def _read_idefics3_gguf(fields: Fields) -> TowerSpec:
+def _read_idefics3_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
     sizes = read_gguf_sizes(fields)
     merge = fields.integer(V + "projector.scale_factor", 1, MAX_MERGE, default=2)
     longest = fields.integer(V + "preproc_image_size", 1, _MAX_LONGEST, default=sizes["side"] * sizes["patch"])
@@ -209,3 +210,84 @@ IDEFICS3 = TowerFamily(
     lambda spec, tensors: _join_patches(spec, _IDEFICS3_GGUF.rename(tensors)),
     lambda spec, tensors: _join_patches(spec, _IDEFICS3_NAMES.rename(tensors)),
 )
+
+
+_SIGLIP2_ENDS = {"layer_norm": "merge.norm", "linear_1": "merge.fc1", "linear_2": "merge.fc2"}
+
+
+def make_lfm2_tower(name: str) -> TowerFamily:
+    """The tower of LFM2-VL, which `name` is the projector's type of."""
+    words = Words(
+        open="<|image_start|>",
+        place="<image>",
+        close="<|image_end|>",
+        tile="<|img_row_{row}_col_{column}|>",
+        whole="<|img_thumbnail|>",
+    )
+    own = TowerNames(_PREFIXES, "encoder.layers.", _BLOCK, _ENDS)
+    projector = TowerNames(("model.multi_modal_projector.", "multi_modal_projector."), "-", {}, _SIGLIP2_ENDS)
+    ends = {"mm.input_norm": "merge.norm", "mm.1": "merge.fc1", "mm.2": "merge.fc2"}
+    gguf = TowerNames(("",), "v.blk.", GGUF_BLOCK, _GGUF_ENDS | ends)
+
+    def make(
+        sizes: dict[str, Any], merge: int, features: int, eps: float, stated: Fields, prefix: str, *, norms: bool
+    ) -> TowerSpec:
+        joined, factor = sizes["hidden"] * merge**2, sizes["patch"] * merge
+        norm = (NormRows("merge.norm", joined, _EPS_JOINED),) if norms else ()
+        made = Multiply("merge.fc1", features, joined, activation="gelu_erf")
+        keys = Fields({}) if prefix else stated  # of a preprocessor, which GGUF files do not state
+        is_cut = keys.flag("do_image_splitting", True)
+        return TowerSpec(
+            **sizes,
+            merge=merge,
+            words=words,
+            end=(
+                NormRows("post_norm", sizes["hidden"], eps),
+                Join(merge**2),
+                *norm,
+                made,
+                Multiply("merge.fc2", sizes["columns"], features),
+            ),
+            eps=eps,
+            positions="resized",
+            least_pixels=keys.integer("min_image_tokens", 1, 1 << 16, default=64) * factor**2,
+            most_pixels=keys.integer("max_image_tokens", 1, 1 << 16, default=256) * factor**2,
+            tile=keys.integer("tile_size", factor, MAX_SIDE * MAX_PATCH, default=512),
+            most_tiles=keys.integer("max_tiles", 1, 64, default=10) if is_cut else 0,
+            mean=read_colours(stated, prefix + "image_mean"),
+            deviation=read_colours(stated, prefix + "image_std", 1e-3),
+        )
+
+    def read_gguf(fields: Fields, tensors: Mapping[str, TensorSource]) -> TowerSpec:
+        merge, first = fields.integer(V + "projector.scale_factor", 1, MAX_MERGE, default=2), tensors.get("mm.1.weight")
+        features = 2560 if first is None else first.shape[0]
+        eps = _read_eps(fields, V + "attention.layer_norm_epsilon")
+        has_norm = "mm.input_norm.weight" in tensors
+        return make(read_gguf_sizes(fields), merge, features, eps, fields, V, norms=has_norm)
+
+    def read_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
+        whole.refuse_unless(("projector_hidden_act",), ("gelu",), "only gelu is supported")
+        whole.refuse_unless(("projector_bias",), (True,), "only a projector with biases is supported")
+        whole.refuse_unless(("vision_feature_layer",), (-1,), "only what leaves the last layer is supported")
+        sizes = _read_folder_sizes(tower, _read_width(whole))
+        sizes["side"] = math.isqrt(tower.integer("num_patches", 1, MAX_SIDE**2, default=256))
+        features = whole.integer("projector_hidden_size", 1, MAX_WIDTH, default=2560)
+        merge, norms = whole.integer("downsample_factor", 1, MAX_MERGE, default=2), whole.flag(*_USES_NORM)
+        return make(sizes, merge, features, _read_eps(tower, "layer_norm_eps"), prepares, "", norms=norms)
+
+    def name_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        named = own.rename(tensors) | projector.rename(tensors)
+        whole = named.get("patch_embd.weight")
+        if whole is not None and whole.shape == (spec.hidden, CHANNELS * spec.patch**2):  # colours stand last
+            parts = read_numbers(whole).reshape(spec.hidden, spec.patch, spec.patch, CHANNELS)
+            named |= join_slices(spec, [parts.transpose(0, 3, 1, 2)])
+        return named
+
+    def name_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        return _join_patches(spec, gguf.rename(tensors))
+
+    return TowerFamily(name, (f"{name}_vl", f"{name}-vl"), read_gguf, read_folder, name_gguf, name_folder)
+
+
+_EPS_JOINED = round_float(1e-5)
+_USES_NORM = "projector_use_layernorm", True
