@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
+from typing import Any
 
-from mlxr.cache.sizing import read_available_bytes
+from mlxr.cache.sizing import _read_mac_bytes, read_available_bytes
 
 MIB = 2**20
 
@@ -91,3 +94,24 @@ def test_system_without_proc(tmp_path: Path) -> None:
 def test_this_machine() -> None:
     available = read_available_bytes()
     assert available is None or available > MIB
+
+
+def test_macos_counts_pages_that_it_can_give_up() -> None:
+    """Four numbers of 32 bits, nine of 64, and then the purgeable pages, as mach/vm_statistics.h has them."""
+
+    class System:
+        status = 0
+
+        def mach_host_self(self) -> int:
+            return 7
+
+        def host_statistics64(self, host: int, flavour: int, words: Any, count: Any) -> int:
+            assert (host, flavour, count._obj.value >= 38) == (7, 4, True)
+            fields = struct.pack("4I9Q2I", 100, 9000, 20, 9000, *[2**40] * 9, 3, 9000)
+            words[: len(fields) // 4] = struct.unpack(f"{len(fields) // 4}I", fields)
+            return self.status
+
+    system = System()
+    assert _read_mac_bytes(system) == 123 * os.sysconf("SC_PAGE_SIZE")
+    system.status = 5
+    assert _read_mac_bytes(system) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

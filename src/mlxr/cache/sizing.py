@@ -6,28 +6,43 @@ one step adds, and for the ends of texts that were computed before. Recurrent la
 sequences that run, and for snapshots at boundaries of cached texts.
 
 `read_available_bytes` is what this process may still take: what the system has free, within its control groups, by
-/proc and /sys/fs/cgroup (versions 1 and 2, all parent groups); elsewhere half of the physical memory stands for what is
-free.
+/proc and /sys/fs/cgroup (versions 1 and 2, all parent groups), or by the kernel of macOS; elsewhere half of the
+physical memory stands for what is free.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 from mlxr.cache.shapes import LIVE_SLOTS, GroupShape, StatesShape
 from mlxr.core.errors import SettingError
+
+MAC_MEMORY = 4  # HOST_VM_INFO64
+MAC_WORDS = 64  # room for `vm_statistics64`, which has grown to 40 words of 32 bits
+MAC_AVAILABLE = (0, 2, 22)  # words of it: free_count, inactive_count, purgeable_count
 
 
 def read_available_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that can still be allocated, or None where the system does not tell. `root` stands for / in tests."""
     free = _read_fields(root / "proc/meminfo").get("MemAvailable")
     if free is None:
-        return _half_of_physical_bytes()
+        return _read_mac_bytes(ctypes.CDLL(None)) if sys.platform == "darwin" else _half_of_physical_bytes()
     return max(0, min([free * 1024, *_cgroup_rooms(root)]))
+
+
+def _read_mac_bytes(system: Any) -> int | None:
+    """Pages of macOS that are free, inactive or purgeable: fields of `vm_statistics64` (mach/vm_statistics.h)."""
+    words, count = (ctypes.c_uint32 * MAC_WORDS)(), ctypes.c_uint32(MAC_WORDS)
+    if system.host_statistics64(system.mach_host_self(), MAC_MEMORY, words, ctypes.byref(count)) != 0:
+        return _half_of_physical_bytes()
+    return sum(words[at] for at in MAC_AVAILABLE) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _half_of_physical_bytes() -> int | None:
