@@ -14,6 +14,9 @@ COUNTS_THREADS := tests/kernels/test_runtime.py::test_threads_end_with_their_run
 RACES := test_sanitized.py test_runtime.py test_grammar_matcher.py test_arrays.py test_linear.py test_attend.py \
 	test_mixers.py test_moe.py test_run_layers.py test_write_pages.py
 FILES ?= 3000
+ARM := build/arm
+ARM_CXX ?= aarch64-linux-gnu-g++
+ARM_FLAGS := -std=c++20 -O1 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -DMLXR_ARM=1 -Icsrc -Isrc/mlxr
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
@@ -29,7 +32,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents clean
+.PHONY: help run test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents test-arm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -103,6 +106,15 @@ sanitize: $(VENV)/.dev ## csrc under sanitizers: addresses and undefined behavio
 		TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:die_after_fork=0:exitcode=66 \
 		PYTHONPATH=tests/shared $(BIN)/python -m pytest -p sanitized_native -n 2 --dist worksteal -o timeout=3000 \
 		$(addprefix tests/kernels/,$(RACES)) --deselect $(COUNTS_THREADS)
+
+test-arm: $(VENV)/.installed ## the kernels' bits here and, under QEMU, on Arm are those of tests/kernels/digests.txt (needs apt install g++-aarch64-linux-gnu qemu-user)
+	@$(BIN)/cmake --build build/cp3* --target digests >/dev/null && build/cp3*/digests tests/kernels/digests.txt
+	@mkdir -p $(ARM) && for tier in portable neon; do for part in linear/kernels linear/kernels_grids operators/operators; do \
+		$(ARM_CXX) $(ARM_FLAGS) $$(test $$tier = portable || echo -march=armv8.2-a+dotprod) -DMLXR_TIER=$$tier -DMLXR_TIER_$$tier=1 \
+			-c csrc/$$part.cpp -o $(ARM)/$$tier-$$(basename $$part).o || exit 1; done; done
+	@$(ARM_CXX) $(ARM_FLAGS) -static tests/kernels/digests.cpp csrc/runtime/kernel_table.cpp csrc/runtime/cpu_features.cpp \
+		csrc/operators/operator_table.cpp csrc/quants/quants.cpp csrc/linear/repack.cpp $(ARM)/*.o -o $(ARM)/digests
+	@for cpu in max cortex-a76 cortex-a57; do qemu-aarch64 -cpu $$cpu $(ARM)/digests tests/kernels/digests.txt || exit 1; done
 
 # The module with gcc's sanitizers $(2), in the folder $(1). CPython itself is not built with them, so its own accesses
 # are neither checked nor reported. Where addresses are too random, the thread sanitizer finds no place for its shadow.

@@ -59,7 +59,8 @@ void make_runtime(mlxr::Runtime* self, int threads, const std::string& isa_name)
         throw nb::value_error(("threads must be 1 to 1024, not " + std::to_string(threads)).c_str());
     }
     if (!mlxr::parse_isa(isa_name, isa)) {
-        throw nb::value_error(("unknown instruction set '" + isa_name + "'; known: portable, avx2, avx512").c_str());
+        throw nb::value_error(
+            ("unknown instruction set '" + isa_name + "'; known: portable, avx2, avx512, neon").c_str());
     }
     if (!mlxr::isa_available(isa)) {
         throw nb::value_error(("this machine or build has no '" + isa_name + "' kernels").c_str());

@@ -16,6 +16,8 @@ using mlxr::kDenseRows;
 constexpr int kDenseVectors = 2, kDenseTokens = 8;
 #elif defined(MLXR_TIER_avx2)
 constexpr int kDenseVectors = 4, kDenseTokens = 2;
+#elif defined(MLXR_TIER_neon)
+constexpr int kDenseVectors = 4, kDenseTokens = 4;
 #else
 constexpr int kDenseVectors = 2, kDenseTokens = 2;
 #endif

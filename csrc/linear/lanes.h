@@ -17,6 +17,8 @@
 #include "linear/lanes_avx512.h"
 #elif defined(MLXR_TIER_avx2)
 #include "linear/lanes_avx2.h"
+#elif defined(MLXR_TIER_neon)
+#include "linear/lanes_neon.h"
 #else
 #include "linear/lanes_portable.h"
 #endif

@@ -318,6 +318,8 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
 // Tokens in a register tile: as many as the registers hold with their sums.
 #if defined(MLXR_TIER_avx512)
 constexpr int kPanelTokens = 6;
+#elif defined(MLXR_TIER_neon)
+constexpr int kPanelTokens = 4;
 #else
 constexpr int kPanelTokens = 2;
 #endif

@@ -107,6 +107,50 @@ MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
     }
 }
 
+#elif defined(MLXR_TIER_neon)
+
+template <int Columns>
+MLXR_INLINE int32_t largest_magnitude(const float* x) {
+    uint32x4_t top[2];
+    for (int i = 0; i < Columns; i += 4) {
+        const uint32x4_t magnitudes = vbicq_u32(as_unsigned(load_ints(x + i)), vdupq_n_u32(0x80000000u));
+        top[i / 4 % 2] = i < 8 ? magnitudes : vmaxq_u32(top[i / 4 % 2], magnitudes);
+    }
+    return static_cast<int32_t>(vmaxvq_u32(vmaxq_u32(top[0], top[1])));
+}
+
+// Eight values times a factor, to the nearest integers.
+MLXR_INLINE int16x8_t round_eight(const float* x, float32x4_t factor) {
+    const int32x4_t low = vcvtnq_s32_f32(vmulq_f32(vld1q_f32(x), factor));
+    const int32x4_t high = vcvtnq_s32_f32(vmulq_f32(vld1q_f32(x + 4), factor));
+    return vcombine_s16(vmovn_s32(low), vmovn_s32(high));
+}
+
+MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int32_t* sums) {
+    const float32x4_t factor = vdupq_n_f32(inverse);
+    for (int half = 0; half < 2; ++half) {
+        const int16x8_t low = round_eight(x + 16 * half, factor), high = round_eight(x + 16 * half + 8, factor);
+        const int8x16_t bytes = vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+        vst1q_s8(values + 16 * half, bytes);
+        sums[half] = vaddvq_s32(vdotq_s32(vdupq_n_s32(0), bytes, vdupq_n_s8(1)));
+    }
+}
+
+MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
+    for (int i = 0; i < 32; i += 8) vst1q_s16(values + i, round_eight(x + i, vdupq_n_f32(inverse)));
+}
+
+MLXR_INLINE int largest_half_sum(const int8_t* values, int64_t stride) {
+    int largest = 0;
+    for (int group = 0; group < mlxr::kSpanGroups; ++group, values += stride) {
+        for (int half = 0; half < 32; half += 16) {
+            const int sum = vaddlvq_u8(vreinterpretq_u8_s8(vabsq_s8(vld1q_s8(values + half))));
+            largest = sum > largest ? sum : largest;
+        }
+    }
+    return largest;
+}
+
 #else
 
 template <int Columns>

@@ -10,6 +10,9 @@ const OperatorTable* operator_table(Isa isa) {
             return mlxr_operators_avx512();
         case Isa::avx2:
             return mlxr_operators_avx2();
+#elif defined(MLXR_ARM)
+        case Isa::neon:
+            return mlxr_operators_neon();
 #endif
         default:
             return mlxr_operators_portable();

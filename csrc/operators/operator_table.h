@@ -325,5 +325,7 @@ const mlxr::OperatorTable* mlxr_operators_portable();
 #if defined(MLXR_X86)
 const mlxr::OperatorTable* mlxr_operators_avx2();
 const mlxr::OperatorTable* mlxr_operators_avx512();
+#elif defined(MLXR_ARM)
+const mlxr::OperatorTable* mlxr_operators_neon();
 #endif
 }

@@ -33,6 +33,9 @@ const ProbeTable* probe_table(Isa isa) {
             return mlxr_probe_avx512();
         case Isa::avx2:
             return mlxr_probe_avx2();
+#elif defined(MLXR_ARM)
+        case Isa::neon:
+            return mlxr_probe_neon();
 #endif
         default:
             return mlxr_probe_portable();

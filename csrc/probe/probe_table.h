@@ -33,5 +33,7 @@ const mlxr::ProbeTable* mlxr_probe_portable();
 #if defined(MLXR_X86)
 const mlxr::ProbeTable* mlxr_probe_avx2();
 const mlxr::ProbeTable* mlxr_probe_avx512();
+#elif defined(MLXR_ARM)
+const mlxr::ProbeTable* mlxr_probe_neon();
 #endif
 }

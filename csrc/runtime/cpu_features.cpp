@@ -13,12 +13,19 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 namespace mlxr {
 
 namespace {
 
-constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512"};
+constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "neon"};
 
 #if defined(__linux__)
 
@@ -80,6 +87,15 @@ double cgroup_quota() {
 
 #endif
 
+#if defined(__APPLE__)
+// A whole number that the system tells by name; 0 where it knows none such.
+int read_sysctl(const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 ? value : 0;
+}
+#endif
+
 }  // namespace
 
 const char* isa_name(Isa isa) {
@@ -103,11 +119,15 @@ bool isa_available(Isa isa) {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    if (isa == Isa::avx2) return avx2;
+    if (isa != Isa::avx512) return isa == Isa::avx2 && avx2;
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512bf16");
+#elif defined(MLXR_ARM) && defined(__linux__)
+    return isa == Isa::neon && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(MLXR_ARM) && defined(__APPLE__)
+    return isa == Isa::neon && read_sysctl("hw.optional.arm.FEAT_DotProd") != 0;
 #else
     return false;
 #endif
@@ -127,6 +147,9 @@ int default_threads() {
     if (cores > 0) threads = cores;
     const double quota = cgroup_quota();
     if (quota > 0) threads = std::min(threads, static_cast<int>(quota));
+#elif defined(__APPLE__)
+    const int fast = read_sysctl("hw.perflevel0.physicalcpu");
+    if (fast > 0) threads = fast;
 #endif
     return std::max(threads, 1);
 }

@@ -6,10 +6,10 @@
 
 namespace mlxr {
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2 };
-inline constexpr int kIsaCount = 3;
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, neon = 3 };
+inline constexpr int kIsaCount = 4;
 
-// "portable", "avx2" or "avx512".
+// "portable", "avx2", "avx512" or "neon".
 const char* isa_name(Isa isa);
 
 // Sets `isa` and returns true when `name` is a tier's name.
@@ -18,13 +18,14 @@ bool parse_isa(std::string_view name, Isa& isa);
 // True when kernels of this tier are compiled in and can run here. `portable` always is.
 //   avx2   = AVX2, FMA, F16C, BMI2
 //   avx512 = AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16 on top of avx2
+//   neon   = Armv8 with the dot product of bytes (Armv8.2 dotprod)
 bool isa_available(Isa isa);
 
 // The highest available tier.
 Isa best_isa();
 
 // Threads that may run here at once: physical cores in the affinity mask, no more than the cgroup's CPU quota
-// allows.
+// allows; of Apple's chips the performance cores, as a section lasts as long as its slowest thread.
 int default_threads();
 
 }  // namespace mlxr

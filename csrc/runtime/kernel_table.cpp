@@ -10,6 +10,9 @@ const KernelTable* kernel_table(Isa isa) {
             return mlxr_kernels_avx512();
         case Isa::avx2:
             return mlxr_kernels_avx2();
+#elif defined(MLXR_ARM)
+        case Isa::neon:
+            return mlxr_kernels_neon();
 #endif
         default:
             return mlxr_kernels_portable();

@@ -163,5 +163,7 @@ const mlxr::KernelTable* mlxr_kernels_portable();
 #if defined(MLXR_X86)
 const mlxr::KernelTable* mlxr_kernels_avx2();
 const mlxr::KernelTable* mlxr_kernels_avx512();
+#elif defined(MLXR_ARM)
+const mlxr::KernelTable* mlxr_kernels_neon();
 #endif
 }
