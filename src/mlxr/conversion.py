@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
 from mlxr.formats import TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
-from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
+from mlxr.formats.recipes import RECIPES, find_recipe, is_converted, tensor_type
 from mlxr.kernels.sources import Updated, UpdatedStack
 from mlxr.kernels.tensor import TensorSource
 from mlxr.loading import Progress, SourceModel
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _CHUNK_VALUES = 1 << 22  # of a changed weight that are decoded at a time
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, stated in every quantised file
 TIED = f"{OWN}tied_embeddings"
+NO_OWN_TYPES: Mapping[str, str] = {}
 _LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
@@ -63,12 +64,18 @@ def _find_usual(tensors: list[TensorToWrite]) -> str:
     return max(counts, key=counts.__getitem__)
 
 
-def plan_tensors(model: SourceModel, recipe_name: str | None) -> list[TensorToWrite]:
+def plan_tensors(
+    model: SourceModel, recipe_name: str | None, own: Mapping[str, str] = NO_OWN_TYPES
+) -> list[TensorToWrite]:
     """Return the tensors to write with the type that the recipe gives each; ModelError for an unknown recipe.
 
-    Without one each keeps its type; ModelError for one that changes and is of a type that cannot be written.
+    Without one each keeps its type; ModelError for one that changes and is of a type that cannot be written. `own` are
+    types by patterns: the first that is found in a weight's name, without regard to case, goes before the recipe's.
+    ModelError, naming it, for a pattern that is none or that no weight has, and a type that is none or does not fit.
     """
     planned = []
+    patterns = {_read_pattern(pattern): type_name.lower() for pattern, type_name in own.items()}
+    unused = set(patterns)
     for name, source in model.tensors.items():
         wanted = (
             _keep_type(name, source)
@@ -83,8 +90,33 @@ def plan_tensors(model: SourceModel, recipe_name: str | None) -> list[TensorToWr
                 query_groups=model.config.heads // model.config.kv_heads,
             )
         )
-        planned.append(_plan_tensor(name, source, wanted))
+        found = [pattern for pattern in patterns if is_converted(name, source.shape) and pattern.search(name)]
+        unused.difference_update(found)
+        planned.append(_plan_tensor(name, source, _fit_own(name, source, patterns[found[0]]) if found else wanted))
+    if unused:
+        raise ModelError(
+            f"no weight has {min(one.pattern for one in unused)!r} in its name; mlxr show --tensors lists them"
+        )
     return planned
+
+
+def _read_pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ModelError(f"{text!r} is no pattern of tensors' names: {error}") from error
+
+
+def _fit_own(name: str, source: WeightSource, type_name: str) -> str:
+    """The type, if it can be written and its blocks fill the rows."""
+    row = by_name(type_name)
+    if row.id is None or row.encode is None:
+        raise ModelError(f"tensor {name} cannot be written as {type_name}, which is read only")
+    if source.shape[-1] % row.block_size:
+        raise ModelError(
+            f"tensor {name} has rows of {source.shape[-1]} numbers, {type_name} takes {row.block_size} at a time"
+        )
+    return type_name
 
 
 def merge_adapter(model: SourceModel, path: str | Path) -> SourceModel:

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from model_folder import make_folder
 
+from mlxr.cli.convert import convert
 from mlxr.cli.main import main
 from mlxr.conversion import find_layer
+from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings
 from mlxr.formats import open_gguf
 from mlxr.formats.recipes import RECIPES
@@ -66,6 +68,30 @@ def test_the_tokenizer_goes_along(folder: Path, tmp_path: Path, mlxr: Run) -> No
         assert source.chat_template is not None
         assert target.chat_template is not None
         assert target.chat_template.render(messages) == source.chat_template.render(messages)
+
+
+def test_types_of_single_weights_go_before_the_recipe(folder: Path, gguf: Path, tmp_path: Path, mlxr: Run) -> None:
+    out, plain = tmp_path / "out.gguf", tmp_path / "plain.gguf"
+    mlxr("convert", gguf, plain, "--type", "q8_0")
+    own = ["--tensor-type", r"blk\.1\.ffn_down=bf16", "--tensor-type", "FFN=q5_1", "--tensor-type", "norm|output=f16"]
+    mlxr("convert", gguf, out, "--type", "q8_0", *own)
+    with open_gguf(out) as file, open_gguf(plain) as other:
+        for name, tensor in file.tensors.items():
+            wanted = other.tensors[name].type_name
+            if len(tensor.shape) > 1:
+                wanted = "f16" if "output" in name else "q5_1" if "ffn" in name else wanted
+                wanted = "bf16" if name == "blk.1.ffn_down.weight" else wanted
+            assert tensor.type_name == wanted, name
+    for pair, message in (
+        ("ffn_down_exps=q6_k", "no weight has 'ffn_down_exps' in its name"),
+        ("q4_k", "'q4_k' is no PATTERN=TYPE"),
+        ("(=q4_k", "is no pattern of tensors' names"),
+        ("ffn=q9_k", "type q9_k is not supported"),
+        ("ffn=tq2_0", r"cannot be written as tq2_0, which is read only"),
+        ("attn_q=q4_k", r"tensor blk\.0\.attn_q\.weight has rows of \d+ numbers, q4_k takes 256"),
+    ):
+        with pytest.raises(MlxrError, match=message):
+            convert(str(folder), tmp_path / "no.gguf", "q8_0", [pair])
 
 
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in RECIPES])

@@ -86,6 +86,36 @@ def test_mlx_says_the_same(bits: int, group_size: int, kind: str) -> None:
     assert np.array_equal(join_one(parts, bits, group_size).to_float32(), meaning)
 
 
+@pytest.mark.parametrize(("mode", "bits", "group_size"), [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)])
+def test_mlx_says_the_same_of_modes_of_floats(mode: str, bits: int, group_size: int) -> None:
+    """Of a matrix and a stack; no number is rounded."""
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    for shape in ((6, 256), (3, 5, 64)):
+        with mx.stream(mx.cpu):
+            words, scales = mx.quantize(mx.array(random_floats(*shape)), group_size=group_size, bits=bits, mode=mode)
+            meaning = np.asarray(
+                mx.dequantize(words, scales, group_size=group_size, bits=bits, mode=mode).astype(mx.float32)
+            )
+            parts = {"x.weight": make_source("x.weight", np.asarray(words), "u32")}
+            raw = np.asarray(scales)
+            parts["x.scales"] = TensorSource("x.scales", "u8", raw.shape, raw.reshape(-1))
+        stated = {"quantization": {"bits": bits, "group_size": group_size, "mode": mode}}
+        (joined,) = join_affine(parts, stated).values()
+        assert joined.type_name == ("mxfp4" if mode == "mxfp4" else "bf16")
+        for tensor, wanted in ((joined, meaning), (joined.take_rows(1, 3), meaning[1:3])):
+            assert np.array_equal(tensor.to_float32(), wanted)
+            assert tensor.nbytes == tensor.data.size
+            blocks = TensorSource("blocks", tensor.type_name, tensor.shape, tensor.data)
+            assert np.array_equal(blocks.to_float32(), wanted)
+        assert np.array_equal(joined.to_float32(1, 2), meaning[1:2])
+        if len(shape) == 3:
+            assert np.array_equal(joined.take_matrix(2).to_float32(), meaning[2])
+        broken = parts | {"x.scales": TensorSource("x.scales", "u8", raw.shape, np.full(raw.size, 255, np.uint8))}
+        if mode != "mxfp4":
+            with pytest.raises(ModelError, match=r"tensor x\.weight has the number nan"):
+                _ = next(iter(join_affine(broken, stated).values())).data
+
+
 def test_single_modules_have_their_own_way() -> None:
     tensors = {**quantize("a", random_floats(4, 128), 4, 64)[0], **quantize("b", random_floats(4, 128), 6, 32)[0]}
     tensors |= quantize("c", random_floats(4, 128), 4, 64)[0]
@@ -146,7 +176,9 @@ def test_parts_that_do_not_fit_are_refused(parts: dict[str, TensorSource], messa
         ({"bits": 7, "group_size": 64}, r"quantization\.bits is 7, expected one of 1, 2, 3, 4, 5, 6, 8"),
         ({"bits": True, "group_size": 64}, r"quantization\.bits is True"),
         ({"bits": 4, "group_size": 16}, r"quantization\.group_size is 16"),
-        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, r"quantization\.mode is 'mxfp4', which is not supported"),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp3"}, r"quantization\.mode is 'mxfp3', which is not supported"),
+        ({"bits": 4, "group_size": 64, "mode": "mxfp4"}, r"quantization\.group_size is 64, expected one of 32"),
+        ({"bits": 4, "group_size": 16, "mode": "nvfp4"}, r"expected u32 \(4, 4\), as x\.scales is bf16 \(4, 2\)"),
         (
             {"bits": 4, "group_size": 64, "x": False},
             r"tensor x\.weight is quantised, but .* quantization leaves it out",

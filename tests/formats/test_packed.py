@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,33 @@ def test_blocks_mean_what_the_checkpoint_says(method: str, bits: int) -> None:
         data = tensor.data
         tensor.release()
         assert tensor.data is not data
+
+
+def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
+    """Of gptqmodel (GPTQ and AWQ), compressed-tensors and torch: see tools/make_packed_goldens.py."""
+    with np.load(Path(__file__).with_name("packed_goldens.npz")) as stored:
+        goldens = dict(stored)
+    cases = sorted({name.partition(".")[0] for name in goldens})
+    assert len(cases) == 13
+    for case in cases:
+        if case.startswith("f8"):
+            values = by_name(case).decode(np.arange(256, dtype=np.uint8)[:, None])[:, 0]
+            assert np.array_equal(values, goldens[f"{case}.values"], equal_nan=True)
+            continue
+        method = "packed" if case.startswith("int") else "gptq_v2" if case.endswith("v2") else case.rstrip("v12348")
+        parts = {
+            f"x.{part}": make_part(f"x.{part}", array, "i64" if part == "weight_shape" else "i32")
+            for part, array in (
+                (name.partition(".")[2], array) for name, array in goldens.items() if name.startswith(case)
+            )
+            if part not in ("codes", "zeros")
+        }
+        codes, zeros = goldens[f"{case}.codes"].astype(np.float32), goldens[f"{case}.zeros"].astype(np.float32)
+        step = random_floats(*zeros.shape).astype(np.float16).astype(np.float32)
+        name = "x.weight_scale" if method == "packed" else "x.scales"
+        parts[name] = make_source(name, step if method == "packed" else np.ascontiguousarray(step.T), "f16")
+        meaning = (codes.reshape(*zeros.shape, -1) - zeros[..., None]) * step[..., None]
+        assert np.array_equal(join(parts, STATED[method]).to_float32(), meaning.reshape(codes.shape)), case
 
 
 def test_scales_may_be_for_rows_or_for_all() -> None:

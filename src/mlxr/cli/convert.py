@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from mlxr.cli.flags import Json
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, print_note, show_progress
-from mlxr.conversion import find_lossy, merge_adapter, plan_tensors, write_model
+from mlxr.conversion import NO_OWN_TYPES, find_lossy, merge_adapter, plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest
 from mlxr.formats.recipes import RECIPES, find_recipe
 from mlxr.loading import SourceModel, open_source
@@ -21,14 +22,39 @@ Target = Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to w
 TypeName = Annotated[
     str, typer.Option("--type", metavar="TYPE", help=f"One of {', '.join(recipe.name for recipe in RECIPES)}.")
 ]
+OwnTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tensor-type",
+        metavar="PATTERN=TYPE",
+        help="The type of weights in whose names the pattern is found, such as 'ffn_down_exps=q6_k'; may be repeated, "
+        "and the first that is found counts.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
 
 
-def convert(source: Source, out: Target, type_name: TypeName, force: Force = False, json: Json = False) -> None:
+def convert(
+    source: Source,
+    out: Target,
+    type_name: TypeName,
+    tensor_type: OwnTypes = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
     """Write a model as a GGUF file of a given type."""
     recipe = find_recipe(type_name).name
+    own = dict(_cut_pair(pair) for pair in tensor_type or ())
     model = open_target(source, out, force)
-    write(model, out, recipe, "the source is quantised already ({}); what that lost does not come back", as_json=json)
+    note = "the source is quantised already ({}); what that lost does not come back"
+    write(model, out, recipe, note, as_json=json, own=own)
+
+
+def _cut_pair(pair: str) -> tuple[str, str]:
+    pattern, _, type_name = pair.rpartition("=")
+    if not pattern or not type_name:
+        raise InvalidRequest("--tensor-type", f"{pair!r} is no PATTERN=TYPE, such as ffn_down_exps=q6_k")
+    return pattern, type_name
 
 
 def open_target(source: str, out: Path, force: bool) -> SourceModel:
@@ -47,10 +73,18 @@ def open_target(source: str, out: Path, force: bool) -> SourceModel:
     return model
 
 
-def write(model: SourceModel, out: Path, recipe: str | None, lossy_note: str, *, as_json: bool) -> None:
+def write(
+    model: SourceModel,
+    out: Path,
+    recipe: str | None,
+    lossy_note: str,
+    *,
+    as_json: bool,
+    own: Mapping[str, str] = NO_OWN_TYPES,
+) -> None:
     """Write the model and print what was written; `lossy_note` tells of quantised types in place of its {}."""
     start_s = time.perf_counter()
-    tensors = plan_tensors(model, recipe)
+    tensors = plan_tensors(model, recipe, own)
     if lossy := find_lossy(model, tensors):
         print_note(lossy_note.format(", ".join(lossy)))
     with show_progress(f"writing {out.name}") as progress:

@@ -10,7 +10,7 @@ from mlxr.formats.adapter_file import AdapterFile, find_adapter_files, measure_a
 from mlxr.formats.ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from mlxr.formats.gguf import GGUFFile, open_gguf
 from mlxr.formats.gguf_writer import TensorToWrite, write_gguf
-from mlxr.formats.mlx_affine import AffineBlocks, AffineTensor, MicroscaledTensor
+from mlxr.formats.mlx_affine import AffineBlocks, AffineTensor, FloatGroups, MicroscaledTensor
 from mlxr.formats.packed import Float8Tensor, join_quantised
 from mlxr.formats.safetensors import SafetensorsFolder, open_safetensors
 from mlxr.formats.tensor import TensorSource, WeightSource, hash_tensors
@@ -22,6 +22,7 @@ __all__ = [
     "AffineBlocks",
     "AffineTensor",
     "Float8Tensor",
+    "FloatGroups",
     "GGMLType",
     "GGUFFile",
     "MicroscaledTensor",

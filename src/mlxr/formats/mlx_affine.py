@@ -4,6 +4,9 @@
 are one stream of bits from the lowest up; value i is its bits [i * bits, (i + 1) * bits), and means scale * q + bias.
 `quantization` in `config.json` gives bits and group size, for all or for a single module. Up to 4 bits go into blocks
 of 4, more into blocks of 8 (`quants`): no number changes. Knows no models.
+
+Its other modes have small floats and no biases: `mxfp4` is ggml's type of this name; numbers of `mxfp8` (E4M3, scales
+that are powers of two) and `nvfp4` (E2M1, scales in E4M3) have at most 6 significant bits, so bf16 holds them.
 Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 """
 
@@ -19,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-from mlxr.formats.ggml_types import by_name
-from mlxr.formats.quants import AFFINE_BLOCKS, Bytes, Floats
+from mlxr.formats.ggml_types import by_name, encode_tensor
+from mlxr.formats.quants import AFFINE_BLOCKS, Bytes, Floats, decode_f8_e4m3, decode_mxfp4
 from mlxr.formats.tensor import TensorSource
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+MODES = {"affine": (BITS, GROUP_SIZES), "mxfp4": ((4,), (32,)), "mxfp8": ((8,), (32,)), "nvfp4": ((4,), (16,))}
 _KEYS = ("group_size", "bits", "mode")
 _PIECE_VALUES = 1 << 18  # at a time: temporaries stay within a cache
 _SCALE_TYPES = ("f32", "f16", "bf16")
@@ -37,6 +41,7 @@ class Quantization:
 
     bits: int
     group_size: int
+    mode: str = "affine"
 
 
 class AffineBlocks(ABC):
@@ -254,14 +259,14 @@ def order_nibbles(raw: Bytes) -> Bytes:
 
 def join_affine(
     tensors: Mapping[str, TensorSource], config: Mapping[str, object]
-) -> dict[str, TensorSource | AffineTensor]:
+) -> dict[str, TensorSource | AffineTensor | MicroscaledTensor | FloatGroups]:
     """The tensors of a folder with each weight, its scales and its biases as one; others as they are.
 
     Raises ModelError, naming the tensor or the key, for a part that is missing or does not fit, and for modes, bits and
     group sizes that are not supported.
     """
     default, own = _read_quantization(config)
-    joined: dict[str, TensorSource | AffineTensor] = {}
+    joined: dict[str, TensorSource | AffineTensor | MicroscaledTensor | FloatGroups] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         scales, biases = tensors.get(f"{module}.scales"), tensors.get(f"{module}.biases")
@@ -275,12 +280,16 @@ def join_affine(
             if quantization is None:
                 why = "quantization leaves it out" if module in own else "there is no quantization"
                 raise ModelError(f"tensor {name} is quantised, but in config.json {why}")
+            is_affine = quantization.mode == "affine"
             for missing, found in (("scales", scales), ("biases", biases)):
-                if found is None:
+                if found is None and (is_affine or missing == "scales"):
                     raise ModelError(f"tensor {module}.{missing} is missing, which the quantised {name} needs")
             assert scales is not None
-            assert biases is not None
-            joined[name] = AffineTensor(tensor, scales, biases, quantization)
+            if is_affine:
+                assert biases is not None
+                joined[name] = AffineTensor(tensor, scales, biases, quantization)
+            else:
+                joined[name] = _join_floats(tensor, scales, quantization)
     return joined
 
 
@@ -306,18 +315,109 @@ def _read_quantization(config: Mapping[str, object]) -> tuple[Quantization | Non
 
 
 def _read_one(key: str, stated: Mapping[str, object]) -> Quantization:
-    if stated.get("mode", "affine") != "affine":
-        raise ModelError(f"{key}.mode is {stated['mode']!r:.80}, which is not supported; supported is affine")
+    mode = stated.get("mode", "affine")
+    if not isinstance(mode, str) or mode not in MODES:
+        raise ModelError(f"{key}.mode is {mode!r:.80}, which is not supported; supported are {', '.join(MODES)}")
     found = []
-    for name, allowed in (("bits", BITS), ("group_size", GROUP_SIZES)):
+    for name, allowed in zip(("bits", "group_size"), MODES[mode], strict=True):
         value = stated.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
             has = "missing" if value is None else f"{value!r:.80}"
             raise ModelError(f"{key}.{name} is {has}, expected one of {', '.join(map(str, allowed))}")
         found.append(value)
-    return Quantization(*found)
+    return Quantization(found[0], found[1], mode)
 
 
+def _join_floats(
+    weight: TensorSource, scales: TensorSource, quantization: Quantization
+) -> MicroscaledTensor | FloatGroups:
+    """A weight of a mode of floats. Raises ModelError, naming the tensor, for parts that do not fit."""
+    size, bits = quantization.group_size, quantization.bits
+    wanted = (*scales.shape[:-1], scales.shape[-1] * size * bits // 32)
+    if weight.type_name != "u32" or scales.type_name != "u8" or weight.shape != wanted or len(wanted) not in (2, 3):
+        raise ModelError(
+            f"tensor {weight.name} is {weight.type_name} {weight.shape}, expected u32 {wanted}, as {scales.name} is "
+            f"{scales.type_name} {scales.shape}"
+        )
+    if quantization.mode != "mxfp4":
+        return FloatGroups(weight, scales, quantization)
+    blocks = TensorSource(weight.name, "u8", (*scales.shape, _HALF_BYTES), weight.data, weight.mapping)
+    return MicroscaledTensor(weight.name, blocks, scales)
+
+
+class FloatGroups:
+    """A stack of matrices, or one, of small floats with a scale for each group of columns, as bf16, which holds all.
+
+    `data` is made when it is first asked for, and kept until `release`. Raises ModelError, naming the tensor, where a
+    number is none, or none that bf16 holds.
+    """
+
+    __slots__ = ("_made", "_scales", "_weight", "name", "quantization", "shape")
+
+    type_name = "bf16"
+
+    def __init__(self, weight: TensorSource, scales: TensorSource, quantization: Quantization) -> None:
+        self.name, self.quantization, self._weight, self._scales = weight.name, quantization, weight, scales
+        self.shape: tuple[int, ...] = (*scales.shape[:-1], scales.shape[-1] * quantization.group_size)
+        self._made: Bytes | None = None
+
+    @property
+    def recipe(self) -> str:
+        """How the checkpoint is named: by MLX's mode."""
+        return f"mlx_{self.quantization.mode}"
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return 2 * math.prod(self.shape)
+
+    @property
+    def is_mapped(self) -> bool:
+        """No: the numbers are made."""
+        return False
+
+    @property
+    def data(self) -> Bytes:
+        """The products in bf16, uint8 (nbytes,)."""
+        if self._made is None:
+            step = max(1, _PIECE_VALUES // math.prod(self.shape[1:]))
+            pieces = [encode_tensor("bf16", self.to_float32(at, at + step)) for at in range(0, self.shape[0], step)]
+            self._made = np.concatenate(pieces)
+        return self._made
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
+        """Rows [start:stop], or parts of a stack, decoded."""
+        first, last, _ = slice(start, stop).indices(self.shape[0])
+        weight, scales = (part.take_rows(first, max(first, last)).data for part in (self._weight, self._scales))
+        if self.quantization.bits == 4:
+            numbers, steps = _E2M1[unpack_codes(weight, 4)], _E4M3[scales]
+        else:
+            with np.errstate(all="ignore"):
+                numbers, steps = _E4M3[weight], np.where(scales == 255, np.nan, np.ldexp(1.0, scales.astype(int) - 127))
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            values = (numbers.reshape(-1, self.quantization.group_size) * steps.astype(np.float32)[:, None]).reshape(-1)
+            is_kept = np.isfinite(values) & (values.view(np.uint32) & 0xFFFF == 0)
+        if not is_kept.all():
+            raise ModelError(f"tensor {self.name} has the number {values[~is_kept][0]}, which bf16 does not hold")
+        return values.reshape(-1, *self.shape[1:])
+
+    def take_rows(self, start: int, stop: int) -> FloatGroups:
+        """Rows [start:stop], or parts of a stack, as a tensor of their own, under the same name."""
+        return FloatGroups(self._weight.take_rows(start, stop), self._scales.take_rows(start, stop), self.quantization)
+
+    def take_matrix(self, index: int) -> FloatGroups:
+        """Part `index` of a stack."""
+        return FloatGroups(self._weight.take_matrix(index), self._scales.take_matrix(index), self.quantization)
+
+    def release(self) -> None:
+        """Forget the numbers and let the mapped pages go; all comes back when asked for."""
+        self._made = None
+        self._weight.release()
+        self._scales.release()
+
+
+_E2M1 = decode_mxfp4(np.array([[127, *range(0, 256, 17)]], np.uint8))[0, :16]  # 2**0 times each of the numbers
+_E4M3 = decode_f8_e4m3(np.arange(256, dtype=np.uint8)[:, None])[:, 0]
 _HALF_BYTES = 16  # of a group
 
 

@@ -27,6 +27,7 @@ from mlxr.core.errors import ModelError
 from mlxr.formats.ggml_types import by_name, decode_blocks, encode_tensor
 from mlxr.formats.mlx_affine import (
     AffineBlocks,
+    FloatGroups,
     MicroscaledTensor,
     Quantization,
     join_affine,
@@ -320,7 +321,7 @@ class Float8Tensor:
         return values
 
 
-Joined = TensorSource | AffineBlocks | MicroscaledTensor | Float8Tensor
+Joined = TensorSource | AffineBlocks | MicroscaledTensor | FloatGroups | Float8Tensor
 _RANGES = ("input_scale", "output_scale", "q_scale", "k_scale", "v_scale")  # of activations and the cache
 _FLOAT8 = ("f8_e4m3", "f8_e5m2")
 

@@ -21,6 +21,7 @@ from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineBlocks,
     Float8Tensor,
+    FloatGroups,
     GGUFFile,
     SafetensorsFolder,
     WeightSource,
@@ -423,7 +424,7 @@ def name_quantization(model: SourceModel) -> str:
         return recipe.upper()
     sizes: dict[str, int] = {}
     for tensor in model.tensors.values():
-        name = tensor.recipe if isinstance(tensor, AffineBlocks | Float8Tensor) else tensor.type_name
+        name = tensor.recipe if isinstance(tensor, AffineBlocks | Float8Tensor | FloatGroups) else tensor.type_name
         sizes[name] = sizes.get(name, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name]).upper()
 

@@ -1,0 +1,58 @@
+"""Writes tests/formats/packed_goldens.npz: random weights as other libraries pack them, and what they unpack.
+
+Needs torch, compressed-tensors (0.20.1) and gptqmodel (7.7.0), which has AutoAWQ's packing, too:
+`pip install compressed-tensors gptqmodel`, then `python tools/make_packed_goldens.py`. A case's keys are CASE.PART, as
+folders have them, CASE.codes (rows, columns) and CASE.zeros (rows, groups), as the libraries unpack them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from gptqmodel.quantization.awq.utils.packing_utils import reverse_awq_order, unpack_awq
+from gptqmodel.utils.model_dequant import _correct_gptq_v1_qzeros, unpack_cols, unpack_rows
+
+ROWS, COLUMNS, GROUP = 32, 128, 64
+ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # as convert_gptq_v1_to_v2_format_module adds them
+TARGET = Path(__file__).resolve().parents[1] / "tests" / "formats" / "packed_goldens.npz"
+
+
+def draw(*shape: int) -> torch.Tensor:
+    """Random words."""
+    return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int64).to(torch.int32)
+
+
+def make_cases() -> dict[str, torch.Tensor]:
+    """Each case under its prefix: the parts of a folder, and what they hold."""
+    groups, found = COLUMNS // GROUP, {}
+    for bits in (2, 3, 4, 8):
+        for version in (1, 2):
+            words, zeros = draw(COLUMNS * bits // 32, ROWS), draw(groups, ROWS * bits // 32)
+            more = zeros if version == 2 else _correct_gptq_v1_qzeros(zeros, bits) if bits == 3 else zeros + ONES[bits]
+            case = {"qweight": words, "qzeros": zeros, "g_idx": (torch.arange(COLUMNS) // GROUP).int()}
+            case |= {"codes": unpack_rows(words, bits).T, "zeros": unpack_cols(more, bits).T}
+            found |= {f"gptq{bits}v{version}.{name}": part for name, part in case.items()}
+    words, zeros = draw(COLUMNS, ROWS // 8), draw(groups, ROWS // 8)
+    codes, less = (part & 15 for part in reverse_awq_order(*unpack_awq(words, zeros, 4), 4))
+    found |= {"awq4.qweight": words, "awq4.qzeros": zeros, "awq4.codes": codes.T, "awq4.zeros": less.T}
+    for bits in (4, 8):
+        half = 1 << (bits - 1)
+        codes = torch.randint(-half, half, (ROWS, COLUMNS), dtype=torch.int8)
+        zeros = torch.randint(-half, half, (ROWS, groups), dtype=torch.int8)
+        case = {"weight_packed": pack_to_int32(codes, bits), "weight_shape": torch.tensor(codes.shape)}
+        case |= {"weight_zero_point": pack_to_int32(zeros, bits, packed_dim=0), "codes": codes, "zeros": zeros}
+        found |= {f"int{bits}.{name}": part for name, part in case.items()}
+    found["f8_e4m3.values"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    found["f8_e5m2.values"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
+    return found
+
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    small = {"codes": np.int16, "zeros": np.int16}
+    cases = {name: part.numpy() for name, part in make_cases().items()}
+    arrays = {name: part.astype(small.get(name.rpartition(".")[2], part.dtype)) for name, part in cases.items()}
+    np.savez_compressed(TARGET, **arrays)
