@@ -3,9 +3,9 @@
 // A block is 16 output rows and all columns; it is a sequence of units, one per source block of the type (32
 // to 256 columns). A unit holds the fields of its 16 source blocks, field by field: 32-bit word i of row r at
 // lane r of vector i (64 bytes), 16-bit fields as 16 halves (32 bytes), 8-bit fields as 16 bytes. No field is
-// changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here, and Q6_K's numbers of six
-// bits, which the file keeps as four and two; so the repacked weight is as large as the file's, and exactly the file's.
-// Rows past the end are zero.
+// changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here, those of Q1_0 and Q2_0, and
+// Q6_K's numbers of six bits, which the file keeps as four and two; so the repacked weight is as large as the file's,
+// and exactly the file's. Rows past the end are zero.
 //
 // f16 is turned into blocks of 128 columns first: a byte, the exponent, and 128 signed 16-bit integers, which are
 // multiplied with 2**(exponent - 24) (repack.cpp). The last block of a row is filled up with zeros.
@@ -22,8 +22,9 @@ enum class FieldKind : uint8_t {
     words,       // `count` 32-bit words
     halves,      // `count` 16-bit values
     bytes,       // `count` 8-bit values
-    fifth_bits,  // one word: bit 4*i+b of the source to bit 8*b+i, so that i selects the element word, b its
+    fifth_bits,  // words: bit 4*i+b of the source to bit 8*b+i, so that i selects the element word, b its
                  // byte
+    two_bits,    // words: bits 8*i+2*b of the source to bits 8*b+2*i, likewise
     six_bits,    // 48 words of 256 numbers: see pack_six_bits
     // Of grids (grids.h). A mask is a word of 64 bits, four of each row, that of row r from bit 4 r on.
     masks,         // `count` words of bits: a mask for each four of them

@@ -26,6 +26,14 @@ uint32_t spread_fifth_bits(uint32_t bits) {
     return out;
 }
 
+// Bits 8*i+2*b to bits 8*b+2*i: four by four numbers of two bits exchange rows and columns.
+uint32_t exchange_two_bits(uint32_t bits) {
+    const uint32_t near = (bits ^ bits >> 6) & 0x00cc00ccu;
+    bits ^= near ^ near << 6;
+    const uint32_t far = (bits ^ bits >> 12) & 0x0000f0f0u;
+    return bits ^ far ^ far << 12;
+}
+
 // 256 numbers of six bits, low nibbles and then upper pairs of bits in Q6_K's order, as words of four columns: three
 // words of six-bit bytes carry a fourth in their upper pairs of bits, its highest pair in the first.
 void pack_six_bits(const uint8_t* source, uint32_t* out) {
@@ -160,11 +168,13 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
                 out += 16 * field.count;
                 break;
             case FieldKind::fifth_bits:
-                for (int r = 0; r < rows; ++r) {
+            case FieldKind::two_bits:
+                for (int i = 0; i < rows * field.count; ++i) {
+                    const int r = i / field.count, at = i % field.count;
                     uint32_t bits;
-                    std::memcpy(&bits, from + r * stride, sizeof bits);
-                    bits = spread_fifth_bits(bits);
-                    std::memcpy(out + 4 * r, &bits, sizeof bits);
+                    std::memcpy(&bits, from + r * stride + 4 * at, sizeof bits);
+                    bits = field.kind == FieldKind::two_bits ? exchange_two_bits(bits) : spread_fifth_bits(bits);
+                    std::memcpy(out + 64 * at + 4 * r, &bits, sizeof bits);
                 }
                 out += 64 * field.count;
                 break;

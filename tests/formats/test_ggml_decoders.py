@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import gguf
 import numpy as np
@@ -14,7 +15,8 @@ from mlxr.formats.ggml_types import GGML_TYPES, UNSUPPORTED_TYPES, GGMLType, by_
 
 BLOCKS = 500
 PLAIN = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "f64": np.float64}
-COMPARED = [row for row in GGML_TYPES if row.name not in PLAIN and row.name != "q8_k"]
+NEWER = {"q1_0", "q2_0", "pq2_0", "ptq1_0"}  # than what the package decodes
+COMPARED = [row for row in GGML_TYPES if row.name not in PLAIN and row.name not in {"q8_k", *NEWER}]
 
 
 def random_blocks(row: GGMLType, seed: int = 0) -> NDArray[np.uint8]:
@@ -47,6 +49,30 @@ def test_plain_numbers(name: str) -> None:
         assert_same_bits(decode_blocks(row, raw), raw.view(PLAIN[name]).astype(np.float32))
 
 
+def test_ternary_types_by_their_definition() -> None:
+    """Of ggml-quants.c, llama.cpp's and PrismML's: bits, codes of two bits, and digits of base 3 in stages of bytes."""
+    stages = ((0, 16, 5), (16, 24, 5), (24, 26, 4))
+    readings: dict[str, Callable[[NDArray[np.uint8]], list[int]]] = {
+        "q1_0": lambda block: [2 * int(block[2 + j // 8] >> j % 8 & 1) - 1 for j in range(128)],
+        "q2_0": lambda block: [int(block[2 + j // 4] >> 2 * (j % 4) & 3) - 1 for j in range(64)],
+        "pq2_0": lambda block: [int(block[2 + j // 4] >> 2 * (j % 4) & 3) - 1 for j in range(128)],
+        "ptq1_0": lambda block: [
+            ((int(byte) * 3**n % 256) * 3 >> 8) - 1
+            for start, stop, digits in stages
+            for n in range(digits)
+            for byte in block[start:stop]
+        ],
+    }
+    assert readings.keys() == NEWER
+    for name, read in readings.items():
+        row = by_name(name)
+        raw = random_blocks(row).reshape(BLOCKS, row.type_size)[:50].copy()
+        scale = 26 if name == "ptq1_0" else 0
+        raw[:, scale : scale + 2] = np.linspace(-3, 3, 50).astype("<f2").view(np.uint8).reshape(50, 2)
+        wanted = np.array([read(block) for block in raw], np.float32) * np.linspace(-3, 3, 50).astype("<f2")[:, None]
+        assert np.array_equal(decode_blocks(row, raw.reshape(-1)), wanted.astype(np.float32).reshape(-1))
+
+
 def test_q8_k() -> None:
     row = by_name("q8_k")
     raw = random_blocks(row).reshape(BLOCKS, row.type_size)
@@ -61,6 +87,8 @@ def test_q8_k() -> None:
 
 def test_table_agrees_with_gguf() -> None:
     for row in GGML_TYPES:
+        if row.name in NEWER - {"q1_0"}:
+            continue
         kind = gguf.GGMLQuantizationType[row.name.upper()]
         assert (row.id, row.block_size, row.type_size) == (kind.value, *gguf.GGML_QUANT_SIZES[kind])
     known = {row.id for row in GGML_TYPES} | set(UNSUPPORTED_TYPES)
@@ -69,7 +97,8 @@ def test_table_agrees_with_gguf() -> None:
 
 
 def test_every_weight_type_but_those_of_grids_has_an_encoder() -> None:
-    unwritten = {row.name for row in GGML_TYPES if row.encode is None and not row.name.startswith(("iq", "tq"))}
+    read_only = ("iq", "tq", *NEWER)
+    unwritten = {row.name for row in GGML_TYPES if row.encode is None and not row.name.startswith(read_only)}
     assert unwritten == {*PLAIN, "q8_k"}
 
 

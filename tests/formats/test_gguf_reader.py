@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -10,7 +11,7 @@ import pytest
 from gguf_bytes import STRING, U16, make_gguf, pack_entry, pack_info, pack_text, sample_gguf
 
 from mlxr.core.errors import FormatError, NotFound
-from mlxr.formats import TensorSource, open_gguf
+from mlxr.formats import TensorSource, TensorToWrite, by_name, open_gguf, write_gguf
 
 
 def write_with_gguf(path: Path, tensors: dict[str, np.ndarray], split_at: int = 0) -> None:
@@ -128,6 +129,23 @@ def test_gaps_between_tensors_are_allowed(tmp_path: Path) -> None:
         assert list(file.tensors) == ["b", "a"]
         assert file.tensors["a"].data.tobytes() == bytes(range(16))
         assert file.tensors["b"].data.tobytes() == bytes(range(64, 80))
+
+
+@pytest.mark.parametrize("written", ["q2_0", "pq2_0"])
+def test_blocks_of_q2_0_are_told_by_the_room_of_tensors(tmp_path: Path, written: str) -> None:
+    """Files with blocks of 64 and of 128 columns give both the number 42."""
+    random, size = np.random.default_rng(3), by_name(written).row_bytes(512)
+    raw = {name: random.integers(0, 256, rows * size, np.uint8) for name, rows in (("a", 3), ("b", 5))}
+    tensors = [
+        TensorToWrite(name, written, (data.size // size, 512), partial(list, [data])) for name, data in raw.items()
+    ]
+    path = tmp_path / "x.gguf"
+    write_gguf(path, {"general.alignment": 32}, tensors)
+    path.write_bytes(path.read_bytes().replace((142).to_bytes(4, "little"), (42).to_bytes(4, "little")))
+    with open_gguf(path) as file:
+        for name, data in raw.items():
+            assert file.tensors[name].type_name == written
+            assert np.array_equal(file.tensors[name].data, data)
 
 
 def test_data_is_a_read_only_view_that_outlives_the_file(tmp_path: Path) -> None:

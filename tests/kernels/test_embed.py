@@ -45,7 +45,7 @@ def decode(type_name: str, raw: npt.NDArray[np.uint8], rows: int, columns: int) 
         blocks = raw.reshape(-1, 292)
         scales = blocks[:, :4].copy().view(np.float32)
         return (scales * blocks[:, 4:260].view(np.int8).astype(np.float32)).reshape(rows, columns)
-    if type_name.startswith("affine"):
+    if type_name.startswith("affine") or type_name in ("q1_0", "q2_0", "pq2_0", "ptq1_0"):  # ours, and newer ones
         return by_name(type_name).decode(raw.reshape(-1, BLOCKS[type_name][1])).reshape(rows, columns)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     with np.errstate(over="ignore"):  # the largest exponents of mxfp4

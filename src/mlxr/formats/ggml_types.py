@@ -201,6 +201,8 @@ def find_halves(row: WeightType) -> tuple[int, ...]:
     """Offsets of half-precision scales in a block."""
     if row.name == "iq4_xs":  # its second half holds bits of scales
         return (0,)
+    if row.name == "ptq1_0":  # the first are digits
+        return (26,)
     return tuple(at + 2 * i for kind, at, count in row.fields if kind == "halves" for i in range(count))
 
 

@@ -12,14 +12,14 @@ import math
 import os
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Never, TypeGuard
 
 import numpy as np
 
 from mlxr.core.errors import FormatError, ModelError, NotFound
-from mlxr.formats.ggml_types import GGMLType, by_id
+from mlxr.formats.ggml_types import GGMLType, by_id, by_name
 from mlxr.formats.tensor import MappedFile, TensorSource, WeightFiles
 
 MAX_ARRAY_DEPTH = 4
@@ -319,8 +319,25 @@ def _read_info(cursor: Cursor, number: int, alignment: int) -> TensorInfo:
     return TensorInfo(name, row, shape, start, nbytes, info_offset)
 
 
+def _tell_blocks(infos: list[TensorInfo], data_bytes: int) -> list[TensorInfo]:
+    """Q2_0 as the file means it: blocks of 64 columns, or of 128 (PQ2_0), as PrismML's first files have by that number.
+
+    The larger ones take fewer bytes: they are meant where the others would overlap, and all of them fit.
+    """
+    wide, narrow = by_name("pq2_0"), [info for info in infos if info.row.name == "q2_0"]
+    starts = sorted({info.start for info in infos} | {data_bytes})
+    ends = {info.name: next((at for at in starts if at > info.start), info.start) for info in narrow}
+    if all(info.start + info.nbytes <= ends[info.name] for info in narrow):
+        return infos
+    sizes = {info.name: info.nbytes * wide.type_size // (2 * info.row.type_size) for info in narrow}
+    if any(info.shape[-1] % wide.block_size or info.start + sizes[info.name] > ends[info.name] for info in narrow):
+        return infos
+    return [replace(info, row=wide, nbytes=sizes[info.name]) if info.name in sizes else info for info in infos]
+
+
 def _place_tensors(file: MappedFile, infos: list[TensorInfo], data_start: int) -> list[TensorInfo]:
     """Turn offsets into places in the file; refuse twins, overlaps and what lies past the end."""
+    infos = _tell_blocks(infos, file.size_bytes - data_start)
     placed: dict[str, TensorInfo] = {}
     for info in infos:
         where = f"tensor {info.name[:80]!r}"

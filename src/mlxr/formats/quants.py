@@ -511,6 +511,10 @@ def decode_iq1_m(blocks: Bytes) -> Floats:
 # Ternary types: d * (q - 1).
 TQ1_0 = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2")])
 TQ2_0 = np.dtype([("qs", "u1", 64), ("d", "<f2")])
+Q1_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+Q2_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+PQ2_0 = np.dtype([("d", "<f2"), ("qs", "u1", 32)])
+PTQ1_0 = np.dtype([("qs", "u1", 24), ("qh", "u1", 2), ("d", "<f2")])
 
 
 def _unpack_digits(packed: Bytes, digits: int) -> Bytes:
@@ -532,3 +536,32 @@ def decode_tq2_0(blocks: Bytes) -> Floats:
     """Two bits each, in planes as q2_k has them"""
     block = blocks.view(TQ2_0)[:, 0]
     return column(block["d"]) * (unpack_planes(block["qs"], 2, 4).astype(np.float32) - np.float32(1))
+
+
+def decode_q1_0(blocks: Bytes) -> Floats:
+    """A bit each, -d or d"""
+    block = blocks.view(Q1_0)[:, 0]
+    return column(block["d"]) * (np.unpackbits(block["qs"], axis=1, bitorder="little") * np.float32(2) - np.float32(1))
+
+
+def decode_q2_0(blocks: Bytes) -> Floats:
+    """Two bits each, four columns in a byte, from the lowest up"""
+    return _decode_twos(blocks.view(Q2_0)[:, 0])
+
+
+def decode_pq2_0(blocks: Bytes) -> Floats:
+    """As q2_0, 128 columns: PrismML's, whose older files call it q2_0"""
+    return _decode_twos(blocks.view(PQ2_0)[:, 0])
+
+
+def _decode_twos(block: NDArray[np.void]) -> Floats:
+    q = (block["qs"][:, :, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(len(block), -1)
+    return column(block["d"]) * (q.astype(np.float32) - np.float32(1))
+
+
+def decode_ptq1_0(blocks: Bytes) -> Floats:
+    """PrismML's: five digits of 16 bytes, then of 8, and four digits of 2"""
+    block = blocks.view(PTQ1_0)[:, 0]
+    parts = ((block["qs"][:, :16], 5), (block["qs"][:, 16:], 5), (block["qh"], 4))
+    q = np.concatenate([_unpack_digits(part, digits) for part, digits in parts], axis=1)
+    return column(block["d"]) * (q.astype(np.float32) - np.float32(1))

@@ -161,3 +161,59 @@ struct TQ1_0 : Integers<2> { // digits of 32 bytes, then of 16; the last 16 numb
     fit_both<2>(half_at(field<52, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
   }
 };
+
+// Numbers of two bits less one, BYTES of them in a block, in the order of the columns.
+template <int BYTES> struct TwosInOrder : Integers<2> {
+  enum { BLOCK = 4 * BYTES, RUNS = BYTES / 8, DELTA = 16 };
+  static FUNCTION int first(int run) { return 32 * run; }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const uint four = field<0, BYTES>(base, total, block)[8 * run + i];
+      w[i] = (four & 3u) | (four & 12u) << 6 | (four & 48u) << 12 | (four & 192u) << 18;
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_both<2>(half_at(field<BYTES, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
+  }
+};
+typedef TwosInOrder<16> Q2_0;
+typedef TwosInOrder<32> PQ2_0;
+
+struct Q1_0 : Integers<2> { // bits, as 0 and 2
+  enum { BLOCK = 128, RUNS = 4, DELTA = 16 };
+  static FUNCTION int first(int run) { return 32 * run; }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const uint four = uint(field<0, 16>(base, total, block)[4 * run + i / 2]) >> (4 * (i % 2));
+      w[i] = (four & 1u) << 1 | (four & 2u) << 8 | (four & 4u) << 15 | (four & 8u) << 22;
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_both<2>(half_at(field<16, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
+  }
+};
+
+struct PTQ1_0 : Integers<2> { // as TQ1_0: digits of 16 bytes, then of 8; the last 8 numbers are those of two bytes
+  enum { BLOCK = 128, RUNS = 4, DELTA = 16 };
+  static FUNCTION int first(int run) { return 32 * run; }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    Bytes digits = field<0, 24>(base, total, block);
+    const uint last = load_u16(field<24, 4>(base, total, block)) * 0x10001u;
+    UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int four = 8 * run + i, late = four - 20;
+      const uint word = load_u32(digits + (late < 0 ? 4 * (four % 4) : 16 + 4 * (late & 1)));
+      w[i] = take_digit(word, late < 0 ? four / 4 : late / 2);
+      if (late >= 10)
+        w[i] = (take_digit(last, 2 * late - 20) & 0xFFFFu) | (take_digit(last, 2 * late - 19) & 0xFFFF0000u);
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_both<2>(half_at(field<24, 4>(base, total, block) + 2), -1.0f, 0.0f, scale, offset);
+  }
+};

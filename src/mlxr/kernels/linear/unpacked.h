@@ -442,3 +442,44 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, in
     }
   }
 };
+
+template <typename Q, typename U> struct PackedTwos : U, ScaledByType<Q, U>, Unsigned<0, 1>, Singly {
+  static FUNCTION uint pick(uint bits) { // columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen
+    return (bits & 0x30003u) | (bits & 0xC000Cu) << 6;
+  }
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const GROUP uint *row = unit + r * U::STRIDE + 2 * run;
+    w[0] = pick(row[0] >> (4 * t));
+    w[1] = pick(row[1] >> (4 * t));
+  }
+};
+template <> struct Packed<Q2_0> : PackedTwos<Q2_0, Unit<1, 64, 8>> {};
+template <> struct Packed<PQ2_0> : PackedTwos<PQ2_0, Unit<1, 64, 4>> {};
+
+template <> struct Packed<Q1_0> : Unit<1, 32, 4>, ScaledByType<Q1_0, Unit<1, 32, 4>>, Unsigned<0, 1>, Singly {
+  static FUNCTION uint pick(uint bits) {
+    return (bits & 1u) << 1 | (bits & 2u) << 8 | (bits & 256u) << 9 | (bits & 512u) << 16;
+  }
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint bits = unit[r * STRIDE + run] >> (2 * t);
+    w[0] = pick(bits);
+    w[1] = pick(bits >> 16);
+  }
+};
+
+template <> struct Packed<PTQ1_0> : Unit<1, 48, 8>, ScaledByType<PTQ1_0, Unit<1, 48, 8>>, Unsigned<0, 1>, Singly {
+  static FUNCTION uint both(uint pair, int first) { // digits of two bytes, and the next ones
+    return (take_digit(pair, first) & 0xFFFFu) | take_digit(pair, first + 1) << 16;
+  }
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const int block = run / 4, part = run % 4;
+    const GROUP uint *row = unit + r * STRIDE + 6 * block;
+    const uint pairs = read_pairs(row, 0, t);
+    const uint pair = load_u16(reinterpret_cast<const GROUP uint8_t *>(row) + 16 + 2 * t);
+    const uint last = unit[SECOND + r * SECOND_STRIDE + block] & 0xFFFFu;
+    w[0] = part < 3 ? take_digit(pairs, 2 * part) : both(pair, 2);
+    w[1] = part < 2 ? take_digit(pairs, 2 * part + 1) : both(pair, 0);
+    if (part == 3)
+      w[1] = (take_digit(pair, 4) & 0xFFFFu) | take_digit(last, t) << 16;
+  }
+};
