@@ -39,6 +39,7 @@ MENTION = re.compile(rf"\b(np|numpy)\.({'|'.join(FUNCTIONS)})\b")
 # In float64, and either rounded to float32 once or told as a number that nothing is computed from.
 DOUBLES = {
     "engine/runner.py": {"exp", "log"},
+    "kernels/attend/scores.py": {"log"},
     "kernels/rope.py": {"cos", "sin", "log1p"},
     "kernels/sample/__init__.py": {"exp", "exp2", "log", "log2"},
     "kernels/sources.py": {"exp"},

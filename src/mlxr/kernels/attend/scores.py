@@ -77,8 +77,7 @@ def spread_buckets(table: FloatArray, farthest: int) -> FloatArray:
     """
     half, exact = len(table) // 2, len(table) // 4
     far = np.arange(-farthest, farthest + 1)
-    near = np.maximum(np.abs(far), 1).astype(np.float32)
-    logarithms = np.log(near / np.float32(exact)) / np.float32(math.log(farthest / exact))
+    logarithms = np.log(np.maximum(np.abs(far), 1) / exact).astype(np.float32) / np.float32(math.log(farthest / exact))
     by_log = exact + (logarithms * np.float32(half - exact)).astype(np.int64)
     bucket = np.where(np.abs(far) < exact, np.abs(far), np.minimum(by_log, half - 1)) + half * (far > 0)
     return np.ascontiguousarray(table[bucket].T)
