@@ -35,6 +35,12 @@ def test_pages_are_texts_or_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.read(data, "file")[2] == "and the dog"
 
 
+def test_books_are_read_as_text_alone() -> None:
+    assert documents.read_text(make_pdf(["one", "", *["two"] * 120]), "PDF") == "\n\n".join(["one", "", *["two"] * 120])
+    with pytest.raises(InvalidRequest, match="is a PDF that cannot be opened"):
+        documents.read_text(b"%PDF-1.4\n", "PDF")
+
+
 def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(b"\xff\xfe\x00", "is neither a PDF nor a text in UTF-8")
     refuse(b"PK\0\0", "is neither a PDF nor a text in UTF-8")

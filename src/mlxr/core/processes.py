@@ -38,10 +38,10 @@ def limit(kind: int, amount: int) -> None:
         resource.setrlimit(kind, (amount, hard))
 
 
-def ask(module: str, data: bytes, seconds: float) -> bytes:
-    """What `python -m module` answers to `data` before it ends. Raises TimeoutExpired, when it was stopped."""
+def ask(module: str, data: bytes, seconds: float, *arguments: str) -> bytes:
+    """What `python -m module arguments` answers to `data` before it ends. Raises TimeoutExpired when it was stopped."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", module],
+        [sys.executable, "-P", "-m", module, *arguments],
         input=data,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

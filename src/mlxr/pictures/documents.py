@@ -2,8 +2,9 @@
 
 `Documents.read` asks a process of its own, `python -m mlxr.pictures.documents`, which answers once and ends. Its input
 is the file; its output for each page a line of JSON, ["text", TEXT] or ["png", BYTES] with the picture behind it, or at
-the first thing that is wrong a line that says what. It reads with pypdfium2, which the extra `pdf` brings, and the
-system bounds its memory and time as those of the process for pictures.
+the first thing that is wrong a line that says what. `read_text` asks for the texts of a whole book alone. The process
+reads with pypdfium2, which the extra `pdf` brings, and the system bounds its memory and time as those of the process
+for pictures.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.processes import ask, limit
 
 MAX_PAGES, MAX_SHOWN, MAX_CHARACTERS, PAGE_PIXELS, MAX_RATIO = 100, 16, 1 << 22, 1 << 21, 200
+MAX_BOOK_PAGES, MAX_BOOK_CHARACTERS = 10_000, 1 << 26  # where a book's text alone is read
 MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_READ_S, MAX_PROCESSES = 2 << 30, 30, 60.0, 2
 KEPT_BYTES = 64 << 20
 _MODULE = "pypdfium2"
@@ -63,14 +65,23 @@ class Documents:
         return pages
 
     def _ask(self, data: bytes, field: str) -> Pages:
-        if importlib.util.find_spec(_MODULE) is None:
-            raise InvalidRequest(field, "cannot be read: pypdfium2 is not installed; pip install pypdfium2 pillow")
         with self._turns:
-            try:
-                answers = ask("mlxr.pictures.documents", data, MAX_READ_S)
-            except subprocess.TimeoutExpired:
-                raise InvalidRequest(field, f"took longer than {MAX_READ_S:g} s to read; it was stopped") from None
-        return list(_read_answers(answers, field))
+            return _ask(data, field)
+
+
+def read_text(data: bytes, field: str) -> str:
+    """The text of a PDF of many pages, empty where it has none. Raises InvalidRequest."""
+    return "\n\n".join(page for page in _ask(data, field, "text") if isinstance(page, str))
+
+
+def _ask(data: bytes, field: str, *arguments: str) -> Pages:
+    if importlib.util.find_spec(_MODULE) is None:
+        raise InvalidRequest(field, "cannot be read: pypdfium2 is not installed; pip install pypdfium2 pillow")
+    try:
+        answers = ask("mlxr.pictures.documents", data, MAX_READ_S, *arguments)
+    except subprocess.TimeoutExpired:
+        raise InvalidRequest(field, f"took longer than {MAX_READ_S:g} s to read; it was stopped") from None
+    return list(_read_answers(answers, field))
 
 
 def _read_answers(answers: bytes, field: str) -> Iterator[str | bytes]:
@@ -89,25 +100,26 @@ class DocumentRefused(Exception):
     """A document cannot be read. The message says why, after "the document"."""
 
 
-def read_pages(data: bytes) -> Iterator[str | bytes]:
-    """The pages of a PDF: their text, or PNG pictures of those without. Raises DocumentRefused."""
+def read_pages(data: bytes, *, draws: bool = True) -> Iterator[str | bytes]:
+    """The pages of a PDF: their text, or PNG pictures of those without where it `draws`. Raises DocumentRefused."""
+    most, most_characters = (MAX_PAGES, MAX_CHARACTERS) if draws else (MAX_BOOK_PAGES, MAX_BOOK_CHARACTERS)
     pdfium: Any = importlib.import_module(_MODULE)
     try:
         document = pdfium.PdfDocument(data)
         count = len(document)
     except pdfium.PdfiumError as error:
         raise DocumentRefused(f"is a PDF that cannot be opened: {error}") from None
-    if count > MAX_PAGES:
-        raise DocumentRefused(f"has {count} pages, at most {MAX_PAGES} are read; send a part of it")
+    if count > most:
+        raise DocumentRefused(f"has {count} pages, at most {most} are read; send a part of it")
     characters = shown = 0
     for number in range(count):
         try:
             page = document[number]
             text = page.get_textpage().get_text_bounded().replace("\r\n", "\n")
             characters += len(text)
-            if characters > MAX_CHARACTERS:
-                raise DocumentRefused(f"has more than {MAX_CHARACTERS} characters of text; send a part of it")
-            if text.strip():
+            if characters > most_characters:
+                raise DocumentRefused(f"has more than {most_characters} characters of text; send a part of it")
+            if text.strip() or not draws:
                 yield text
                 continue
             shown += 1
@@ -136,7 +148,7 @@ def main() -> None:
         limit(kind, 0)
     target = sys.stdout.buffer
     try:
-        for page in read_pages(sys.stdin.buffer.read()):
+        for page in read_pages(sys.stdin.buffer.read(), draws=sys.argv[1:] != ["text"]):
             said = ["text", page] if isinstance(page, str) else ["png", len(page)]
             target.write(json.dumps(said).encode() + b"\n" + (b"" if isinstance(page, str) else page))
         target.write(b'["end", 0]\n')

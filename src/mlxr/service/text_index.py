@@ -15,7 +15,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +22,7 @@ from typing import Self
 import numpy as np
 
 from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.pictures import documents
 from mlxr.service.embedding import Vector, scale_vector
 
 Embed = Callable[[Sequence[str]], Iterable[Vector]]
@@ -260,24 +260,16 @@ def _cut(text: str, characters: int) -> Iterator[tuple[int, str]]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, or of a PDF where pypdf is there; raises MlxrError saying why there is none."""
+    """The text of a file in UTF-8, or of a PDF; raises MlxrError saying why there is none."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise MlxrError(f"has more than {MAX_FILE_BYTES >> 20} MiB")
-        return _read_pdf(path) if path.suffix.lower() == ".pdf" else path.read_bytes().decode("utf-8-sig")
+        data = path.read_bytes()
+        return documents.read_text(data, "PDF") if path.suffix.lower() == ".pdf" else data.decode("utf-8-sig")
+    except InvalidRequest as error:
+        raise MlxrError(error.reason) from None
     except (OSError, UnicodeDecodeError) as error:
         raise MlxrError(f"cannot be read as UTF-8: {error}") from error
-
-
-def _read_pdf(path: Path) -> str:
-    try:
-        pypdf = import_module("pypdf")
-    except ImportError:
-        raise MlxrError("PDF needs pypdf: pip install pypdf") from None
-    try:
-        return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
-    except Exception as error:  # whatever a stranger's file makes it raise
-        raise MlxrError(f"cannot be read as PDF: {error}") from error
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
