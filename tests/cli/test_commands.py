@@ -130,7 +130,7 @@ def test_run_refuses_what_it_cannot_use(
 
 
 def test_run_refuses_a_prompt_beyond_the_context_or_the_arena(gguf: Path, refused: Run) -> None:
-    assert "prompt" in refused("run", gguf, "hello " * 20, "--context-tokens", 16)
+    assert "prompt" in refused("run", gguf, "hello " * 20, "--raw", "--context-tokens", 16)
     line = refused("run", gguf, "hello", *GREEDY, "--max-tokens", 400, "--arena-bytes", "32K")
     assert "pages" in line
     assert "arena_bytes" in line
@@ -249,7 +249,7 @@ def test_a_failed_step_is_told_in_one_line(
         raise ValueError("broken kernel")
 
     monkeypatch.setattr("mlxr.models.Decoder.forward", fail)
-    assert main(["run", str(gguf), "hi"]) == 2
+    assert main(["run", str(gguf), "hi", "--raw"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "mlxr: a step with 1 requests failed",
         "mlxr: the step failed: ValueError: broken kernel",

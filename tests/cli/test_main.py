@@ -246,7 +246,7 @@ def test_flags_become_settings_and_sampling() -> None:
         (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu"),
         (["run", "--threads", "0", "hi"], "threads: must be from 1"),
         (["run", "--arena-bytes", "lots", "hi"], "arena_bytes: must be a size"),
-        (["run", "--isa", "neon", "hi"], "isa: must be one of"),
+        (["run", "--isa", "sse9", "hi"], "isa: must be one of"),
         (["run", "--device", "reference", "--threads", "2", "hi"], "takes no threads"),
         (["show", "missing.gguf"], "no such file"),
         (["perplexity", "demo", "missing.txt"], "missing.txt: no such file"),
