@@ -255,7 +255,7 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         ({"rope_theta": 0.0}, "rope_theta is 0.0"),
         ({"rope_theta": float("inf")}, "rope_theta is inf"),
         ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"hidden_act": "relu"}, "hidden_act is 'relu', expected one of silu"),
+        ({"hidden_act": "selu"}, "hidden_act is 'selu', expected one of silu"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', expected true or false"),
         ({"num_local_experts": 8}, "num_local_experts is 8: mixture of experts is not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: logit soft-capping"),
@@ -580,7 +580,7 @@ ATTENTION, BLOCK = TINYLLAMA_LAYER.mixer, TINYLLAMA_LAYER.feed_forward
         (Rope(10000.0, 64, interleaved=True), {"theta": 1.0}, "rope_theta 1.0"),
         (TINYLLAMA_LAYER.norms, {"eps": 0.0}, "norms with eps 0.0"),
         (TINYLLAMA_LAYER, {"residual_scale": 0.0}, "residual_scale 0.0"),
-        (BLOCK, {"activation": "relu"}, "activation 'relu'"),
+        (BLOCK, {"activation": "selu"}, "activation 'selu'"),
         (BLOCK, {"features": 0}, "model has ffn 0"),
     ],
 )

@@ -177,6 +177,8 @@ GENERATING = frozenset(
         "/v1/completions",
         "/v1/responses",
         "/responses",
+        "/v1/responses/compact",
+        "/responses/compact",
         "/v1/messages",
         "/api/chat",
         "/api/generate",
@@ -297,12 +299,12 @@ class Front:
         try:
             if path == "/metrics":
                 return await self._collect_metrics(passing)
-            if path.startswith(STORED):
-                return await self._ask_all(passing)
             if request.method == "POST" and path in GENERATING:
                 refusal = await self._plan(passing)
                 if refusal is not None:
                     return refusal
+            elif path.startswith(STORED):
+                return await self._ask_all(passing)
             return await self._pass_on(passing)
         except NoReplica as error:
             return _render(request, ServerError(503, "no_replica", str(error), retry_after_s=1.0))
