@@ -242,7 +242,7 @@ def test_models_are_listed(ai: anthropic.Anthropic) -> None:
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         (
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
-            "messages[0].content[0].source.type",
+            "messages[0].content[0].source.data",
         ),
         ({"extra_body": {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}}, "mcp_servers"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

@@ -92,7 +92,7 @@ def test_the_metrics_tell_the_same(watched: RunningServer) -> None:
         view = follow(events, has_ended)
         text = client.get("/metrics").text
         told = dict(re.findall(r'mlxr_engine_total{model="demo:latest",what="(\w+)"} (\S+)', text))
-        assert len(told) == 10
+        assert len(told) == 11
         assert {name: float(number) for name, number in told.items()} == {name: view.counters[name] for name in told}
         found = dict(re.findall(r'mlxr_prefix_tokens_total{model="demo:latest",where="(\w+)"} (\S+)', text))
         names = {"memory": "memory_hit", "disk": "disk_hit", "peer": "peer_hit", "missed": "missed"}
