@@ -236,7 +236,7 @@ def test_stops_and_biases(client: httpx.Client) -> None:
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [-1]}, "prompt[0]"),
-        ({"prompt": {"prompt_string": "x <__media__>", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data"),
+        ({"prompt": {"prompt_string": "x <__media__>", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data[0]"),
         ({"prompt": {"content": [{"type": "image_url"}]}}, "prompt.content"),
         ({"lora": [{"id": -1, "scale": 1.0}]}, "lora[0].id"),
         ({"logit_bias": [[10**8, 1.0]]}, "logit_bias[0]"),
