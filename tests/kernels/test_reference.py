@@ -347,7 +347,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: rms_norm(CTX, WEIGHT, WEIGHT[0], 1e-5, normal(0, 4, 9)), r"residual is of shape \(4, 9\)"),
     (lambda: rms_norm(CTX, WEIGHT.T, normal(0, 4), 1e-5), "x is an array with strides"),
     (lambda: activate(CTX, normal(0, 2, 7)), "columns of gate_up is 7, expected an even number"),
-    (lambda: activate(CTX, WEIGHT, "relu"), "kind is 'relu', expected one of silu, gelu_tanh, gelu_erf"),  # type: ignore[arg-type]
+    (lambda: activate(CTX, WEIGHT, "selu"), "kind is 'selu', expected one of silu, gelu_tanh, gelu_erf"),  # type: ignore[arg-type]
     (
         lambda: rope(CTX, normal(0, 2, 1, 6), ints(0, 1), TABLE),
         "rot_dim of table is 8, expected at most the head_dim 6",
