@@ -137,7 +137,7 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert "pip install 'ray[serve]'" in run("mlxr", "cluster", "status", code=2)
 
     section = run("mlxr", "--help").partition("Examples:")[0]
-    assert seen == set(re.findall(r"^  ([a-z]+)  ", section, re.MULTILINE)), "this test has forgotten a command"
+    assert seen == set(re.findall(r"^  ([a-z-]+)  ", section, re.MULTILINE)), "this test has forgotten a command"
 
 
 def test_a_pull_goes_on_where_it_stopped(installed: Installed, hub: FakeHub) -> None:
