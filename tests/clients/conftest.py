@@ -19,6 +19,7 @@ from served import Served
 
 ROOT = Path(__file__).parents[2]
 COMMAND = os.environ.get("MLXR_COMMAND", str(ROOT / ".venv" / "bin" / "mlxr"))
+WRITER = ROOT / ".venv" / "bin" / "python"  # writes models, for which it has the test tools
 REAL = "qwen2.5-coder-0.5b"
 WAIT_S = 60
 
@@ -48,7 +49,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     paths = [str(ROOT / "tests" / name) for name in ("models", "shared")]
     program = f"import sys; from pathlib import Path; sys.path[:0] = {paths}; from vision_models import *; "
     program += f"write_chat_folder(Path({str(folder)!r}), 'qwen3vl')"
-    subprocess.run([Path(COMMAND).with_name("python"), "-c", program], check=True)
+    subprocess.run([WRITER, "-c", program], check=True)
     with start(["serve", str(folder)], tmp_path_factory.mktemp("home"), {}) as url:
         yield Served(url, str(folder), is_real=False)
 
@@ -69,7 +70,7 @@ def start(words: list[str], home: Path, own: dict[str, str]) -> Iterator[str]:
 
 def write_adapters(folder: Path) -> str:
     """Adapters of the demo, written by the environment that has mlxr."""
-    python = Path(COMMAND).with_name("python")
+    python = WRITER
     subprocess.run([python, ROOT / "tests" / "shared" / "demo_adapters.py", folder], check=True)
     return str(folder)
 
