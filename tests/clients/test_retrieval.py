@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import COMMAND, ROOT, WAIT_S, read_address
+from conftest import COMMAND, ROOT, WAIT_S, WRITER, read_address
 
 TEXTS = ["the cat sat on the mat", "where is paris?", "paris is the capital of france", "rain falls"]
 QUERY = "where is paris?"
@@ -27,8 +27,8 @@ make_encoder_folder(folder / "ranker", "bert-ranks")
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("retrieval")
-    python, shared = Path(COMMAND).with_name("python"), str(ROOT / "tests" / "shared")
-    subprocess.run([python, "-c", MAKE, home], check=True, env=os.environ | {"PYTHONPATH": shared})
+    shared = str(ROOT / "tests" / "shared")
+    subprocess.run([WRITER, "-c", MAKE, home], check=True, env=os.environ | {"PYTHONPATH": shared})
     own = {"HOME": str(home), "MLXR_ARENA_BYTES": "256M", "MLXR_PINNED_MODELS": str(home / "ranker")}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
     command = [COMMAND, "serve", str(home / "encoder"), "--port", "0", "--log-level", "warning"]
