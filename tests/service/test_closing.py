@@ -153,7 +153,7 @@ def test_more_tokens_change_no_answer_that_ends_by_itself(llm: LLM, part: int) -
     """Grammars of every kind, at temperature 0 and sampled."""
     if amounts.is_thorough:
         cases = list_cases(PARTS * 75)[75 * part : 75 * (part + 1)]
-        more = range(0, MORE_TOKENS + 1, 1 if amounts.is_exhaustive else 3)
+        more = range(0, MORE_TOKENS + 1, 1 if amounts.is_exhaustive else 7)
         tallies = compare(llm, cases, more, fewer=range(10, 100, 10))
         assert sum(tally.requests for tally in tallies.values()) >= 60
     else:
