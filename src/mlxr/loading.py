@@ -149,7 +149,7 @@ class LoadedModel:
     blind: str = ""  # why it does not see, where it has no tower
 
     def open_tower(self) -> Callable[[Pixels], Generator[None, None, FloatArray]]:
-        """What encodes a picture (see `Tower.encode`); its weights are prepared when the first one comes.
+        """Return the encoder of pictures (see `Tower.encode`), whose weights are prepared when the first one comes.
 
         It computes on the processor, also for a model on a GPU.
         """

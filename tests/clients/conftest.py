@@ -70,8 +70,7 @@ def start(words: list[str], home: Path, own: dict[str, str]) -> Iterator[str]:
 
 def write_adapters(folder: Path) -> str:
     """Adapters of the demo, written by the environment that has mlxr."""
-    python = WRITER
-    subprocess.run([python, ROOT / "tests" / "shared" / "demo_adapters.py", folder], check=True)
+    subprocess.run([WRITER, ROOT / "tests" / "shared" / "demo_adapters.py", folder], check=True)
     return str(folder)
 
 

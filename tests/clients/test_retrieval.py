@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import COMMAND, ROOT, WAIT_S, WRITER, read_address
+from conftest import ROOT, WRITER, start
 
 TEXTS = ["the cat sat on the mat", "where is paris?", "paris is the capital of france", "rain falls"]
 QUERY = "where is paris?"
@@ -28,15 +28,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("retrieval")
     shared = str(ROOT / "tests" / "shared")
     subprocess.run([WRITER, "-c", MAKE, home], check=True, env=os.environ | {"PYTHONPATH": shared})
-    own = {"HOME": str(home), "MLXR_ARENA_BYTES": "256M", "MLXR_PINNED_MODELS": str(home / "ranker")}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
-    command = [COMMAND, "serve", str(home / "encoder"), "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | own)
-    try:
-        yield read_address(process)
-    finally:
-        process.terminate()
-        process.communicate(timeout=WAIT_S)
+    words = ["serve", str(home / "encoder")]
+    with start(words, home, {"MLXR_PINNED_MODELS": str(home / "ranker")}) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -172,6 +172,8 @@ def test_all_dialects_read_documents(server: RunningServer) -> None:
         assert refused.status_code == 400
         assert "messages[0].content[0].file" in refused.text
         assert message in refused.text
+    many = chat(server, [{"type": "file", "file": {"file_data": "data:;base64,eA=="}}] * 17, model="demo")
+    assert (many.status_code, "have more than 16 documents" in many.text) == (400, True)
 
 
 def test_pictures_come_in_results_of_tools(server: RunningServer) -> None:

@@ -39,7 +39,7 @@ def limit(kind: int, amount: int) -> None:
 
 
 def ask(module: str, data: bytes, seconds: float, *arguments: str) -> bytes:
-    """What `python -m module arguments` answers to `data` before it ends. Raises TimeoutExpired when it was stopped."""
+    """Run `python -m module arguments` on `data`; return its output. Raises TimeoutExpired when it was stopped."""
     return subprocess.run(
         [sys.executable, "-P", "-m", module, *arguments],
         input=data,

@@ -54,7 +54,7 @@ REPEATS, TOGETHER = 5, 50  # of a figure the best of these; runs that are handed
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found: whether all is well, None where that is a figure which nobody judges."""
+    """The outcome of one check; `passed` is None for figures, which nobody judges."""
 
     part: str
     name: str
@@ -74,7 +74,7 @@ def run_check(part: str, name: str, check: Callable[[], Result]) -> Finding:
 
 
 def describe_gpu(device: str) -> dict[str, str]:
-    """What MLX tells of the device. Raises DeviceError where there is none."""
+    """Return MLX's description of the device. Raises DeviceError where there is none."""
     return {str(name): str(value) for name, value in load_mlx(device).device_info().items()}
 
 

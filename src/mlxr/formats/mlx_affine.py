@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-from mlxr.formats.ggml_types import by_name, encode_tensor
+from mlxr.formats.ggml_types import by_name, decode_blocks, encode_tensor
 from mlxr.formats.quants import AFFINE_BLOCKS, Bytes, Floats, decode_f8_e4m3, decode_mxfp4
 from mlxr.formats.tensor import TensorSource
 
@@ -67,7 +67,7 @@ class AffineBlocks(ABC):
 
     @property
     def recipe(self) -> str:
-        """How the checkpoint is named: its maker and the bits of a number."""
+        """Name the checkpoint by its maker and the bits of a number."""
         return f"{self.maker}_{self.quantization.bits}bit"
 
     @property
@@ -345,26 +345,21 @@ def _join_floats(
     return MicroscaledTensor(weight.name, blocks, scales)
 
 
-class FloatGroups:
-    """A stack of matrices, or one, of small floats with a scale for each group of columns, as bf16, which holds all.
+class Bf16Tensor(ABC):
+    """Numbers that a folder keeps in another form, as bf16. `data` is made when it is first asked for, and kept until
+    `release`."""
 
-    `data` is made when it is first asked for, and kept until `release`. Raises ModelError, naming the tensor, where a
-    number is none, or none that bf16 holds.
-    """
-
-    __slots__ = ("_made", "_scales", "_weight", "name", "quantization", "shape")
+    __slots__ = ("_made", "name", "shape")
 
     type_name = "bf16"
 
-    def __init__(self, weight: TensorSource, scales: TensorSource, quantization: Quantization) -> None:
-        self.name, self.quantization, self._weight, self._scales = weight.name, quantization, weight, scales
-        self.shape: tuple[int, ...] = (*scales.shape[:-1], scales.shape[-1] * quantization.group_size)
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.shape = name, shape
         self._made: Bytes | None = None
 
-    @property
-    def recipe(self) -> str:
-        """How the checkpoint is named: by MLX's mode."""
-        return f"mlx_{self.quantization.mode}"
+    @abstractmethod
+    def _make(self, first: int, last: int) -> Floats:
+        """Return rows [first:last], or parts of a stack, before they are rounded. Raises ModelError for bad numbers."""
 
     @property
     def nbytes(self) -> int:
@@ -378,17 +373,43 @@ class FloatGroups:
 
     @property
     def data(self) -> Bytes:
-        """The products in bf16, uint8 (nbytes,)."""
+        """The numbers in bf16, uint8 (nbytes,)."""
         if self._made is None:
-            step = max(1, _PIECE_VALUES // math.prod(self.shape[1:]))
-            pieces = [encode_tensor("bf16", self.to_float32(at, at + step)) for at in range(0, self.shape[0], step)]
-            self._made = np.concatenate(pieces)
+            step, rows = max(1, _PIECE_VALUES // math.prod(self.shape[1:])), self.shape[0]
+            pieces = [self._make(at, min(at + step, rows)) for at in range(0, rows, step)]
+            self._made = np.concatenate([encode_tensor("bf16", piece) for piece in pieces])
         return self._made
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
-        """Rows [start:stop], or parts of a stack, decoded."""
+        """Rows [start:stop], or parts of a stack, of what `data` has, decoded."""
         first, last, _ = slice(start, stop).indices(self.shape[0])
-        weight, scales = (part.take_rows(first, max(first, last)).data for part in (self._weight, self._scales))
+        rounded = encode_tensor("bf16", self._make(first, max(first, last)))
+        return decode_blocks(by_name("bf16"), rounded).reshape(-1, *self.shape[1:])
+
+    def release(self) -> None:
+        """Forget the numbers; they come back when asked for."""
+        self._made = None
+
+
+class FloatGroups(Bf16Tensor):
+    """A stack of matrices, or one, of small floats with a scale for each group of columns; bf16 holds all of them.
+
+    Raises ModelError, naming the tensor, where a number is none, or none that bf16 holds.
+    """
+
+    __slots__ = ("_scales", "_weight", "quantization")
+
+    def __init__(self, weight: TensorSource, scales: TensorSource, quantization: Quantization) -> None:
+        super().__init__(weight.name, (*scales.shape[:-1], scales.shape[-1] * quantization.group_size))
+        self.quantization, self._weight, self._scales = quantization, weight, scales
+
+    @property
+    def recipe(self) -> str:
+        """Name the checkpoint by MLX's mode."""
+        return f"mlx_{self.quantization.mode}"
+
+    def _make(self, first: int, last: int) -> Floats:
+        weight, scales = (part.take_rows(first, last).data for part in (self._weight, self._scales))
         if self.quantization.bits == 4:
             numbers, steps = _E2M1[unpack_codes(weight, 4)], _E4M3[scales]
         else:
@@ -411,7 +432,7 @@ class FloatGroups:
 
     def release(self) -> None:
         """Forget the numbers and let the mapped pages go; all comes back when asked for."""
-        self._made = None
+        super().release()
         self._weight.release()
         self._scales.release()
 

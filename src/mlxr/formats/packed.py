@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-from mlxr.formats.ggml_types import by_name, decode_blocks, encode_tensor
+from mlxr.formats.ggml_types import by_name, decode_blocks
 from mlxr.formats.mlx_affine import (
     AffineBlocks,
+    Bf16Tensor,
     FloatGroups,
     MicroscaledTensor,
     Quantization,
@@ -241,23 +242,21 @@ class CompressedTensor(PackedTensor):
         return np.ascontiguousarray(zeros[:, first - start : last - start].T).astype(np.int16)
 
 
-class Float8Tensor:
-    """A matrix of FP8 numbers and their scales, or rows from `first` on of it, as bf16.
+class Float8Tensor(Bf16Tensor):
+    """A matrix of FP8 numbers and their scales, or rows from `first` on of it.
 
-    `data` is made when it is first asked for, and kept until `release`. `block` is how many rows and columns share a
-    scale. Raises ModelError, naming the tensor, for numbers and scales that are none.
+    `block` is the rows and columns that share a scale. Raises ModelError, naming the tensor, for numbers and scales
+    that are none.
     """
 
-    __slots__ = ("_block", "_first", "_made", "_scale", "_weight", "name", "shape")
+    __slots__ = ("_block", "_first", "_scale", "_weight")
 
-    type_name = "bf16"
     recipe = "fp8"
 
     def __init__(self, weight: TensorSource, scale: TensorSource, block: tuple[int, int]) -> None:
         rows, columns = weight.shape
-        self.name, self.shape = weight.name, (rows, columns)
+        super().__init__(weight.name, (rows, columns))
         self._weight, self._scale, self._first = weight, scale, 0
-        self._made: Bytes | None = None
         found = scale.shape if len(scale.shape) == 2 else (*scale.shape, 1)
         sizes = {(1, 1): (rows, columns), (rows, 1): (1, columns)}
         sizes |= {(-(-rows // block[0]), -(-columns // block[1])): block}
@@ -267,31 +266,6 @@ class Float8Tensor:
                 f"{self.shape}, for each row, or for each {block[0]} x {block[1]} numbers"
             )
         self._block = sizes[found]
-
-    @property
-    def nbytes(self) -> int:
-        """Length of `data` in bytes."""
-        return 2 * self.shape[0] * self.shape[1]
-
-    @property
-    def is_mapped(self) -> bool:
-        """No: the numbers are made."""
-        return False
-
-    @property
-    def data(self) -> Bytes:
-        """The products in bf16, uint8 (nbytes,)."""
-        if self._made is None:
-            step = max(1, _PIECE_VALUES // self.shape[1])
-            pieces = [encode_tensor("bf16", self._multiply(at, at + step)) for at in range(0, self.shape[0], step)]
-            self._made = np.concatenate(pieces)
-        return self._made
-
-    def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
-        """Rows [start:stop] of what `data` has."""
-        first, last, _ = slice(start, stop).indices(self.shape[0])
-        rounded = encode_tensor("bf16", self._multiply(first, max(first, last)))
-        return decode_blocks(by_name("bf16"), rounded).reshape(-1, self.shape[1])
 
     def take_rows(self, start: int, stop: int) -> Float8Tensor:
         """Rows [start:stop] as a tensor of their own, under the same name."""
@@ -305,12 +279,12 @@ class Float8Tensor:
 
     def release(self) -> None:
         """Forget the numbers and let the mapped pages go; all comes back when asked for."""
-        self._made = None
+        super().release()
         self._weight.release()
         self._scale.release()
 
-    def _multiply(self, first: int, last: int) -> Floats:
-        first, last = self._first + first, self._first + min(last, self.shape[0])
+    def _make(self, first: int, last: int) -> Floats:
+        first, last = self._first + first, self._first + last
         (high, wide), columns = self._block, self.shape[1]
         scales = self._scale.to_float32().reshape(-1, -(-columns // wide))[np.arange(first, last) // high]
         with np.errstate(all="ignore"):  # what overflows is refused below
@@ -424,7 +398,7 @@ def _join_float8(module: str, parts: Parts, stated: Mapping[str, object]) -> Joi
 
 
 def _read_block(stated: Mapping[str, object]) -> tuple[int, int]:
-    """How many rows and columns share a scale, where blocks do: by the configuration, 128 x 128 by default."""
+    """Return the rows and columns of a block with one scale: the configuration's, 128 x 128 by default."""
     found = stated.get("weight_block_size")
     for group in _objects(stated.get("config_groups")):
         for weights in _objects({"weights": group.get("weights")}):

@@ -76,12 +76,12 @@ class Model:
 
     @property
     def turns_pictures(self) -> bool:
-        """Whether tokens of pictures stand on three axes."""
+        """Tell whether tokens of pictures stand on three axes."""
         return self.attention is not None and self.attention.rope.sections is not None
 
     @property
     def sees_whole_pictures(self) -> bool:
-        """Whether tokens of a picture also see those of it behind them, in some layers."""
+        """Tell whether tokens of a picture also see those of it behind them, in some layers."""
         return any(layer.attention is not None and layer.attention.whole_pictures for layer in self.layers)
 
     @property

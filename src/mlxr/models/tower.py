@@ -142,7 +142,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a picture stands in a prompt: `place` is a token that becomes as many as there are rows."""
+    """The texts around a picture in a prompt; `place` is a token that becomes as many as there are rows."""
 
     open: str
     place: str
@@ -249,7 +249,7 @@ class TowerSpec:
             raise ModelError("the model does not see pictures as a whole, as this tower's does")
 
     def choose_rule(self, tokens: int) -> PixelRule:
-        """How a picture that may take so many tokens is brought to size."""
+        """Return the sizes that a picture of so many tokens at most is brought to."""
         if self.positions == "own":
             pixels, rows = self.side * self.patch, (self.side // self.merge) ** 2
             if self.longest:
@@ -296,7 +296,7 @@ class TowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class TowerNames:
-    """What files call the tensors of a tower.
+    """The names of a tower's tensors in files.
 
     A name is a prefix, the module and `.weight` or `.bias`; modules of layers are numbered behind `block`.
     """

@@ -30,6 +30,7 @@ MAX_PAGES, MAX_SHOWN, MAX_CHARACTERS, PAGE_PIXELS, MAX_RATIO = 100, 16, 1 << 22,
 MAX_BOOK_PAGES, MAX_BOOK_CHARACTERS = 10_000, 1 << 26  # where a book's text alone is read
 MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_READ_S, MAX_PROCESSES = 2 << 30, 30, 60.0, 2
 KEPT_BYTES = 64 << 20
+MAX_DOCUMENTS = 16  # in a request
 _MODULE = "pypdfium2"
 Pages = list[str | bytes]
 
@@ -66,15 +67,15 @@ class Documents:
 
     def _ask(self, data: bytes, field: str) -> Pages:
         with self._turns:
-            return _ask(data, field)
+            return _read_apart(data, field)
 
 
 def read_text(data: bytes, field: str) -> str:
     """The text of a PDF of many pages, empty where it has none. Raises InvalidRequest."""
-    return "\n\n".join(page for page in _ask(data, field, "text") if isinstance(page, str))
+    return "\n\n".join(page for page in _read_apart(data, field, "text") if isinstance(page, str))
 
 
-def _ask(data: bytes, field: str, *arguments: str) -> Pages:
+def _read_apart(data: bytes, field: str, *arguments: str) -> Pages:
     if importlib.util.find_spec(_MODULE) is None:
         raise InvalidRequest(field, "cannot be read: pypdfium2 is not installed; pip install pypdfium2 pillow")
     try:

@@ -51,7 +51,7 @@ def check_origins(origins: Collection[str]) -> None:
 
 
 def fetch(address: Address, origins: Collection[str], field: str) -> bytes:
-    """What is at an address of one of the `origins`. Raises InvalidRequest naming `field`."""
+    """Fetch an address of one of the `origins`. Raises InvalidRequest naming `field`."""
     origin = name_origin(address.url)
     if origin is None or origin not in map(name_origin, origins):
         raise InvalidRequest(

@@ -95,7 +95,7 @@ class Connection(ABC):
                 return tools
 
     async def call(self, tool: str, arguments: JsonObject) -> CallReply:
-        """What a tool answers, as text. Raises McpFailure."""
+        """Call a tool and return its answer as text. Raises McpFailure."""
         reply = await self.request("tools/call", {"name": tool, "arguments": arguments}, CALL_S)
         text = _read_content(reply)
         if len(text) > MAX_RESULT_CHARACTERS:
@@ -576,7 +576,7 @@ class ToolList(ReplyModel):
 
 
 class CallReply(ReplyModel):
-    """What a tool answered; `is_error` says that it failed, `text` then tells why."""
+    """A tool's answer; `is_error` says that it failed, `text` then tells why."""
 
     text: str
     is_error: bool

@@ -215,7 +215,7 @@ def _look_at_hub(settings: Settings) -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """What was found of a GPU, and on which machine."""
+    """The findings of a GPU's checks, and the machine."""
 
     device: str
     machine: dict[str, str]
@@ -223,7 +223,7 @@ class GpuReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing that is judged failed."""
+        """Tell whether all that is judged passed."""
         return all(one.passed is not False for one in self.findings)
 
     def describe(self) -> dict[str, object]:

@@ -101,7 +101,8 @@ class TextTokens(list[int]):
 
 
 def choose_product(rules: TextRules, kind: Kind, field: str) -> TokenProduct:
-    """What makes a number (`sparse`) or a vector (`multi`) of a token's state; InvalidRequest where nothing does."""
+    """Return the product that makes a number (`sparse`) or a vector (`multi`) of a token's state; InvalidRequest where
+    the model has none."""
     found = rules.sparse if kind == "sparse" else rules.multi
     if found is None:
         file = "sparse_linear" if kind == "sparse" else "colbert_linear"

@@ -318,7 +318,7 @@ class Session:
         *,
         truncates: bool = False,
     ) -> Iterator[dict[int, float] | Floats]:
-        """What is made of the states of each text's tokens (see `finish_states`), for a program that waits."""
+        """Yield the token weights or vectors of each text (see `finish_states`), for a program that waits."""
         choose_product(self.loaded.text_rules, kind, "kind")
         token_ids = list(self.encode_each(texts, "texts", choice, truncates=truncates))
         for ids, states in zip(token_ids, self.embed_each(token_ids, "none"), strict=True):
@@ -457,8 +457,8 @@ class Session:
     def finish_states(
         self, kind: Kind, states: Floats, token_ids: Sequence[int], field: str
     ) -> dict[int, float] | Floats:
-        """What a text becomes other than one vector, of its states (tokens, hidden): the weights of its tokens by their
-        ids (`sparse`), or a vector for each token but the first (`multi`). Raises InvalidRequest naming `field`."""
+        """Turn a text's states (tokens, hidden) into weights by token ids (`sparse`), or vectors of all tokens
+        but the first (`multi`). Raises InvalidRequest naming `field`."""
         product = choose_product(self.loaded.text_rules, kind, field)
         if kind == "multi":
             return spread_tokens(product, states)

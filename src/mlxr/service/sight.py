@@ -18,6 +18,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.engine.pictures import Picture, Pictures, Placed
 from mlxr.loading import TowerSpec
 from mlxr.pictures.decoding import MAX_FILE_BYTES, MAX_PICTURES, Decoder, read_base64, read_url
+from mlxr.pictures.documents import MAX_DOCUMENTS
 from mlxr.pictures.documents import Documents as Documents  # also for the server
 from mlxr.pictures.fetching import Address, check_origins, fetch
 from mlxr.pictures.fetching import is_public as is_public
@@ -106,12 +107,15 @@ def _spell(part: object) -> object:
 
 
 def has_files(messages: object) -> bool:
-    """Whether some message has a picture or a document."""
+    """Tell whether some message has a picture or a document."""
+    return any(_is_picture(part) or _is_document(part) for part in _list_parts(messages))
+
+
+def _list_parts(messages: object) -> list[object]:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        return False
+        return []
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(_is_picture(part) or _is_document(part) for part in parts)
+    return [part for content in contents if isinstance(content, list) for part in content]
 
 
 def _is_picture(part: object) -> bool:
@@ -202,6 +206,8 @@ class Sight:
         """The conversation with marks for its pictures, and these. Raises InvalidRequest, naming the part."""
         if not has_files(request.messages):
             return request, NOTHING_SHOWN
+        if sum(map(_is_document, _list_parts(request.messages))) > MAX_DOCUMENTS:
+            raise InvalidRequest("messages", f"have more than {MAX_DOCUMENTS} documents")
         request = replace(request, messages=[*map(self._open_documents, request.messages)])
         files, fields, details, marks = list[bytes](), list[str](), list[object](), list[str]()
         messages = []

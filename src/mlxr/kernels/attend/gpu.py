@@ -102,8 +102,7 @@ def attend(
 
 
 def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:
-    """How sequences with one query, with a few, with many and with very many are computed: by "stream", "lanes",
-    "tiles", "panels" or "gather"."""
+    """Choose "stream", "lanes", "tiles", "panels" or "gather" for one query, a few, many and very many."""
     head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention caps nothing
     if ctx.gpu.launcher is None or scores.symmetric:
         return "gather", "gather", "gather", "gather"

@@ -170,7 +170,7 @@ TILES = Kernel(
 
 
 def takes_pool(ctx: Context, pool: Pool) -> bool:
-    """Whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
+    """Tell whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
     fits = pool.shape[3] in HEAD_DIMS and pool.shape[2] % TILE_POSITIONS == 0
     return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES
 
@@ -198,7 +198,7 @@ PANEL_TILES = {64: (128, 6), 128: (128, 6), 256: (64, 5)}
 
 
 def takes_panels(ctx: Context, pool: Pool) -> bool:
-    """Whether the matrix units that read the threadgroup's memory take prompts from such pages on this device."""
+    """Tell whether `wgmma` can read prompts' keys and values from such pages on this device."""
     machine = ctx.gpu.machine
     fits = pool.shape[3] in PANEL_TILES and pool.shape[2] % TILE_POSITIONS == 0 and pool.kind in ("bf16", "f16")
     return fits and machine is not None and machine.has_boxes and ctx.gpu.device in DEVICES

@@ -52,8 +52,8 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, or a few of each text, each with its logits wanted, without adapters and
-    pictures."""
+    """Tell whether a recorded step can take the batch: single tokens, or a few of each text, each with its logits
+    wanted, without adapters and pictures."""
     if (
         batch.adapters
         or batch.rows_over is not None

@@ -133,7 +133,7 @@ def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
 
 
 def takes_pictures(model: Model) -> bool:
-    """Whether there may be a tower by which a model like this one sees."""
+    """Tell whether a model like this one may have a tower."""
     return model.architecture in _SEES_BY and model.has_output
 
 
