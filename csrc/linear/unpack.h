@@ -507,10 +507,7 @@ struct tq2_0 : TypeOf<Type::tq2_0, Form::span, kZero1, false, 8, 4> {
 // Numbers of two bits less one, a scale for all groups; their repacked words hold four words of columns each.
 template <Type T, int Groups>
 struct Twos : TypeOf<T, Form::plain, kZero1, false, Groups, 1> {
-    MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats step = half(unit, 2 * Groups, 0);
-        for (int g = 0; g < Groups; ++g) s.step[g] = step;
-    }
+    MLXR_INLINE void scales(Unit unit, Scales& s) { repeat_step(half(unit, 2 * Groups, 0), s); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
         for (int i = 0; i < 8; ++i) w[i] = bits_and(shift_right(word(unit, 2 * n + i / 4), 2 * (i % 4)), kLow2);
@@ -522,10 +519,7 @@ using pq2_0 = Twos<Type::pq2_0, 4>;
 
 // Bits that mean -1 and 1: 0 and 2 less one.
 struct q1_0 : TypeOf<Type::q1_0, Form::plain, kZero1, false, 4, 1> {
-    MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats step = half(unit, 4, 0);
-        for (int g = 0; g < 4; ++g) s.step[g] = step;
-    }
+    MLXR_INLINE void scales(Unit unit, Scales& s) { repeat_step(half(unit, 4, 0), s); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
         const Ints bits = word(unit, n);
@@ -537,10 +531,7 @@ struct q1_0 : TypeOf<Type::q1_0, Form::plain, kZero1, false, 4, 1> {
 
 // As tq1_0, of half as many columns: digits of words 0 to 3, then of words 4 and 5, and the last 8 of 16 bits.
 struct ptq1_0 : TypeOf<Type::ptq1_0, Form::plain, kZero1, false, 4, 1> {
-    MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats step = half(unit, 6, 1);
-        for (int g = 0; g < 4; ++g) s.step[g] = step;
-    }
+    MLXR_INLINE void scales(Unit unit, Scales& s) { repeat_step(half(unit, 6, 1), s); }
     template <int J>
     MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
         for (int i = 0; i < 8; ++i) {
