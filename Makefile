@@ -32,7 +32,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents test-arm clean
+.PHONY: help run test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents test-arm test-digests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -107,8 +107,11 @@ sanitize: $(VENV)/.dev ## csrc under sanitizers: addresses and undefined behavio
 		PYTHONPATH=tests/shared $(BIN)/python -m pytest -p sanitized_native -n 2 --dist worksteal -o timeout=3000 \
 		$(addprefix tests/kernels/,$(RACES)) --deselect $(COUNTS_THREADS)
 
-test-arm: $(VENV)/.installed ## the kernels' bits here and, under QEMU, on Arm are those of tests/kernels/digests.txt (needs apt install g++-aarch64-linux-gnu qemu-user)
-	@$(BIN)/cmake --build build/cp3* --target digests >/dev/null && build/cp3*/digests tests/kernels/digests.txt
+test-digests: $(VENV)/.dev ## the kernels' bits are those of tests/kernels/digests.txt, on all tiers of this machine
+	@$(BIN)/cmake --build build/cp3* --target digests >$(VENV)/digests.log || { cat $(VENV)/digests.log; exit 1; }
+	@build/cp3*/digests tests/kernels/digests.txt
+
+test-arm: test-digests ## the same on Arm, under QEMU (needs apt install g++-aarch64-linux-gnu qemu-user)
 	@mkdir -p $(ARM) && for tier in portable neon; do for part in linear/kernels linear/kernels_grids operators/operators; do \
 		$(ARM_CXX) $(ARM_FLAGS) $$(test $$tier = portable || echo -march=armv8.2-a+dotprod) -DMLXR_TIER=$$tier -DMLXR_TIER_$$tier=1 \
 			-c csrc/$$part.cpp -o $(ARM)/$$tier-$$(basename $$part).o || exit 1; done; done

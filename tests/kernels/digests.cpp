@@ -43,11 +43,15 @@ struct Random {
 std::map<std::string, std::string> found;  // by case, of the first tier
 bool agrees = true;
 
+uint64_t hash_bytes(const void* data, size_t size) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<const uint8_t*>(data)[i]) * 1099511628211u;
+    return hash;
+}
+
 template <class T>
 void note(const char* tier, const std::string& name, Array<T>& values) {
-    uint64_t hash = 14695981039346656037u;
-    const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
-    for (size_t i = 0; i < values.size * sizeof(T); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+    const uint64_t hash = hash_bytes(values.data(), values.size * sizeof(T));
     char text[32];
     std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
     const auto [at, is_new] = found.emplace(name, text);
@@ -104,8 +108,8 @@ struct Quantised {
 
 void multiply(const mlxr::KernelTable& table, mlxr::Type type) {
     const mlxr::QuantKernels& kernels = table.quant[static_cast<int>(type)];
-    Random random{static_cast<uint64_t>(type) + 1};
     const std::string name = mlxr::type_info(type).name;
+    Random random{hash_bytes(name.data(), name.size())};  // so that other types change nothing
     Array<uint8_t> raw = make_blocks(type, random), weights = repack(type, raw);
     Array<float> bias = random.numbers(kRows);
     if (kernels.decode != nullptr) {
@@ -198,31 +202,33 @@ void attend(const char* tier, const mlxr::OperatorTable& operators) {
                 for (const bool plain : {true, false}) {
                     Array<float> out(kQueries * kGroup * static_cast<size_t>(dim));
                     const int64_t padded = (dim + 15) / 16 * 16, window = plain ? mlxr::kAllPositions : 77;
-                    const mlxr::AttendCall call{q.data(),
-                                                kGroup * dim,
-                                                pools[0].data(),
-                                                pools[1].data(),
-                                                type,
-                                                kGroup,
-                                                1,
-                                                kGroup,
-                                                kPage,
-                                                dim,
-                                                dim,
-                                                false,
-                                                padded,
-                                                padded,
-                                                0.125f,
-                                                plain ? 0.0f : 3.0f,
-                                                plain ? nullptr : sinks.data(),
-                                                window,
-                                                false,
-                                                starts,
-                                                lengths,
-                                                table.data(),
-                                                kPages,
-                                                nullptr,
-                                                out.data()};
+                    const mlxr::AttendCall call{.q = q.data(),
+                                                .q_stride = kGroup * dim,
+                                                .k_pool = pools[0].data(),
+                                                .v_pool = pools[1].data(),
+                                                .type = type,
+                                                .heads = kGroup,
+                                                .kv_heads = 1,
+                                                .group = kGroup,
+                                                .page_size = kPage,
+                                                .head_dim = dim,
+                                                .value_dim = dim,
+                                                .values_in_keys = false,
+                                                .padded_dim = padded,
+                                                .padded_value = padded,
+                                                .scale = 0.125f,
+                                                .softcap = plain ? 0.0f : 3.0f,
+                                                .sinks = plain ? nullptr : sinks.data(),
+                                                .biases = nullptr,
+                                                .bias_span = 0,
+                                                .window = window,
+                                                .symmetric = false,
+                                                .query_starts = starts,
+                                                .context_lengths = lengths,
+                                                .page_table = table.data(),
+                                                .table_stride = kPages,
+                                                .ends = nullptr,
+                                                .out = out.data()};
                     const int64_t low = plain ? 0 : kContext - kQueries + 1 - window;
                     const mlxr::AttendTask task{0,
                                                 0,
