@@ -163,6 +163,8 @@ class Schedule:
     ) -> None:
         self._chance, self._made, self._engine, self._session = chance, made, engine, session
         self._waiting, self._given_up = list(numbers), set[int]()
+        # Of every second request the stream is closed after so many events, and the request is asked again.
+        self._closes_after = {number: chance.randint(2, 12) for number in numbers[::2]}
         self._open: dict[int, tuple[SteppedStream, list[Event]]] = {}
         self.counts: Counter[str] = Counter()
 
@@ -191,10 +193,10 @@ class Schedule:
 
     def _go_on(self, number: int) -> None:
         stream, events = self._open[number]
-        if events and self._chance.random() < 0.02:
+        if len(events) == self._closes_after.get(number):
             stream.close()
-            del self._open[number]
-            self._waiting.append(number)
+            del self._open[number], self._closes_after[number]
+            self._waiting.insert(0, number)  # asked soon, so that some of its pages are still there
             self._given_up.add(number)
             return
         event = next(stream, None)
