@@ -7,7 +7,7 @@ from typing import Any
 
 from comparison.protocol import serve
 from mlxr.kernels.context import Context
-from mlxr.kernels.profile import Probe
+from mlxr.kernels.ledger import Probe
 
 
 class Side:

@@ -26,8 +26,7 @@ from gpu_cases import make_tensor
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
 from mlxr.kernels.gpu.launcher import BOUNDS
 from mlxr.kernels.linear.blocks import ROWS, SIMD_GROUPS, TILES, Plan
-from mlxr.kernels.linear.extras import flag_extras
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, flag_extras
 
 TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "i32": "int", "u8": "uint8_t"}
 HEADER = """#include <cuda_fp16.h>

@@ -34,8 +34,7 @@ from mlxr.kernels.linear.blocks import (
     make_constants,
     share_groups,
 )
-from mlxr.kernels.linear.extras import flag_extras
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, flag_extras
 
 Q4, Q6 = 12, 14
 TYPE_NAMES = {Q4: "q4_k", Q6: "q6_k"}

@@ -23,8 +23,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, make_cuda_source, name_cuda_function
 from mlxr.kernels.linear.blocks import SIMD_GROUPS, TILE_TOKENS, TILES, choose_plan
-from mlxr.kernels.linear.extras import flag_extras
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, flag_extras
 from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, UnpackShape, make_constants
 
 POOL_ROWS = 128

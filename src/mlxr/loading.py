@@ -1,7 +1,8 @@
 """From a path or a name to a model that can run: the one place where files, tokenizer and model meet.
 
 `find_model` turns what the user typed into a path, `load` opens it, builds the decoder on a device and reads the
-tokenizer and the chat template. `open_source` opens the same files to be written anew as GGUF. Knows no engine and no
+tokenizer and the chat template. `open_source` opens the same files to be written anew as GGUF, `inspect_adapter` finds
+whether an adapter's files fit a model. Knows no engine and no
 conversation.
 """
 
@@ -10,17 +11,27 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.core.tables import WEIGHT_TYPES
-from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_safetensors, read_adapter
+from mlxr.formats import (
+    AdapterFile,
+    GGUFFile,
+    SafetensorsFolder,
+    TensorSource,
+    find_adapter_files,
+    hash_tensors,
+    open_safetensors,
+    read_adapter,
+)
+from mlxr.formats import measure_adapter as measure_adapter
 from mlxr.formats.ggml_types import encode_tensor, make_random_blocks
 from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.choice import list_kernel_sources, list_native_operators
@@ -51,13 +62,14 @@ from mlxr.model_files.files import (
 from mlxr.model_files.text_rules import TextRules, TokenProduct
 from mlxr.model_files.tower import TowerFile, find_tower
 from mlxr.models import Decoder, Model
-from mlxr.models.adapter import Adapter, add_adapters, make_adapter
+from mlxr.models.adapter import OUTPUT, TABLE, Adapter, add_adapters, list_experts, list_updates, make_adapter
 from mlxr.models.decoder import Routing
 from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.families import takes_pictures
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
 from mlxr.models.tower import Tower, TowerSpec
+from mlxr.models.weights import from_gguf_name, split_joined
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
 
 __all__ = [
@@ -342,3 +354,48 @@ def _fingerprint(ctx: Context, parts: ModelFiles) -> bytes:
     else:
         digest.update(Path(ctx.module.__file__).read_bytes())
     return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSummary:
+    """An adapter's `format` ("gguf" or "safetensors"), largest `rank`, number of updated `weights`, and files."""
+
+    format: str
+    rank: int
+    weights: int
+    files: tuple[Path, ...]
+
+
+def inspect_adapter(path: Path, base: Path) -> AdapterSummary:
+    """Check that an adapter's files fit the model at `base`, of which headers are read, and sum them up.
+
+    Raises NotFound, FormatError for broken files, ModelError for those of another model.
+    """
+    file, source = read_adapter(path), open_source(base)
+    with source.file:
+        try:
+            _check_updates(path.name, file, source.config, _list_shapes(source))
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+    format_name = "gguf" if file.is_gguf else "safetensors"
+    rank = max(pair.a.shape[0] for pair in file.pairs)
+    return AdapterSummary(format_name, rank, len(file.pairs), find_adapter_files(path))
+
+
+def _check_updates(name: str, file: AdapterFile, config: Model, shapes: Mapping[str, tuple[int, int]]) -> None:
+    for update in list_updates(name, file.pairs, config, is_gguf=file.is_gguf):
+        if update.name not in shapes:
+            raise update.refuse(f"{update.pair} is no weight of this model that adapters can update")
+        update.check_shape(*shapes[update.name])
+
+
+def _list_shapes(source: SourceModel) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a model's matrices as adapters name them; those that a file joins are listed one by one."""
+    config = source.config
+    tensors: dict[str, Any] = {from_gguf_name(name, config): one for name, one in source.tensors.items()}
+    whole = (config.vocab_size, config.hidden)
+    shapes = {TABLE: whole, OUTPUT: whole}
+    for name, tensor in split_joined(config, tensors).items():
+        if len(tensor.shape) == 2:
+            shapes[name] = (tensor.shape[0], tensor.shape[1])
+    return shapes | list_experts(config)

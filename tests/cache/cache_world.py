@@ -18,8 +18,8 @@ from mlxr.cache.group import CacheGroup, Snapshot
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import PageTable, SequenceTable
 from mlxr.cache.shapes import CacheShape, LayerCache, StateShape, StatesShape, form_groups
-from mlxr.cache.stats import StoreStats
 from mlxr.cache.store import PageStore
+from mlxr.core.stats import StoreStats
 from mlxr.kernels.context import Context
 
 PAGE_SIZE = 4

@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mlxr.cache.group import Snapshot
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.shapes import CacheShape, LayerCache, StateShape
-from mlxr.cache.stats import StoreDrop
 from mlxr.core.errors import OutOfPages
+from mlxr.core.stats import StoreDrop
 
 PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)

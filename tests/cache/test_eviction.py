@@ -9,7 +9,7 @@ from cache_world import PAGE_SIZE, World
 
 from mlxr.cache.group import EvictionQueue, rank_page
 from mlxr.cache.prefix import PrefixEntry
-from mlxr.cache.stats import EvictionCause
+from mlxr.core.stats import EvictionCause
 
 
 def test_least_recently_used_goes_first() -> None:

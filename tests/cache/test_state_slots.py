@@ -10,8 +10,18 @@ from cache_world import FULL, PAGE_SIZE, STATE, World
 
 from mlxr.cache.arena import StateArena
 from mlxr.cache.group import Snapshot
-from mlxr.cache.shapes import CachePlace, CacheShape, PagesAndState, SharedWith, StateShape, StatesShape, form_groups
-from mlxr.cache.sizing import PageNeeds, choose_pages, space_snapshots
+from mlxr.cache.shapes import (
+    CachePlace,
+    CacheShape,
+    PageNeeds,
+    PagesAndState,
+    SharedWith,
+    StateShape,
+    StatesShape,
+    choose_pages,
+    form_groups,
+    space_snapshots,
+)
 from mlxr.core.errors import ModelError, OutOfPages, SettingError
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch

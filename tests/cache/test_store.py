@@ -18,8 +18,8 @@ import pytest
 from cache_world import FULL, PAGE_SIZE, World, page_files
 
 from mlxr.cache import store
-from mlxr.cache.stats import StoreDrop
 from mlxr.cache.store import HEADER_BYTES, PageStore
+from mlxr.core.stats import StoreDrop
 from mlxr.kernels.tensor import ByteArray
 
 PROMPT = list(range(1, 20 * PAGE_SIZE + 2))  # twenty full pages and a token

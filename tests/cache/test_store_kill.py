@@ -19,7 +19,7 @@ import pytest
 from amounts import choose_amount
 from cache_world import FULL, PAGE_SIZE, STATE, World
 
-from mlxr.cache.stats import StoreDrop
+from mlxr.core.stats import StoreDrop
 
 KILLS = choose_amount(30)
 MAX_BYTES = 400_000

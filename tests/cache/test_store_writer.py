@@ -11,9 +11,9 @@ from threading import Event, current_thread
 import pytest
 from cache_world import FLUSH_S, PAGE_SIZE, World, page_files
 
-from mlxr.cache.stats import StoreDrop
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
+from mlxr.core.stats import StoreDrop
 
 PROMPT = list(range(1, 8 * PAGE_SIZE + 1))
 

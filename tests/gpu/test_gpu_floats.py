@@ -9,8 +9,8 @@ from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, ran
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import prepare
-from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
+from mlxr.kernels.linear.parts import Extras
 from mlxr.kernels.norms import rms_norm
 
 NARROW = {"bf16": 4e-3, "f16": 6e-4}  # x rounded to these

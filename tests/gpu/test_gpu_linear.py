@@ -12,8 +12,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.expand import cut_rows
 from mlxr.kernels.linear.gpu import MAX_ROWS, MAX_TILED
+from mlxr.kernels.linear.parts import cut_rows
 
 EXACT = 2e-6  # f32 sums in another order
 NARROW = 8e-3  # weights, input and result rounded to bf16 on the way
@@ -57,7 +57,7 @@ def test_rows_are_cut_into_pieces_that_have_room() -> None:
 
 @pytest.mark.parametrize("most", [768 * 4 * 30, 768 * 4 * 1000])
 def test_pieces_of_several_weights(gpu: Context, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxr.kernels.linear.expand.SCRATCH_BYTES", most)
+    monkeypatch.setattr("mlxr.kernels.linear.parts.SCRATCH_BYTES", most)
     tensors = [make_tensor("q4_k", 37, 768), make_tensor("q6_k", 21, 768), make_tensor("q8_0", 40, 768)]
     tokens, allowed = (MAX_TILED + 3, NARROW) if gpu.gpu.has_tiles else (MAX_ROWS + 3, EXACT)
     assert run(gpu, tensors, tokens, biased=True) < allowed

@@ -13,7 +13,7 @@ from mlxr.kernels.collectives import add_up, all_gather, all_reduce, join
 from mlxr.kernels.collectives.gpu import OwnPart, sum_and_norm
 from mlxr.kernels.context import Context
 from mlxr.kernels.norms import rms_norm
-from mlxr.kernels.pools import round_to_bf16, widen_bf16
+from mlxr.kernels.tensor import round_to_bf16, widen_bf16
 
 REFERENCE = Context("reference")
 

@@ -35,8 +35,7 @@ from mlxr.kernels.linear.blocks import (
     plan_stream,
     share_groups,
 )
-from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, Extras
 from mlxr.kernels.norms import rms_norm
 
 CLOSE = 4e-4  # x in 16 bits

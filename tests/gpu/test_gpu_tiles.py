@@ -20,8 +20,7 @@ from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.blocks import Plan, multiply_tiles
-from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, Extras
 
 NARROW = 4e-3  # weights rounded to bf16; x is exact in it
 PLANS = [Plan(2, 1, 4, ahead=True), Plan(1, 2, 2), Plan(2, 4, 8)]

@@ -20,8 +20,7 @@ from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear import prepare
-from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, Extras
 from mlxr.kernels.linear.unpacked import UnpackPlan, UnpackShape, multiply_unpacked, plan_unpacked
 
 ROOM_BYTES = 227 * 1024

@@ -14,9 +14,8 @@ from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import LANES
 from mlxr.kernels.linear import floats as float_products
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.floats import MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_wide_plan, multiply_wide
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS, Extras
 from mlxr.kernels.norms import rms_norm
 
 EXACT, EPS = 2e-6, 1e-5

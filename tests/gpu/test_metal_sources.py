@@ -33,8 +33,8 @@ from mlxr.kernels.gpu.graph import CompiledStep
 from mlxr.kernels.gpu.mlx import load_mlx
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.blocks import TILES, multiply_rows
-from mlxr.kernels.linear.extras import GATES, Extras
 from mlxr.kernels.linear.gpu import _list_weights
+from mlxr.kernels.linear.parts import GATES, Extras
 from mlxr.kernels.lora import AdapterRows, LoraPart, add_lora
 from mlxr.kernels.lora import prepare as prepare_adapter
 from mlxr.loading import list_kernel_sources

@@ -12,9 +12,8 @@ from variants import Floats, random_floats
 
 from mlxr.kernels.attend import KVType, allocate_pools, attend
 from mlxr.kernels.context import Context
-from mlxr.kernels.pools import locate_keys, locate_values, round_to_bf16, round_to_q8, widen_bf16
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import SCALE_BYTES
+from mlxr.kernels.tensor import SCALE_BYTES, locate_keys, locate_values, round_to_bf16, round_to_q8, widen_bf16
 
 Pools = tuple[NDArray[Any], NDArray[Any]]
 REFERENCE = Context("reference")

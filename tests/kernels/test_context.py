@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.choice import Choice, FunctionChoice
+from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import MAX_THREADS, Context, hash_interface
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.norms import rms_norm
@@ -90,20 +89,6 @@ def test_ledger_counts_sorts_and_resets() -> None:
     assert snapshot.dispatches[1].count == 3
 
 
-def test_missing_implementation_runs_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for operator, files in (("plain_op", ["reference"]), ("native_op", ["reference", "cpu"])):
-        folder = tmp_path / operator
-        folder.mkdir()
-        (folder / "__init__.py").write_text("")
-        for name in files:
-            (folder / f"{name}.py").write_text(f"NAME = {name!r}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert Choice("plain_op").pick("cpu")[0] == "reference"
-    name, module = Choice("native_op").pick("cpu")
-    assert (name, module.NAME) == ("cpu", "cpu")
-    assert Choice("native_op").pick("reference")[0] == "reference"
-
-
 def test_functions_without_a_native_one_run_their_reference() -> None:
     def run_numpy() -> str:
         return "reference"
@@ -111,7 +96,7 @@ def test_functions_without_a_native_one_run_their_reference() -> None:
     def run_native() -> str:
         return "cpu"
 
-    plain, native = FunctionChoice("plain", run_numpy), FunctionChoice("native", run_numpy, run_native)
+    plain, native = Choice("plain", run_numpy), Choice("native", run_numpy, run_native)
     assert plain.pick("cpu") == plain.pick("reference") == ("reference", run_numpy)
     assert native.pick("cpu") == ("cpu", run_native)
     assert native.pick("reference") == ("reference", run_numpy)

@@ -3,7 +3,7 @@
 What it should be is computed here in float64, from the weights as the `gguf` package decodes them (f16 then as the
 16-bit integers that the kernels make of them) and from activations quantised by the definition in NumPy. Equality
 between batches, chunks, threads and instruction sets is demanded bit for bit. The native module is called as
-`kernels/linear/cpu.py` calls it.
+`kernels/linear/__init__.py` calls it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from variants import Floats, assert_equal_bits, count_ulps, random_floats, run_e
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.norms import gated_norm
-from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
-from mlxr.kernels.recurrent.mamba2 import StateSpace, mamba2
-from mlxr.kernels.recurrent.short_conv import Convolution, short_conv
+from mlxr.kernels.recurrent import Convolution, DeltaRule, StateSpace, gated_delta, mamba2, short_conv
 
 REFERENCE = Context("reference")
 

@@ -21,9 +21,9 @@ from mlxr.formats import TensorSource, by_name, encode_tensor
 from mlxr.formats.tensor import MappedFile
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.ledger import Profiler
 from mlxr.kernels.linear import LinearWeight, leave, linear, prepare
 from mlxr.kernels.moe import SCORINGS, Experts, RoutingRule, make_experts, make_router, mix, read_use, route
-from mlxr.kernels.profile import Profiler
 
 HIDDEN, FEATURES, EXPERTS, USED = 256, 288, 6, 3
 Floats = NDArray[np.float32]

@@ -9,7 +9,7 @@ import pytest
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
-from mlxr.kernels.profile import Probe
+from mlxr.kernels.ledger import Probe
 
 native = pytest.importorskip("mlxr._native", reason="the native module is not built")
 MIB = 1 << 20

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from test_adapters import ALPHA, RANK, fit, score, write_peft
 from tiny_models import build_gguf, build_hf, make_gguf, read_golden
 
-from mlxr.adapters import inspect_adapter
 from mlxr.core.errors import MlxrError
 from mlxr.formats import TensorToWrite, read_adapter, write_gguf
 from mlxr.kernels.context import Context
+from mlxr.loading import inspect_adapter
 from mlxr.models import Decoder
 
 Arrays = dict[str, np.ndarray]

@@ -7,8 +7,7 @@ import pytest
 
 from mlxr.cache.arena import Arena, measure_page_bytes, parse_kv_type
 from mlxr.cache.page_table import PageCopy
-from mlxr.cache.shapes import CacheShape
-from mlxr.cache.sizing import FREE_MEMORY_PERCENT, PageNeeds, choose_pages
+from mlxr.cache.shapes import FREE_MEMORY_PERCENT, CacheShape, PageNeeds, choose_pages
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context, Device

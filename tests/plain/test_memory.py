@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from mlxr.cache.sizing import _read_mac_bytes, read_available_bytes
+from mlxr.core.memory import _read_mac_bytes, read_available_bytes
 
 MIB = 2**20
 

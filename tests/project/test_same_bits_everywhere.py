@@ -50,11 +50,11 @@ DOUBLES = {
 # them.
 REFERENCES = {
     "kernels/activate/__init__.py": {"exp", "expm1", "tanh"},
+    "kernels/attend/__init__.py": {"exp", "tanh"},
     "kernels/elementwise/__init__.py": {"exp", "tanh"},
-    "kernels/recurrent/gated_delta.py": {"exp", "logaddexp"},
-    "kernels/recurrent/mamba2.py": {"exp", "logaddexp"},
+    "kernels/moe/__init__.py": {"exp"},
     "kernels/norms/__init__.py": {"exp"},
-    "kernels/recurrent/short_conv.py": {"exp"},
+    "kernels/recurrent/__init__.py": {"exp", "logaddexp"},
 }
 
 

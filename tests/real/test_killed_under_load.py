@@ -18,7 +18,7 @@ import pytest
 from amounts import choose_amount
 
 from mlxr import LLM, Completion, SamplingParams
-from mlxr.cache.stats import StoreDrop
+from mlxr.core.stats import StoreDrop
 
 KILLS = choose_amount(30)
 THREADS = 1

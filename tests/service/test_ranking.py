@@ -18,8 +18,8 @@ from mlxr.conversion import plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import Settings
 from mlxr.loading import open_source
+from mlxr.service.embedding import TEMPLATE
 from mlxr.service.opening import build_engine
-from mlxr.service.ranking import TEMPLATE
 
 QUERY = "where is paris?"
 DOCUMENTS = ["paris is the capital of france.", "the cat sat on the mat", "rain falls", "berlin, germany " * 40]

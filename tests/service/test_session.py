@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from cuts import fold_stream
 
-from mlxr.cache.stats import EvictionCause
 from mlxr.core.errors import EngineStopped, InvalidRequest, OutOfPages, QueueFull, TemplateError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.settings import Settings
+from mlxr.core.stats import EvictionCause
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.service.opening import open_model
 from mlxr.service.requests import ChatRequest, NamedTool, TextRequest, Tool

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
-from mlxr.kernels.recurrent.mamba2 import StateSpace, mamba2
-from mlxr.kernels.recurrent.short_conv import Convolution, ConvolutionKind, short_conv
+from mlxr.kernels.recurrent import Convolution, ConvolutionKind, DeltaRule, StateSpace, gated_delta, mamba2, short_conv
 from mlxr.kernels.tensor import PoolArray
 
 Floats = NDArray[np.float32]

@@ -18,17 +18,19 @@ from mlxr.cache.shapes import CacheGroups, CacheShape, GroupShape, StatesShape
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
-from mlxr.kernels.pools import (
+from mlxr.kernels.tensor import (
     STATE_BYTES,
+    ByteArray,
+    PoolArray,
     allocate_states,
     copy_page,
     discard_pages,
     is_on_host,
     measure_written,
+    pool_type,
     read_page,
     write_page,
 )
-from mlxr.kernels.tensor import ByteArray, PoolArray, pool_type
 
 
 class PoolSet:

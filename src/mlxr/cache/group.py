@@ -19,7 +19,7 @@ from mlxr.cache.arena import PoolSet
 from mlxr.cache.page_table import RELEASED, Pager, PageTable, StateTable
 from mlxr.cache.prefix import PageKeys, PrefixEntry, PrefixIndex
 from mlxr.cache.shapes import CacheShape, StatesShape
-from mlxr.cache.stats import EvictionCause, GroupStats
+from mlxr.core.stats import EvictionCause, GroupStats
 
 MAX_REUSE_CREDIT = 3
 Rank = tuple[int, int, int]

@@ -22,11 +22,10 @@ from typing import Protocol
 from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
 from mlxr.cache.page_table import PageCopy, SequenceTable
 from mlxr.cache.prefix import Boundary, NameChanges, PageKeys, PrefixEntry, find_boundary, hash_fields
-from mlxr.cache.stats import CacheStats, EvictionCause, StoreStats
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.core.errors import OutOfPages
-from mlxr.core.stats import PrefixCounters
+from mlxr.core.stats import CacheStats, EvictionCause, PrefixCounters, StoreStats
 from mlxr.kernels.tensor import ByteArray
 
 CLOSE_TIMEOUT_S = 10.0

@@ -41,7 +41,7 @@ from threading import Lock
 import numpy as np
 
 from mlxr.cache.prefix import hash_fields
-from mlxr.cache.stats import StoreDrop, StoreStats
+from mlxr.core.stats import StoreDrop, StoreStats
 from mlxr.kernels.tensor import ByteArray
 
 MAGIC = b"MLXRPAGE"

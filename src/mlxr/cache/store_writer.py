@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from threading import Condition, Thread
 
 from mlxr.cache.arena import PoolSet
-from mlxr.cache.stats import StoreDrop, StoreStats
 from mlxr.cache.store import PageName, PageStore, allocate_payload
-from mlxr.core.stats import StorePlace
+from mlxr.core.stats import StoreDrop, StorePlace, StoreStats
 from mlxr.kernels.tensor import ByteArray
 
 logger = logging.getLogger(__name__)

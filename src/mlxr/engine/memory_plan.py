@@ -18,10 +18,18 @@ from mlxr.cache.arena import (
     parse_kv_type,
 )
 from mlxr.cache.group import CacheGroup
-from mlxr.cache.shapes import LIVE_SLOTS, CacheGroups, StatesShape, form_groups
-from mlxr.cache.sizing import PageNeeds, choose_pages, read_available_bytes, space_snapshots
+from mlxr.cache.shapes import (
+    LIVE_SLOTS,
+    CacheGroups,
+    PageNeeds,
+    StatesShape,
+    choose_pages,
+    form_groups,
+    space_snapshots,
+)
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
+from mlxr.core.memory import read_available_bytes
 from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.runner import ModelShape
 from mlxr.kernels.attend import KVType

@@ -19,15 +19,17 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_map import CacheMap, describe_page
 from mlxr.cache.prefix import NameChanges
 from mlxr.cache.shapes import CacheShape
-from mlxr.cache.stats import CacheStats, GroupStats, PageSums
 from mlxr.core.stats import (
     MAX_LOG,
+    CacheStats,
     Counters,
+    GroupStats,
     Kind,
     LiveReading,
     LogEntry,
     PageHolder,
     PageRecord,
+    PageSums,
     PrefixCounters,
     Queue,
     SequenceRow,

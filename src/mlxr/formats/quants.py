@@ -8,14 +8,30 @@ OCP microscaling formats (MX) specification 1.0. Encoders that search for scales
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxr.core.grids import load_grid
+from mlxr.core import tables
+
+
+@cache
+def load_grid(name: str) -> array[int]:
+    """The numbers of a grid (`iq3_s_grid`), 16 bits each: two or four bits for each of eight or four columns.
+
+    They are read from `grids.h`, which C++ and GPU sources include, too.
+    """
+    text = Path(tables.__file__).with_name("grids.h").read_text(encoding="utf-8")
+    found = re.search(rf"^GRID\({name.upper()}, \d+\) = \{{(.*?)\}};", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, name
+    return array("H", (int(number, 16) for number in re.findall(r"0x\w+", found[1])))
+
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -1,10 +1,8 @@
 """Chooses which implementation of an operator runs on which device, and lists which there are.
 
-A large operator has a folder with `reference.py` and, where they exist, `cpu.py` and `gpu.py`, each with functions of
-the same names and arguments: `Choice`. A small one is a few functions in one file, which it may share with its like;
-only what a GPU runs stands in a `gpu.py` of its own: `FunctionChoice`. Where nothing was written for the CPU the
-reference runs, which a GPU's arrays cannot go to. What a device needs is imported when it first asks, so that the
-kernels of a GPU cost nothing where there is none.
+An operator is a few functions of the same arguments in one file, which it may share with its like; only what a GPU runs
+stands in a `gpu.py` of its own. Where nothing was written for the CPU the reference runs, which a GPU's arrays cannot
+go to. What a GPU needs is imported when it first asks, so that its kernels cost nothing where there is none.
 
 Native kernels and launches of a GPU count themselves in the ledger; an operator counts calls of its reference.
 """
@@ -12,12 +10,9 @@ Native kernels and launches of a GPU count themselves in the ledger; an operator
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Callable
-from importlib.util import find_spec
-from types import ModuleType
-from typing import Generic, NoReturn, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import mlxr.kernels
 from mlxr.core.errors import DeviceError
@@ -31,38 +26,8 @@ IMPLEMENTATIONS = {"cpu": "cpu", "reference": "reference"} | {
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-class Choice:
-    """The implementations of one operator by device; those of devices that were asked for are imported."""
-
-    __slots__ = ("_by_device", "_package", "operator")
-
-    def __init__(self, package: str) -> None:
-        self.operator = package.rpartition(".")[2]
-        self._package = package
-        self._by_device: dict[str, tuple[str, ModuleType]] = {}
-
-    def pick(self, device: str) -> tuple[str, ModuleType]:
-        """The name of the implementation that runs on `device`, and its module; DeviceError when there is none."""
-        found = self._by_device.get(device)
-        if found is None:
-            found = self._by_device[device] = self._load(device)
-        return found
-
-    def has(self, implementation: str) -> bool:
-        """Return whether there is a file "reference", "cpu" or "gpu"."""
-        return find_spec(f"{self._package}.{implementation}") is not None
-
-    def _load(self, device: str) -> tuple[str, ModuleType]:
-        name = IMPLEMENTATIONS.get(device)
-        if name == "cpu" and not self.has(name):
-            name = REFERENCE
-        if name is None or not self.has(name):
-            _refuse(self.operator, device)
-        return name, importlib.import_module(f"{self._package}.{name}")
-
-
-class FunctionChoice(Generic[_Function]):
-    """The functions of one small operator by device; that of a GPU is given, or is called `name` in a module."""
+class Choice(Generic[_Function]):
+    """The functions of one operator by device; that of a GPU is given, or is called `name` in a module."""
 
     __slots__ = ("_by_device", "_functions", "_gpu", "_name", "operator")
 
@@ -95,16 +60,12 @@ class FunctionChoice(Generic[_Function]):
         if name == "cpu" and name not in self._functions:
             name = REFERENCE
         if name is None or not self.has(name):
-            _refuse(self.operator, device)
+            raise DeviceError(f"operator {self.operator} has no implementation for device {device!r}")
         if name == "gpu":
             assert self._gpu is not None
             gpu = self._gpu
             self._functions[name] = getattr(importlib.import_module(gpu), self._name) if isinstance(gpu, str) else gpu
         return name, self._functions[name]
-
-
-def _refuse(operator: str, device: str) -> NoReturn:
-    raise DeviceError(f"operator {operator} has no implementation for device {device!r}")
 
 
 def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
@@ -114,7 +75,7 @@ def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
         for name in _list_modules()
         if ".gpu" not in name
         for choice in vars(importlib.import_module(name)).values()
-        if isinstance(choice, Choice | FunctionChoice) and choice.has(implementation)
+        if isinstance(choice, Choice) and choice.has(implementation)
     )
 
 

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.ledger import Ledger
+from mlxr.kernels.ledger import Ledger, Probe, Profiler
 from mlxr.kernels.native import Native, NativeRuntime
 
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.device import Gpu
     from mlxr.kernels.gpu.emulator import Emulator
-    from mlxr.kernels.profile import Probe, Profiler
     from mlxr.kernels.ragged import RaggedBatch
 
 logger = logging.getLogger(__name__)
@@ -168,14 +167,10 @@ class Context:
 
     def start_probe(self) -> Probe:
         """What measures the machine with this context's threads. Raises DeviceError on the reference device."""
-        from mlxr.kernels.profile import Probe
-
         return Probe(self)
 
     def make_profiler(self) -> Profiler:
         """What times every kernel of this context. Raises DeviceError on the reference device."""
-        from mlxr.kernels.profile import Profiler
-
         return Profiler(self)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from mlxr.kernels.arrays import empty, join_columns, put_rows, take_outputs
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import FunctionChoice
+from mlxr.kernels.choice import Choice
 from mlxr.kernels.collectives import all_gather
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import NO_SOFTCAP, add, scale
@@ -213,4 +213,4 @@ def _forward_native(ctx: Context, model: ModelWeights, step: StepInput) -> Float
     return logits
 
 
-FORWARD = FunctionChoice("forward", _run_operators, _forward_native, _run_operators)
+FORWARD = Choice("forward", _run_operators, _forward_native, _run_operators)

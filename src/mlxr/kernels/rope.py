@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -207,7 +207,7 @@ def _rope_native(
     ctx.module.rope(ctx.native, x, positions, table.cos, table.sin, table.interleaved, factors)
 
 
-ROPE = FunctionChoice("rope", _rope_reference, _rope_native)
+ROPE = Choice("rope", _rope_reference, _rope_native)
 
 
 def build_table(

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from mlxr.core.errors import ModelError
 from mlxr.core.tables import WEIGHT_TYPES
-from mlxr.kernels.pools import round_to_bf16, widen_bf16
-from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
+from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource, round_to_bf16, widen_bf16
 
 _BLOCK_COLUMNS = {weight_type.name: weight_type.block_size for weight_type in WEIGHT_TYPES}
 _FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}

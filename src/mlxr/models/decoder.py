@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from mlxr.cache.shapes import form_groups
-from mlxr.cache.sizing import read_available_bytes
+from mlxr.core.memory import read_available_bytes
 from mlxr.kernels.arrays import fetch_rows, place_rows
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, compute_states, compute_tapped, forward, make_model, project

@@ -39,9 +39,8 @@ from mlxr.service.requests import ChatRequest, Prompt, R, TextRequest
 
 if TYPE_CHECKING:
     from mlxr.registry import AdapterRecord
-    from mlxr.service.embedding import Kind, Pooling, Vector
+    from mlxr.service.embedding import EngineRequest, Kind, Pooling, Vector
     from mlxr.service.model_pool import ModelLease
-    from mlxr.service.ranking import EngineRequest
     from mlxr.service.streams import AsyncStream
 
 EXACT_HEADER = "x-mlxr-exact-model"  # whoever sends it wants no other model to answer for a name that none has

@@ -25,8 +25,8 @@ from mlxr.core.errors import FormatError, InvalidRequest, MlxrError, ModelError,
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import WorkThreads
 from mlxr.registry import AdapterRecord, ModelName, ModelRecord, Registry
-from mlxr.registry.adapters import check_adapter_name
 from mlxr.registry.record import name_for
+from mlxr.registry.registry import check_adapter_name
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
 from mlxr.server.parts import parts_of

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from mlxr.adapters import measure_adapter
 from mlxr.core.errors import AdaptersBusy, InvalidRequest
 from mlxr.core.work_threads import WorkThreads
-from mlxr.loading import Adapter, add_adapters
+from mlxr.loading import Adapter, add_adapters, measure_adapter
 from mlxr.registry import AdapterRecord
 
 MAX_NAME_CHARACTERS = 200

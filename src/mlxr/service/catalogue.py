@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import platformdirs
 
-from mlxr import adapters
+from mlxr import loading
 from mlxr.core.errors import Busy, Unavailable
 from mlxr.core.sampling import EVERYDAY, read_file_defaults
 from mlxr.core.settings import Settings
@@ -123,7 +123,7 @@ def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
 
 def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
     """Read the facts of an adapter for the model at `base`. Raises as the loader does if it is none of that model's."""
-    summary = adapters.inspect_adapter(path, base)
+    summary = loading.inspect_adapter(path, base)
     return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
 
 

@@ -35,6 +35,7 @@ from mlxr.service.embedding import (
     Kind,
     Pooling,
     PromptChoice,
+    Ranker,
     TextTokens,
     choose_pooling,
     choose_product,
@@ -47,7 +48,6 @@ from mlxr.service.identity import PageNames, PageSource
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine, report_warm_up, warm_up
 from mlxr.service.preparation import Preparation, PreparingThreads
-from mlxr.service.ranking import Ranker
 from mlxr.service.requests import ChatRequest, Prompt, TextRequest
 from mlxr.service.sight import Sight
 from mlxr.service.stats import SessionStats, collect_stats

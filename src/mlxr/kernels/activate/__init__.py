@@ -12,7 +12,7 @@ import numpy as np
 from mlxr.core.tables import PARAMETER_COUNTS, Activation
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
@@ -174,4 +174,4 @@ def _activate_native(
     return out
 
 
-ACTIVATE = FunctionChoice("activate", _activate_reference, _activate_native, f"{__name__}.gpu")
+ACTIVATE = Choice("activate", _activate_reference, _activate_native, f"{__name__}.gpu")

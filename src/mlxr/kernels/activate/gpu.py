@@ -10,8 +10,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Value, find_parts, settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.mlx import Mlx
-from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import Product, can_gate, gate_product
+from mlxr.kernels.linear.parts import GATES
 from mlxr.kernels.tensor import DeviceArray
 
 THREADS = 256

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
@@ -42,7 +42,7 @@ def add_up(parts: Sequence[FloatArray]) -> FloatArray:
     return total
 
 
-ALL_REDUCE = FunctionChoice("all_reduce", _sum_reference, gpu=f"{__name__}.gpu")
+ALL_REDUCE = Choice("all_reduce", _sum_reference, gpu=f"{__name__}.gpu")
 
 
 def all_gather(ctx: Context, x: FloatArray, columns: Sequence[int]) -> FloatArray:
@@ -69,4 +69,4 @@ def join(parts: Sequence[FloatArray]) -> FloatArray:
     return np.concatenate(parts, axis=1)
 
 
-ALL_GATHER = FunctionChoice("all_gather", _gather_reference, gpu=f"{__name__}.gpu")
+ALL_GATHER = Choice("all_gather", _gather_reference, gpu=f"{__name__}.gpu")

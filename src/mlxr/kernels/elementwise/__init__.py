@@ -13,7 +13,7 @@ import numpy as np
 
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
@@ -47,7 +47,7 @@ def _add_native(ctx: Context, x: FloatArray, other: FloatArray, factor: float) -
     return out
 
 
-ADD = FunctionChoice("add", _add_reference, _add_native, f"{__name__}.gpu")
+ADD = Choice("add", _add_reference, _add_native, f"{__name__}.gpu")
 
 
 def scale(ctx: Context, x: FloatArray, factor: float = 1.0, *, softcap: float | None = None) -> FloatArray:
@@ -78,7 +78,7 @@ def _scale_native(ctx: Context, x: FloatArray, factor: float, softcap: float | N
     return out
 
 
-SCALE = FunctionChoice("scale", _scale_reference, _scale_native, f"{__name__}.gpu")
+SCALE = Choice("scale", _scale_reference, _scale_native, f"{__name__}.gpu")
 
 
 def gate_heads(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
@@ -107,4 +107,4 @@ def _gate_heads_native(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatA
     return out
 
 
-GATE_HEADS = FunctionChoice("gate_heads", _gate_heads_reference, _gate_heads_native, f"{__name__}.gpu")
+GATE_HEADS = Choice("gate_heads", _gate_heads_reference, _gate_heads_native, f"{__name__}.gpu")

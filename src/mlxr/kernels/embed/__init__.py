@@ -10,7 +10,7 @@ import numpy as np
 
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_ints, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
 
@@ -44,4 +44,4 @@ def _embed_native(ctx: Context, token_ids: IntArray, table: TensorSource) -> Flo
     return out
 
 
-EMBED = FunctionChoice("embed", _embed_reference, _embed_native, f"{__name__}.gpu")
+EMBED = Choice("embed", _embed_reference, _embed_native, f"{__name__}.gpu")

@@ -9,8 +9,7 @@ import numpy as np
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.expand import pick_blocks
-from mlxr.kernels.linear.parts import FLOATS, arrange_blocks
+from mlxr.kernels.linear.parts import FLOATS, arrange_blocks, pick_blocks
 from mlxr.kernels.tensor import DeviceArray, IntArray, TensorSource
 
 THREADS = 256

@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_pools, check_size, refuse
-from mlxr.kernels.choice import FunctionChoice
+from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.norms import rms_norm
@@ -57,7 +57,7 @@ def _prepare(ctx: Context, weights: tuple[LinearWeight, ...]) -> Any:
     return tuple(weight.payload for weight in weights)
 
 
-PREPARE_PARTS = FunctionChoice("prepare_parts", _prepare, _prepare, f"{__name__}.gpu")
+PREPARE_PARTS = Choice("prepare_parts", _prepare, _prepare, f"{__name__}.gpu")
 
 
 def rope_and_write_latent(
@@ -114,7 +114,7 @@ def _run_operators(
     return queries
 
 
-ROPE_AND_WRITE_LATENT = FunctionChoice("rope_and_write_latent", _run_operators, _run_operators, f"{__name__}.gpu")
+ROPE_AND_WRITE_LATENT = Choice("rope_and_write_latent", _run_operators, _run_operators, f"{__name__}.gpu")
 
 
 def project_parts(ctx: Context, x: FloatArray, parts: Parts, passed: int = 0) -> FloatArray:
@@ -150,4 +150,4 @@ def _project_native(ctx: Context, x: FloatArray, parts: Parts, passed: int) -> F
     return out
 
 
-PROJECT_PARTS = FunctionChoice("project_parts", _project_reference, _project_native, f"{__name__}.gpu")
+PROJECT_PARTS = Choice("project_parts", _project_reference, _project_native, f"{__name__}.gpu")

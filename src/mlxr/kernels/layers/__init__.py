@@ -12,18 +12,21 @@ from collections.abc import Sequence
 from mlxr.kernels.checks import check_size
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
+from mlxr.kernels.layers import cpu, reference
 from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, StepInput
 from mlxr.kernels.tensor import FloatArray
 
 __all__ = ["Layer", "Layers", "NormWeight", "StepInput", "prepare_layers", "run_layers"]
 
-CHOICE = Choice(__name__)
+_GPU = f"{__name__}.gpu"
+PREPARE = Choice("layers", reference.prepare, cpu.prepare, _GPU, "prepare")
+RUN = Choice("layers", reference.run_layers, cpu.run_layers, _GPU, "run_layers")
 
 
 def prepare_layers(ctx: Context, layers: Sequence[Layer]) -> Layers:
     """Layers whose weights were prepared for `linear`, to be run as one."""
-    _, implementation = CHOICE.pick(ctx.device)
-    return Layers(tuple(layers), implementation.prepare(ctx, tuple(layers)))
+    _, implementation = PREPARE.pick(ctx.device)
+    return Layers(tuple(layers), implementation(ctx, tuple(layers)))
 
 
 def run_layers(
@@ -38,6 +41,5 @@ def run_layers(
     """
     check_size("run_layers", "number of k_pools", len(step.k_pools), len(layers.layers))
     check_size("run_layers", "number of v_pools", len(step.v_pools), len(layers.layers))
-    _, implementation = CHOICE.pick(ctx.device)
-    result: tuple[FloatArray, FloatArray | None] = implementation.run_layers(ctx, stream, layers, step)
-    return result
+    _, implementation = RUN.pick(ctx.device)
+    return implementation(ctx, stream, layers, step)

@@ -9,10 +9,9 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.layers import operators as op
 from mlxr.kernels.layers.operators import Heads, Layer, Layers, Operator, StepInput
 from mlxr.kernels.lora import list_native
-from mlxr.kernels.moe.cpu import make_native
+from mlxr.kernels.moe import make_native_router
 from mlxr.kernels.native import NativeLayers, NativeUpdates, Rotation
-from mlxr.kernels.recurrent.gated_delta import EPS, DeltaRule
-from mlxr.kernels.recurrent.mamba2 import StateSpace
+from mlxr.kernels.recurrent import EPS, DeltaRule, StateSpace
 from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
 _NONE = 0  # no window, no softcap, values with a pool of their own
@@ -104,7 +103,7 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
         case op.GatedNorm(norm, first):
             native.append_gated_norm(norm.weight, norm.width, norm.eps, norm.gate_first, first)
         case op.Route(router):
-            native.append_route(make_native(ctx, router))
+            native.append_route(make_native_router(ctx, router))
         case op.MixExperts(experts, _, source, target):
             native.append_mix(experts.payload, source, target)
         case op.GateRows(target):

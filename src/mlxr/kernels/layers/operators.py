@@ -19,9 +19,7 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, choose_rows
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.recurrent.gated_delta import DeltaRule
-from mlxr.kernels.recurrent.mamba2 import StateSpace
-from mlxr.kernels.recurrent.short_conv import Convolution
+from mlxr.kernels.recurrent import Convolution, DeltaRule, StateSpace
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource

@@ -18,9 +18,7 @@ from mlxr.kernels.linear import linear
 from mlxr.kernels.lora import add_lora
 from mlxr.kernels.moe import mix, route
 from mlxr.kernels.norms import gated_norm, layer_norm, rms_norm
-from mlxr.kernels.recurrent.gated_delta import DeltaRule, gated_delta
-from mlxr.kernels.recurrent.mamba2 import mamba2
-from mlxr.kernels.recurrent.short_conv import short_conv
+from mlxr.kernels.recurrent import DeltaRule, gated_delta, mamba2, short_conv
 from mlxr.kernels.rope_and_write_kv import rope_and_write_kv
 from mlxr.kernels.tensor import FloatArray, PoolArray
 

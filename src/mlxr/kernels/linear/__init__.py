@@ -7,6 +7,7 @@ like; models see only `LinearWeight`.
 On the CPU a row of the result has the same bits whatever the other rows, the threads and the instruction set.
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from mlxr.core.errors import DeviceError
-from mlxr.kernels.arrays import fetch_rows, place_rows
+from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.tables import WEIGHT_TYPES
+from mlxr.kernels.arrays import empty, fetch_rows, place_rows
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
-CHOICE = Choice(__name__)
 PROBES = 4  # rows that products are compared by
+_TYPES = tuple(row.name for row in WEIGHT_TYPES)  # that there are native kernels for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +60,8 @@ def prepare(
     reading. Raises ValueError for shapes that do not fit, DeviceError for a type the implementation lacks.
     """
     _check(tensors, biases)
-    name, implementation = CHOICE.pick(ctx.device)
-    payload, nbytes = implementation.prepare(ctx, tensors, biases)
+    name, implementation = PREPARE.pick(ctx.device)
+    payload, nbytes = implementation(ctx, tensors, biases)
     return _describe(name, tensors, payload, nbytes, names)
 
 
@@ -75,11 +77,10 @@ def leave(
     ModelError for a tensor that is not mapped, DeviceError for a device that reads none of files.
     """
     _check(tensors, biases)
-    name, implementation = CHOICE.pick(ctx.device)
-    if not hasattr(implementation, "leave"):
+    if ctx.device != "cpu":
         raise DeviceError(f"device {ctx.device!r} keeps all weights in memory; only 'cpu' reads some of the file")
-    payload, nbytes = implementation.leave(ctx, tensors, biases)
-    return _describe(name, tensors, payload, nbytes, names)
+    payload, nbytes = _leave_native(ctx, tensors, biases)
+    return _describe("cpu", tensors, payload, nbytes, names)
 
 
 def _check(tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> None:
@@ -115,15 +116,14 @@ def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
     """Multiply x (T, in_features) by `weight`: (T, out_features), the outputs of its parts side by side."""
     check_floats("linear", "x", x, 2)
     check_size("linear", "columns of x", x.shape[1], weight.in_features)
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = LINEAR.pick(ctx.device)
     if weight.implementation != name:
         refuse("linear", "weight", f"prepared for {weight.implementation}", name)
     if not x.shape[0] and ctx.gpu is None:
         return np.empty((0, weight.out_features), np.float32)
     if name == REFERENCE:
         ctx.ledger.count("linear", name, weight.variant)
-    result: FloatArray = implementation.linear(ctx, x, weight)
-    return result
+    return implementation(ctx, x, weight)
 
 
 def compare_products(ctx: Context, weight: LinearWeight, reference_ctx: Context, reference: LinearWeight) -> float:
@@ -143,3 +143,88 @@ def move_weight(weight: LinearWeight, size: float) -> None:
     chance = np.random.default_rng(0)
     for row in weight.payload[0]:
         row *= 1 + size * chance.standard_normal(len(row), dtype=np.float32)
+
+
+def _prepare_reference(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> tuple[Any, int]:
+    """The matrices, decoded to float32, on top of each other, the biases one after another, and their bytes."""
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    matrix = np.empty((rows, tensors[0].shape[1]), np.float32)
+    bias = np.zeros(rows, np.float32) if biases is not None and any(b is not None for b in biases) else None
+    start = 0
+    for index, tensor in enumerate(tensors):
+        stop = start + tensor.shape[0]
+        matrix[start:stop] = tensor.to_float32()
+        tensor.release()
+        part = biases[index] if biases is not None else None
+        if bias is not None and part is not None:
+            bias[start:stop] = part
+        start = stop
+    return (matrix, bias), matrix.nbytes + (0 if bias is None else bias.nbytes)
+
+
+def _linear_reference(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
+    """One product of NumPy's, in which a row's last bits may depend on the number of rows."""
+    matrix, bias = weight.payload
+    result: FloatArray = x @ matrix.T
+    if bias is not None:
+        result += bias
+    return result
+
+
+def _prepare_native(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> tuple[Any, int]:
+    """The weight, repacked into rows interleaved for the vector units, and its bytes.
+
+    Each source is released as soon as it is repacked. Raises DeviceError for a type without a kernel, ValueError for
+    columns the type does not allow.
+    """
+    _check_types(tensors)
+    weight = ctx.module.LinearWeight(tensors[0].shape[1])
+    for index, tensor in enumerate(tensors):
+        bias = biases[index] if biases is not None else None
+        weight.append(ctx.native, tensor.type_name, tensor.shape[0], tensor.data, bias)
+        tensor.release()
+    return weight, weight.nbytes
+
+
+def _leave_native(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> tuple[Any, int]:
+    """The weight with its blocks where they are, and its bytes when they are repacked.
+
+    Raises as `prepare` does, and ModelError for a tensor that is no view of a mapped file.
+    """
+    _check_types(tensors)
+    weight = ctx.module.LinearWeight(tensors[0].shape[1])
+    for index, tensor in enumerate(tensors):
+        if not tensor.is_mapped:
+            raise ModelError(
+                f"tensor {tensor.name} is laid out anew when it is read, so it cannot stay in its file, and there is "
+                "no memory for all experts; convert the model to GGUF with `mlxr convert`, or raise expert_bytes"
+            )
+        bias = biases[index] if biases is not None else None
+        weight.leave(tensor.type_name, tensor.shape[0], tensor.data, bias)
+    return weight, weight.nbytes
+
+
+def _check_types(tensors: Sequence[TensorSource]) -> None:
+    for tensor in tensors:
+        if tensor.type_name not in _TYPES:
+            known = ", ".join(_TYPES)
+            raise DeviceError(
+                f"tensor {tensor.name} has type {tensor.type_name}, which has no CPU kernel; known are {known}"
+            )
+
+
+def _linear_native(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
+    """x Wᵀ + b; the same bits for a row of x whatever the other rows, the threads and the instruction set."""
+    out = empty(ctx, x.shape[0], weight.out_features)
+    ctx.module.linear(ctx.native, x, weight.payload, out)
+    return out
+
+
+PREPARE = Choice("linear", _prepare_reference, _prepare_native, f"{__name__}.gpu", "prepare")
+LINEAR = Choice("linear", _linear_reference, _linear_native, f"{__name__}.gpu")

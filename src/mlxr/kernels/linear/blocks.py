@@ -19,10 +19,8 @@ from pathlib import Path
 
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.extras import Extras, Weights
 from mlxr.kernels.linear.floats import can_spread, multiply_wide
-from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
+from mlxr.kernels.linear.parts import BLOCK_HEADERS, LAYOUTS, TYPE_NAMES, Extras, Weights
 from mlxr.kernels.linear.unpacked import PACKINGS
 from mlxr.kernels.tensor import DeviceArray, NumberType
 

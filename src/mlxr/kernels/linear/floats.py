@@ -22,8 +22,7 @@ from pathlib import Path
 
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import LANES, Box, Kernel
-from mlxr.kernels.linear.extras import Extras, Weights
-from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
+from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES, Extras, Weights
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
 FLOAT_STREAM = Kernel(

@@ -2,7 +2,7 @@
 
 - Blocks of a file (`blocks.py`): on matrix units from MIN_TILED to MAX_TILED rows of x, a single row of some types
   streamed, on Hopper more rows unpacked in registers (`unpacked.py`); without matrix units up to MAX_ROWS rows. With
-  more the weight is expanded, and MLX multiplies (`expand.py`).
+  more the weight is expanded, and MLX multiplies (`parts.py`).
 - Floats of 16 bits (`floats.py`): streamed on matrix units, 1 to 16 rows; in recorded steps on Hopper by panels, 17 to
   128 rows; each where its plan says that it fits and pays. Else a few rows as blocks.
 - Floats of 32 bits that are not as the library takes them (a router's): few outputs by `multiply_wide`.
@@ -33,8 +33,6 @@ from mlxr.kernels.linear.blocks import (
     multiply_tiles,
     plan_stream,
 )
-from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded, name_product
-from mlxr.kernels.linear.extras import GATES, Extras
 from mlxr.kernels.linear.floats import (
     FLOAT_STREAM,
     PANELS,
@@ -46,7 +44,19 @@ from mlxr.kernels.linear.floats import (
     plan_floats,
     plan_panels,
 )
-from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
+from mlxr.kernels.linear.parts import (
+    BLOCKS,
+    EXPAND,
+    FILL,
+    FLOATS,
+    GATES,
+    LAYOUTS,
+    Extras,
+    Part,
+    multiply_expanded,
+    name_product,
+    prepare,
+)
 from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, multiply_unpacked, plan_unpacked
 from mlxr.kernels.linear.unpacked import describe as describe_unpacked
 from mlxr.kernels.tensor import DeviceArray

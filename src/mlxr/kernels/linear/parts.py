@@ -1,24 +1,34 @@
-"""Weights as they lie on a GPU: neighbouring tensors of one type are one part, with one bias for the outputs of all.
+"""Weights as they lie on a GPU, expanded to plain numbers, and what a product of them may do besides (`Extras`).
 
-Blocks of a file go there field by field in planes, so that a lane reads whole words; floats, and types whose blocks are
-aligned already, as they are. Where there are no kernels (MLX on CPU) blocks are decoded instead. Knows nothing of what
-multiplies: `gpu.py` reads parts, and hands kernels the number of a layout, rows and raw bytes.
+Neighbouring tensors of one type are one part, with one bias for the outputs of all. Blocks of a file go there field by
+field in planes, so that a lane reads whole words; floats, and types whose blocks are aligned already, as they are.
+Where there are no kernels (MLX on CPU) blocks are decoded instead. Knows nothing of what multiplies: `gpu.py` reads
+parts, and hands kernels the number of a layout, rows and raw bytes.
+
+For products of many rows, quantised weights are expanded a piece at a time into one scratch array, and MLX multiplies.
+However far MLX's evaluation runs ahead, there is never more than that array: each launch that fills it waits for the
+product before, and each product for the launch, through arrays that MLX knows. (What is written in place it does not
+know.) So the launch also makes zeros, which the product adds, and takes the product before as an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from mlxr.core.errors import DeviceError
-from mlxr.core.tables import WEIGHT_TYPES, WeightType
+from mlxr.core.tables import WEIGHT_TYPES, Activation, WeightType
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.device import Upload
+from mlxr.kernels.gpu.device import Gpu, Upload
+from mlxr.kernels.gpu.kernel import Kernel, name_type
+from mlxr.kernels.gpu.launcher import SHORT_NAMES
 from mlxr.kernels.gpu.mlx import Mlx
-from mlxr.kernels.tensor import DeviceArray, FloatArray, TensorSource
+from mlxr.kernels.tensor import DeviceArray, FloatArray, NumberType, TensorSource
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -162,3 +172,146 @@ def _join_biases(
     joined = ctx.gpu.mx.array(np.concatenate(vectors))
     ctx.gpu.mx.eval(joined)
     return joined
+
+
+Weights = list[tuple[int, int, DeviceArray]]  # one or two: number of its type, rows, planes
+GATES: Mapping[str, int] = {kind: code for code, kind in enumerate(get_args(Activation), 1)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extras:
+    """What one product does besides, in its own launch: a bias, the norm of x before it, a gate or a sum after it.
+
+    None and 0 are nothing. Every kernel of products takes the arrays for that behind the weights, and constants say
+    which of them are read. `gate`, one of GATES: the upper half of the outputs gates the lower one.
+    `norm`, weight and epsilon, is of x.
+    """
+
+    gate: int = 0
+    bias: DeviceArray | None = None
+    norm: tuple[DeviceArray, float] | None = None
+    residual: DeviceArray | None = None
+
+    def list_inputs(self, gpu: Gpu) -> list[DeviceArray]:
+        """The bias, the norm's weight, the residual, and the norm's epsilon; zeros stand for what is not there."""
+        numbers = gpu.launcher.numbers
+        none = numbers(0.0)
+        weight, eps = (none, none) if self.norm is None else (self.norm[0], numbers(self.norm[1]))
+        bias = none if self.bias is None else self.bias
+        return [bias, weight, none if self.residual is None else self.residual, eps]
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What of it a kernel is compiled for."""
+        return flag_extras(
+            self.gate, is_normed=self.norm is not None, is_biased=self.bias is not None, adds=self.residual is not None
+        )
+
+
+def flag_extras(gate: int, *, is_normed: bool = False, is_biased: bool = False, adds: bool = False) -> dict[str, int]:
+    """`Extras.constants` where there are no arrays yet."""
+    return {"NORM": int(is_normed), "BIAS": int(is_biased), "GATE": gate, "RESIDUAL": int(adds)}
+
+
+SCRATCH_BYTES = 512 * 2**20
+PIECE_ROWS = 256  # pieces of large weights are multiples of it: the library is slow where rows are not aligned
+THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
+SIMD_GROUPS = 4  # of a threadgroup that picks rows, one row each
+BLOCK_HEADERS = ("runs.h", "k_blocks.h", "../../core/grids.h", "grid_blocks.h", "blocks.h")  # in this order
+FILL = Kernel(
+    "linear_fill",
+    Path(__file__).parent,
+    "scratch.body",
+    ("weights", "after", "scratch", "sizes"),
+    ("zeros",),
+    (*BLOCK_HEADERS, "expand.h"),
+    type_names=TYPE_NAMES,
+)
+EXPAND = Kernel(
+    "linear_expand",
+    Path(__file__).parent,
+    "expand.body",
+    ("weights", "ids", "sizes"),
+    ("out",),
+    (*BLOCK_HEADERS, "expand.h"),
+    type_names=TYPE_NAMES,
+)
+
+
+def multiply_expanded(gpu: Gpu, x: DeviceArray, weights: list[tuple[int, int, DeviceArray]]) -> DeviceArray:
+    """x (tokens, columns) times all rows of some weights, each (number of its type, rows, planes): (tokens, rows)."""
+    mx = gpu.mx
+    kind = mx.bfloat16 if gpu.narrow else mx.float32
+    columns, outputs = x.shape[1], []
+    x = x if x.dtype == kind else x.astype(kind)
+    most = SCRATCH_BYTES // (columns * kind.size)
+    most = max(1, most - most % PIECE_ROWS if most > PIECE_ROWS else most)
+    for pieces in cut_rows([rows for _, rows, _ in weights], most):
+        count = sum(stop - start for _, start, stop in pieces)
+        scratch, place = gpu.reserve(count * columns, kind), 0
+        after = x if gpu.last_expanded is None else gpu.last_expanded
+        for index, start, stop in pieces:
+            number, rows, planes = weights[index]
+            sizes = gpu.launcher.numbers(stop - start, start, rows, place, count)
+            after = _fill(gpu, number, columns, [planes, mx.flatten(after)[:8].view(mx.uint8), scratch, sizes], count)
+            place += stop - start
+        outputs.append(_multiply(gpu, after, x, scratch[: count * columns].reshape(count, columns)))
+        gpu.last_expanded = outputs[-1]
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+
+def cut_rows(rows: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
+    """Rows of weights that lie behind one another, at most so many at a time: each (weight, first row, end)."""
+    cuts: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for index, count in enumerate(rows):
+        start = 0
+        while start < count:
+            if not room:
+                cuts.append([])
+                room = most
+            stop = min(count, start + room)
+            cuts[-1].append((index, start, stop))
+            room -= stop - start
+            start = stop
+    return cuts
+
+
+def _fill(gpu: Gpu, number: int, columns: int, inputs: list[DeviceArray], zeros: int) -> DeviceArray:
+    kind, groups = inputs[2].dtype, GROUPS if gpu.launcher.is_lazy else 1
+    (made,) = gpu.launcher.launch(
+        FILL,
+        inputs,
+        groups=(groups, 1, 1),
+        threads=THREADS,
+        outputs=[((zeros,), kind)],
+        constants={"TYPE_A": number, "INPUTS": columns, "GROUPS": groups},
+        types={"Y": kind},
+    )
+    return made
+
+
+def _multiply(gpu: Gpu, zeros: DeviceArray, x: DeviceArray, matrix: DeviceArray) -> DeviceArray:
+    """The product waits for what made the zeros, as it adds them to every row, which costs nothing."""
+    return gpu.watch.run_mlx("linear", name_product(matrix), lambda: gpu.mx.addmm(zeros, x, matrix.T), x, matrix)
+
+
+def name_product(matrix: DeviceArray) -> str:
+    """What the ledger calls MLX's product with a matrix."""
+    kind = name_type(matrix.dtype)
+    return f"matmul {SHORT_NAMES.get(kind, kind)}"
+
+
+def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: DeviceArray, kind: NumberType) -> DeviceArray:
+    """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
+    rows, columns = table.shape
+    (out,) = ctx.gpu.launcher.launch(
+        EXPAND,
+        [upload.array, ids, ctx.gpu.launcher.numbers(columns, ids.shape[0], rows)],
+        groups=(-(-ids.shape[0] // SIMD_GROUPS), 1, 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((ids.shape[0], columns), kind)],
+        constants={"TYPE_A": LAYOUTS[table.type_name].number},
+        types={"Y": kind},
+    )
+    return out

@@ -12,9 +12,7 @@ from pathlib import Path
 
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Box, Kernel
-from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import BLOCKS, GRIDS, LAYOUTS, TYPE_NAMES, Layout
+from mlxr.kernels.linear.parts import BLOCK_HEADERS, BLOCKS, GRIDS, LAYOUTS, TYPE_NAMES, Extras, Layout
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
 UNPACKED = Kernel(

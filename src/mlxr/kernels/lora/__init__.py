@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.kernels.checks import check_floats, check_ints, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.native import NativeAdapter, NativeUpdates
@@ -248,6 +248,6 @@ def _add_lora_rows_native(
 
 
 GPU = f"{__name__}.gpu"
-PREPARE = FunctionChoice("lora", _prepare_reference, _prepare_native, GPU, "prepare")
-ADD = FunctionChoice("lora", _add_lora_reference, _add_lora_native, GPU, "add_lora")
-ADD_ROWS = FunctionChoice("lora", _add_lora_rows_reference, _add_lora_rows_native, GPU, "add_lora_rows")
+PREPARE = Choice("lora", _prepare_reference, _prepare_native, GPU, "prepare")
+ADD = Choice("lora", _add_lora_reference, _add_lora_native, GPU, "add_lora")
+ADD_ROWS = Choice("lora", _add_lora_rows_reference, _add_lora_rows_native, GPU, "add_lora_rows")

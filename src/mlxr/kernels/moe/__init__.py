@@ -5,25 +5,28 @@ blocks, and what these make of it is added up.
 alone: what other tokens are routed to the same expert changes no bit on the CPU.
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context and the experts
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, Activation
+import numpy as np
+
+from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, Activation, activate
+from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import EXPERT_ROWS
-from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.lora import AdapterRows
+from mlxr.kernels.linear import LinearWeight, linear
+from mlxr.kernels.lora import AdapterRows, add_lora, choose_rows, list_native
+from mlxr.kernels.native import NativeRouter
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 Scoring = Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
 SCORINGS: tuple[str, ...] = get_args(Scoring)
-
-CHOICE = Choice(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +163,20 @@ def make_experts(
     if activation not in ACTIVATIONS or activation in PARAMETER_COUNTS:
         known = [kind for kind in ACTIVATIONS if kind not in PARAMETER_COUNTS]
         refuse("make_experts", "activation", repr(activation), f"one of {', '.join(known)}")
-    _, implementation = CHOICE.pick(ctx.device)
-    payload = implementation.prepare_experts(ctx, tuple(up), tuple(down), activation)
+    _, implementation = PREPARE_EXPERTS.pick(ctx.device)
+    payload = implementation(ctx, tuple(up), tuple(down), activation)
     if slots is not None:
         if not 1 <= slots <= len(up):
             refuse("make_experts", "slots", slots, f"from 1 to the {len(up)} experts")
-        implementation.limit_experts(ctx, payload, slots)
+        payload.limit(ctx.native, slots)  # only native code leaves weights in their files
     return Experts(tuple(up), tuple(down), activation, payload, slots)
 
 
 def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
     """Read how many rows each expert got so far, as counted where they run; None where MLX's own operations take the
     place of kernels. May be called from any thread, on a GPU from the one that computes."""
-    _, implementation = CHOICE.pick(ctx.device)
-    use: ExpertsUse | None = implementation.read_use(ctx, experts.payload)
-    return use
+    _, implementation = READ_USE.pick(ctx.device)
+    return implementation(ctx, experts.payload)
 
 
 def route(
@@ -187,11 +189,10 @@ def route(
     """
     check_floats("route", "logits", logits, 2)
     check_size("route", "columns of logits", logits.shape[1], router.experts)
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = ROUTE.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("moe", name, "route")
-    result: tuple[IntArray, FloatArray] = implementation.route(ctx, logits, router, experts)
-    return result
+    return implementation(ctx, logits, router, experts)
 
 
 def mix(
@@ -215,10 +216,190 @@ def mix(
     check_size("mix", "rows of shares", shares.shape[0], x.shape[0])
     if tuple(chosen.shape) != tuple(shares.shape):
         refuse("mix", "chosen", f"of shape {chosen.shape}", f"that of shares, {shares.shape}")
-    name, implementation = CHOICE.pick(ctx.device)
+    name, implementation = MIX.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("moe", name, experts.up[0].variant)
         for weights in (experts.up, experts.down):
             ctx.ledger.count(EXPERT_ROWS, name, weights[0].variant, chosen.size)
-    result: FloatArray = implementation.mix(ctx, x, chosen, shares, experts, adapters)
-    return result
+    return implementation(ctx, x, chosen, shares, experts, adapters)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The payload of experts: rows of each, steps, and experts that had rows in these."""
+
+    rows: list[int]
+    steps: int = 0
+    groups: int = 0
+
+
+def _prepare_reference(
+    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
+) -> Any:
+    """The counts of what is sent to them; the weights are what runs."""
+    return _Counts([0] * len(up))
+
+
+def _read_use_reference(ctx: Context, payload: Any) -> ExpertsUse | None:
+    """What was sent to them."""
+    return ExpertsUse(tuple(payload.rows), payload.steps, payload.groups)
+
+
+def _route_reference(
+    ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
+) -> tuple[IntArray, FloatArray]:
+    """Choose by score, then take the shares of the chosen in the order of their ranks."""
+    rule = router.rule
+    scores = _score(logits, rule.scoring)
+    worth = scores if router.choice_bias is None else scores + router.choice_bias
+    if rule.groups_used < rule.groups:
+        worth = _drop_groups(worth, rule.groups, rule.groups_used)
+    chosen = np.argsort(-worth, axis=1, kind="stable")[:, : rule.used].astype(np.int32)
+    shares: FloatArray = np.take_along_axis(scores, chosen, axis=1)
+    if rule.scoring == "softmax_chosen":
+        shares = _softmax(shares)
+    elif rule.scoring == "sparsemixer":
+        shares = _share_near(logits, chosen, np.float32(rule.gap))
+    if rule.renormalises:
+        total = np.zeros(len(shares), np.float32)
+        for rank in range(rule.used):
+            total = total + shares[:, rank]
+        shares = shares / (total + np.float32(rule.floor))[:, None]
+    if rule.scale != 1.0:
+        shares = shares * np.float32(rule.scale)
+    if router.expert_scales is not None:
+        shares = shares * router.expert_scales[chosen]
+    return chosen, np.ascontiguousarray(shares)
+
+
+def _mix_reference(
+    ctx: Context,
+    x: FloatArray,
+    chosen: IntArray,
+    shares: FloatArray,
+    experts: Experts,
+    adapters: Sequence[AdapterRows] = (),
+) -> FloatArray:
+    """Expert by expert the tokens that are routed to it, then the sum in the order of ranks."""
+    tokens, used = chosen.shape
+    made = np.empty((tokens, used, x.shape[1]), np.float32)
+    experts.payload.steps += 1
+    for expert, count in zip(*np.unique(chosen, return_counts=True), strict=True):
+        experts.payload.rows[expert] += int(count)
+        experts.payload.groups += 1
+        rows, ranks = np.nonzero(chosen == expert)
+        up, down, own = experts.up[expert], experts.down[expert], choose_rows(adapters, rows.astype(np.int32))
+        projected = add_lora(ctx, x[rows], linear(ctx, x[rows], up), up, own)
+        inner = activate(ctx, projected, experts.activation, gated=experts.is_gated)
+        made[rows, ranks] = add_lora(ctx, inner, linear(ctx, inner, down), down, own)
+    out = shares[:, 0, None] * made[:, 0]
+    for rank in range(1, used):  # rounded once, as a fused multiply-add does; f64 holds the product exactly
+        exact = shares[:, rank, None].astype(np.float64) * made[:, rank]
+        out = (out + exact).astype(np.float32)
+    return out
+
+
+def _score(logits: FloatArray, scoring: str) -> FloatArray:
+    if scoring == "softmax":
+        return _softmax(logits)
+    if scoring == "sigmoid":
+        with np.errstate(over="ignore"):  # exp may be infinite, and the sigmoid 0
+            sigmoid: FloatArray = np.float32(1) / (np.float32(1) + np.exp(-logits))
+        return sigmoid
+    return logits
+
+
+def _softmax(x: FloatArray) -> FloatArray:
+    powers = np.exp(x - x.max(axis=1, keepdims=True))
+    shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _share_near(logits: FloatArray, chosen: IntArray, gap: np.float32) -> FloatArray:
+    """Of each chosen logit 1 / the sum of e**(x - it) over the logits x that are left and near it, its own among them.
+
+    What is no number is not too far, as 0 / 0 where both are 0.
+    """
+    left, shares = logits.copy(), np.empty(chosen.shape, np.float32)
+    for rank in range(chosen.shape[1]):
+        own = np.take_along_axis(logits, chosen[:, rank, None], axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            is_far = (own - left) / np.maximum(np.abs(left), own) > gap
+            powers = np.exp(np.where(is_far, np.float32(-np.inf), left) - own)
+        shares[:, rank] = 1 / powers.sum(axis=1)
+        np.put_along_axis(left, chosen[:, rank, None], -np.inf, axis=1)
+    return shares
+
+
+def _drop_groups(worth: FloatArray, groups: int, used: int) -> FloatArray:
+    """The worth of each expert, minus infinity outside the `used` groups whose two best have the largest sum."""
+    grouped = worth.reshape(len(worth), groups, -1)
+    best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+    kept = np.argsort(-best, axis=1, kind="stable")[:, :used]
+    is_kept = np.zeros(best.shape, bool)
+    np.put_along_axis(is_kept, kept, True, axis=1)
+    return np.where(is_kept[:, :, None], grouped, -np.inf).reshape(worth.shape).astype(np.float32)
+
+
+def _prepare_native(
+    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
+) -> Any:
+    """The native object that holds the weights of the experts."""
+    native = ctx.module.Experts(activation)
+    for one, other in zip(up, down, strict=True):
+        native.append(one.payload, other.payload)
+    return native
+
+
+def _read_use_native(ctx: Context, payload: Any) -> ExpertsUse | None:
+    """What was sent to them, as native code counts it."""
+    return ExpertsUse(*payload.list_use())
+
+
+def make_native_router(ctx: Context, router: Router) -> NativeRouter:
+    """The native twin of a router."""
+    rule = router.rule
+    return ctx.module.Router(
+        router.experts,
+        rule.used,
+        rule.scoring,
+        rule.renormalises,
+        rule.floor,
+        rule.scale,
+        rule.groups,
+        rule.groups_used,
+        rule.gap,
+        router.choice_bias,
+        router.expert_scales,
+    )
+
+
+def _route_native(
+    ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
+) -> tuple[IntArray, FloatArray]:
+    """Numbers and shares of each token's experts; the same bits whatever the other tokens and the instruction set."""
+    shape = len(logits), router.rule.used
+    chosen, shares = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    ctx.module.route(ctx.native, logits, make_native_router(ctx, router), chosen, shares)
+    return chosen, shares
+
+
+def _mix_native(
+    ctx: Context,
+    x: FloatArray,
+    chosen: IntArray,
+    shares: FloatArray,
+    experts: Experts,
+    adapters: Sequence[AdapterRows] = (),
+) -> FloatArray:
+    """The experts' sum; the bits of a token are those that `linear`, `add_lora` and `activate` give for it alone."""
+    out = empty(ctx, *x.shape)
+    ctx.module.mix(ctx.native, x, chosen, shares, experts.payload, list_native(adapters), out)
+    return out
+
+
+GPU = f"{__name__}.gpu"
+PREPARE_EXPERTS = Choice("moe", _prepare_reference, _prepare_native, GPU, "prepare_experts")
+READ_USE = Choice("moe", _read_use_reference, _read_use_native, GPU, "read_use")
+ROUTE = Choice("moe", _route_reference, _route_native, GPU, "route")
+MIX = Choice("moe", _mix_reference, _mix_native, GPU, "mix")

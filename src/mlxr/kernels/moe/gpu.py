@@ -22,7 +22,7 @@ from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.linear.extras import GATES
+from mlxr.kernels.linear.parts import GATES
 from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.moe.products import (

@@ -44,8 +44,7 @@ from mlxr.kernels.linear.blocks import (
     limit_tokens,
     plan_stream,
 )
-from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES, Part
+from mlxr.kernels.linear.parts import BLOCK_HEADERS, FLOATS, LAYOUTS, TYPE_NAMES, Part
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
 ALIGNMENT_BYTES = 16  # kernels read whole words

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
@@ -87,7 +87,7 @@ def _rms_norm_native(
     return normed, x if summed is None else summed
 
 
-RMS_NORM = FunctionChoice("rms_norm", _rms_norm_reference, _rms_norm_native, f"{__name__}.gpu")
+RMS_NORM = Choice("rms_norm", _rms_norm_reference, _rms_norm_native, f"{__name__}.gpu")
 
 
 def layer_norm(
@@ -156,7 +156,7 @@ def _layer_norm_native(
     return normed, x if summed is None else summed
 
 
-LAYER_NORM = FunctionChoice("layer_norm", _layer_norm_reference, _layer_norm_native, f"{__name__}.gpu")
+LAYER_NORM = Choice("layer_norm", _layer_norm_reference, _layer_norm_native, f"{__name__}.gpu")
 
 
 def _check_rows(operator: str, x: FloatArray, residual: FloatArray | None, scales: Scales) -> FloatArray:
@@ -249,4 +249,4 @@ def _gated_norm_native(
     return out
 
 
-GATED_NORM = FunctionChoice("gated_norm", _gated_norm_reference, _gated_norm_native, f"{__name__}.gpu")
+GATED_NORM = Choice("gated_norm", _gated_norm_reference, _gated_norm_native, f"{__name__}.gpu")

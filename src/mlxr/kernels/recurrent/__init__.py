@@ -1,17 +1,25 @@
-"""Recurrent mixers: the gated delta rule, Mamba-2 and the short convolution before them, and the states that they keep.
+"""Recurrent mixers: the gated delta rule (Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464), Mamba-2 (Dao and Gu
+2024, arXiv:2405.21060), both token by token, the short convolution before them, which LFM2 (arXiv:2511.23404) has by
+itself, and the states that they keep.
 
 Operators see slots of a layer's pool of states, of which each has a part. A batch names for each sequence the slot with
 the state before its first token, and the slot for the state after its last one; these are never the same, and no slot
 is both read and written in one step.
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from mlxr.kernels.checks import refuse
+from mlxr.kernels.arrays import empty
+from mlxr.kernels.checks import check_floats, check_size, refuse
+from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.kernels.tensor import FLOAT32, FloatArray, IntArray, PoolArray
 
@@ -62,3 +70,424 @@ def write_heads(state: FloatArray, numbers: FloatArray) -> None:
     """Overwrite a recurrence's state with `numbers` (heads, rows, columns), which have no scales."""
     state[: numbers.size] = numbers.reshape(-1)
     state[numbers.size :] = 0
+
+
+ConvolutionKind = Literal["plain", "silu", "gated"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolution:
+    """A short causal convolution of each channel, whose state is its last inputs.
+
+    It has the `weight` (taps, channels), the oldest input's first, and a `bias` (channels,) or None. `silu` is that of
+    its result. `gated`: of rows B | C | x the input is B x, and the result is multiplied by C.
+    """
+
+    weight: FloatArray
+    bias: FloatArray | None = None
+    kind: ConvolutionKind = "plain"
+
+    @property
+    def channels(self) -> int:
+        """Columns of the result."""
+        return int(self.weight.shape[1])
+
+    @property
+    def inputs(self) -> int:
+        """Columns that are read of each row."""
+        return self.channels * (3 if self.kind == "gated" else 1)
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a state: the inputs (taps - 1, channels) before the next one."""
+        return int(self.weight.shape[0] - 1) * self.channels
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight and the bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def check(self, operator: str) -> None:
+        """Raise ValueError for arrays that do not fit."""
+        check_floats(operator, "weight", self.weight, 2)
+        if not self.weight.shape[0]:
+            refuse(operator, "taps", 0, "at least 1")
+        if self.bias is not None:
+            check_floats(operator, "bias", self.bias, 1)
+            check_size(operator, "length of bias", self.bias.shape[0], self.channels)
+
+
+def make_convolution(weight: FloatArray, bias: FloatArray | None, kind: ConvolutionKind) -> Convolution:
+    """A convolution out of a weight as files have it, (channels, taps)."""
+    return Convolution(np.ascontiguousarray(weight.T), bias, kind)
+
+
+def short_conv(
+    ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: PoolArray, *, first: int = 0, at: int = 0
+) -> FloatArray:
+    """Convolve the columns of x (T, n) from `first` on: (T, channels).
+
+    y[t] = b + w[0] u[t - taps + 1] + … + w[taps - 1] u[t], added in this order, where u before the batch's tokens are
+    in the state of their sequence: in its slot of `pool` (slots, floats) from `at` on.
+    """
+    check_floats("short_conv", "x", x, 2)
+    check_size("short_conv", "rows of x", x.shape[0], batch.tokens)
+    if first < 0 or first + conv.inputs > x.shape[1]:
+        refuse("short_conv", "first column", first, f"0 to {x.shape[1] - conv.inputs}")
+    check_states("short_conv", pool, at, conv.state_floats, batch)
+    name, implementation = SHORT_CONV.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("short_conv", name, conv.kind)
+    return implementation(ctx, x, conv, batch, pool, first, at)
+
+
+def run_short_conv(
+    ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: FloatArray, first: int, at: int
+) -> FloatArray:
+    """Sequence after sequence, all its tokens at once, one tap after another."""
+    taps, channels = conv.weight.shape
+    rows = x[:, first : first + conv.inputs]
+    gates = rows[:, channels : 2 * channels] if conv.kind == "gated" else None
+    inputs = rows if gates is None else rows[:, :channels] * rows[:, 2 * channels :]
+    out = np.empty((len(x), channels), np.float32)
+    for tokens, before, after in list_states(pool, at, conv.state_floats, batch):
+        known = np.concatenate([before.reshape(taps - 1, channels), inputs[tokens]])
+        count = tokens.stop - tokens.start
+        total: FloatArray = np.zeros((count, channels), np.float32)
+        if conv.bias is not None:
+            total += conv.bias
+        for tap in range(taps):
+            total += conv.weight[tap] * known[tap : tap + count]
+        out[tokens] = total
+        after[:] = known[count:].reshape(-1)
+    if gates is not None:
+        return out * gates
+    return silu(out) if conv.kind == "silu" else out
+
+
+def silu(x: FloatArray) -> FloatArray:
+    """x / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) may be infinite, and the result 0
+        return (x / (np.float32(1) + np.exp(-x))).astype(np.float32)
+
+
+def _short_conv_native(
+    ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: FloatArray, first: int, at: int
+) -> FloatArray:
+    out = empty(ctx, x.shape[0], conv.channels)
+    places = place_states(batch, pool, at)
+    ctx.module.short_conv(ctx.native, x, first, conv.weight, conv.bias, conv.kind, out, *places)
+    return out
+
+
+SHORT_CONV = Choice("short_conv", run_short_conv, _short_conv_native, f"{__name__}.gpu")
+
+
+EPS = 1e-6  # of the lengths of queries and keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    """The shapes and numbers of a layer: heads of `key_dim` and `value_dim`, and how they forget.
+
+    `rates` and `bias` are (value_heads,), or (value_heads * key_dim,) where each key channel forgets by itself; rates
+    are -exp(A_log). With `is_tiled` value head h reads key head h % key_heads, else h // (value_heads / key_heads).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    rates: FloatArray
+    bias: FloatArray
+    is_tiled: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of queries, keys and values together."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def results(self) -> int:
+        """Columns of the result."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def gates(self) -> int:
+        """Columns of betas and steps together."""
+        return self.value_heads + len(self.rates)
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a state: (value_heads, key_dim, value_dim), then with one decay of each head its scale."""
+        return self.results * self.key_dim + (0 if self.decays_channels else self.value_heads)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.rates.nbytes + self.bias.nbytes
+
+    @property
+    def decays_channels(self) -> bool:
+        """Whether each key channel forgets by itself."""
+        return len(self.rates) != self.value_heads
+
+    def check(self, operator: str) -> None:
+        """Raise ValueError for numbers that do not fit."""
+        if self.key_heads < 1 or self.value_heads < 1 or self.value_heads % self.key_heads:
+            refuse(operator, "value_heads", self.value_heads, f"a multiple of the {self.key_heads} key heads")
+        for name, vector in (("rates", self.rates), ("bias", self.bias)):
+            check_floats(operator, name, vector, 1)
+            each = self.key_dim if self.decays_channels else 1
+            check_size(operator, f"length of {name}", vector.shape[0], self.value_heads * each)
+
+
+def gated_delta(
+    ctx: Context,
+    qkv: FloatArray,
+    x: FloatArray,
+    rule: DeltaRule,
+    batch: RaggedBatch,
+    pool: PoolArray,
+    *,
+    first: int = 0,
+    at: int = 0,
+) -> FloatArray:
+    """Apply the rule to each token's values: (T, value_heads * value_dim).
+
+    qkv (T, columns) holds the heads of queries, keys and values; x holds from column `first` on a beta for each value
+    head, and then the steps, as many as rates. For each token and value head, with q and k divided by their lengths
+    and q by the root of key_dim:
+
+        S = S * exp(rates * softplus(step + bias));  S = S + k (v - Sᵀk)ᵀ * sigmoid(beta);  out = Sᵀq
+
+    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`. Where each head has one
+    decay, its numbers are to be multiplied by its scale, where 0 says 1: so the CPU keeps the product of the decays
+    beside the numbers and need not multiply these for each token. A GPU leaves the scales as they are.
+    """
+    check_floats("gated_delta", "qkv", qkv, 2)
+    check_floats("gated_delta", "x", x, 2)
+    check_size("gated_delta", "columns of qkv", qkv.shape[1], rule.columns)
+    for name, array in (("qkv", qkv), ("x", x)):
+        check_size("gated_delta", f"rows of {name}", array.shape[0], batch.tokens)
+    if first < 0 or first + rule.gates > x.shape[1]:
+        refuse("gated_delta", "first column", first, f"0 to {x.shape[1] - rule.gates}")
+    check_states("gated_delta", pool, at, rule.state_floats, batch)
+    name, implementation = GATED_DELTA.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("gated_delta", name, "decay of each " + ("channel" if rule.decays_channels else "head"))
+    return implementation(ctx, qkv, x, rule, batch, pool, first, at)
+
+
+def run_gated_delta(
+    ctx: Context,
+    qkv: FloatArray,
+    x: FloatArray,
+    rule: DeltaRule,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    """Sequence after sequence, token after token."""
+    keys, heads = rule.key_heads * rule.key_dim, rule.value_heads
+    q = _spread(rule, normalise(qkv[:, :keys], rule.key_dim) * np.float32(rule.key_dim**-0.5))
+    k = _spread(rule, normalise(qkv[:, keys : 2 * keys], rule.key_dim))
+    v = qkv[:, 2 * keys :].reshape(-1, heads, rule.value_dim)
+    with np.errstate(over="ignore"):
+        beta = np.float32(1) / (np.float32(1) + np.exp(-x[:, first : first + heads]))
+    steps = x[:, first + heads : first + heads + len(rule.rates)]
+    decay = np.exp(rule.rates * softplus(steps + rule.bias)).reshape(len(x), heads, -1, 1)
+    out = np.empty((len(x), heads, rule.value_dim), np.float32)
+    for tokens, before, after in list_states(pool, at, rule.state_floats, batch):
+        state = read_heads(before, heads, rule.key_dim, rule.value_dim)
+        for t in range(tokens.start, tokens.stop):
+            state = state * decay[t]
+            seen = (state * k[t, :, :, None]).sum(axis=1)
+            state = state + k[t, :, :, None] * ((v[t] - seen) * beta[t, :, None])[:, None, :]
+            out[t] = (state * q[t, :, :, None]).sum(axis=1)
+        write_heads(after, state)
+    return out.reshape(len(x), -1)
+
+
+def normalise(x: FloatArray, width: int) -> FloatArray:
+    """Each group of `width` columns divided by its length: (rows, groups, width)."""
+    groups = x.reshape(len(x), -1, width)
+    result: FloatArray = groups / np.sqrt(np.square(groups).sum(axis=2, keepdims=True) + np.float32(EPS))
+    return result
+
+
+def softplus(x: FloatArray) -> FloatArray:
+    """Return log(1 + exp(x))."""
+    return np.logaddexp(x, np.float32(0))
+
+
+def _spread(rule: DeltaRule, heads: FloatArray) -> FloatArray:
+    """For each value head the key head that it reads."""
+    own = np.arange(rule.value_heads)
+    return heads[:, own % rule.key_heads if rule.is_tiled else own // (rule.value_heads // rule.key_heads)]
+
+
+def _gated_delta_native(
+    ctx: Context,
+    qkv: FloatArray,
+    x: FloatArray,
+    rule: DeltaRule,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    out = empty(ctx, x.shape[0], rule.results)
+    ctx.module.gated_delta(
+        ctx.native,
+        qkv,
+        x,
+        first,
+        rule.rates,
+        rule.bias,
+        rule.key_heads,
+        rule.value_heads,
+        rule.key_dim,
+        rule.is_tiled,
+        EPS,
+        rule.key_dim**-0.5,
+        out,
+        *place_states(batch, pool, at),
+    )
+    return out
+
+
+GATED_DELTA = Choice("gated_delta", run_gated_delta, _gated_delta_native, f"{__name__}.gpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSpace:
+    """The shapes and numbers of a layer: `heads` of `head_dim` columns, `groups` of B and C of `state_dim`.
+
+    `rates` (-exp(A_log)), `bias` of the steps and `skip` (D) are (heads,). Head h reads group h // (heads / groups).
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    rates: FloatArray
+    bias: FloatArray
+    skip: FloatArray
+
+    @property
+    def results(self) -> int:
+        """Columns of the result."""
+        return self.heads * self.head_dim
+
+    @property
+    def columns(self) -> int:
+        """Columns of x, B and C together."""
+        return self.results + 2 * self.groups * self.state_dim
+
+    @property
+    def gates(self) -> int:
+        """Columns of the steps that it takes in."""
+        return self.heads
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a state: (heads, state_dim, head_dim), then a scale of each head, as in `gated_delta`."""
+        return self.results * self.state_dim + self.heads
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.rates.nbytes + self.bias.nbytes + self.skip.nbytes
+
+    def check(self, operator: str) -> None:
+        """Raise ValueError for numbers that do not fit."""
+        if self.groups < 1 or self.heads < 1 or self.heads % self.groups:
+            refuse(operator, "heads", self.heads, f"a multiple of the {self.groups} groups")
+        for name, vector in (("rates", self.rates), ("bias", self.bias), ("skip", self.skip)):
+            check_floats(operator, name, vector, 1)
+            check_size(operator, f"length of {name}", vector.shape[0], self.heads)
+
+
+def mamba2(
+    ctx: Context,
+    xbc: FloatArray,
+    x: FloatArray,
+    space: StateSpace,
+    batch: RaggedBatch,
+    pool: PoolArray,
+    *,
+    first: int = 0,
+    at: int = 0,
+) -> FloatArray:
+    """What the columns give: (T, results).
+
+    xbc (T, columns) holds the columns u, B and C; x holds from column `first` on a step for each head. For each token
+    and head, with d = softplus(step + bias):
+
+        S = S * exp(rate * d) + B (u * d)ᵀ;  out = SᵀC + skip * u
+
+    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`.
+    """
+    check_floats("mamba2", "xbc", xbc, 2)
+    check_floats("mamba2", "x", x, 2)
+    check_size("mamba2", "columns of xbc", xbc.shape[1], space.columns)
+    for name, array in (("xbc", xbc), ("x", x)):
+        check_size("mamba2", f"rows of {name}", array.shape[0], batch.tokens)
+    if first < 0 or first + space.heads > x.shape[1]:
+        refuse("mamba2", "first column", first, f"0 to {x.shape[1] - space.heads}")
+    check_states("mamba2", pool, at, space.state_floats, batch)
+    name, implementation = MAMBA2.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("mamba2", name, "decay of each head")
+    return implementation(ctx, xbc, x, space, batch, pool, first, at)
+
+
+def run_mamba2(
+    ctx: Context,
+    xbc: FloatArray,
+    x: FloatArray,
+    space: StateSpace,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    """Sequence after sequence, token after token."""
+    heads, groups = space.heads, space.groups * space.state_dim
+    u = xbc[:, : space.results].reshape(-1, heads, space.head_dim)
+    b, c = (
+        part.reshape(len(xbc), space.groups, space.state_dim).repeat(heads // space.groups, axis=1)
+        for part in (xbc[:, space.results : space.results + groups], xbc[:, space.results + groups :])
+    )
+    steps = softplus(x[:, first : first + heads] + space.bias)
+    decay = np.exp(space.rates * steps)[:, :, None, None]
+    scaled = u * steps[:, :, None]
+    out = np.empty_like(u)
+    for tokens, before, after in list_states(pool, at, space.state_floats, batch):
+        state = read_heads(before, heads, space.state_dim, space.head_dim)
+        for t in range(tokens.start, tokens.stop):
+            state = state * decay[t] + b[t, :, :, None] * scaled[t, :, None, :]
+            out[t] = (state * c[t, :, :, None]).sum(axis=1) + space.skip[:, None] * u[t]
+        write_heads(after, state)
+    return out.reshape(len(x), -1)
+
+
+def _mamba2_native(
+    ctx: Context,
+    xbc: FloatArray,
+    x: FloatArray,
+    space: StateSpace,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    first: int,
+    at: int,
+) -> FloatArray:
+    out = empty(ctx, x.shape[0], space.results)
+    numbers = space.rates, space.bias, space.skip, space.groups, space.state_dim
+    ctx.module.mamba2(ctx.native, xbc, x, first, *numbers, out, *place_states(batch, pool, at))
+    return out
+
+
+MAMBA2 = Choice("mamba2", run_mamba2, _mamba2_native, f"{__name__}.gpu")

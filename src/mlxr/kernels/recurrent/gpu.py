@@ -18,9 +18,7 @@ from mlxr.kernels.gpu.deferred import Deferred, Value, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.pool import Pool, compose_on_host, place_states
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.recurrent.gated_delta import EPS, DeltaRule, run_gated_delta
-from mlxr.kernels.recurrent.mamba2 import StateSpace, run_mamba2
-from mlxr.kernels.recurrent.short_conv import Convolution, run_short_conv
+from mlxr.kernels.recurrent import EPS, Convolution, DeltaRule, StateSpace, run_gated_delta, run_mamba2, run_short_conv
 from mlxr.kernels.tensor import DeviceArray, FloatArray
 
 FOLDER = Path(__file__).parent

@@ -14,13 +14,25 @@ from typing import Literal, get_args
 import numpy as np
 
 from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_pools, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.norms import layer_norm, rms_norm
-from mlxr.kernels.pools import locate_keys, locate_values, round_to_bf16, round_to_q8
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, rope
-from mlxr.kernels.tensor import BFLOAT16, INT8, SCALE_BYTES, FloatArray, IntArray, PoolArray, pool_head_dim, pool_type
+from mlxr.kernels.tensor import (
+    BFLOAT16,
+    INT8,
+    SCALE_BYTES,
+    FloatArray,
+    IntArray,
+    PoolArray,
+    locate_keys,
+    locate_values,
+    pool_head_dim,
+    pool_type,
+    round_to_bf16,
+    round_to_q8,
+)
 
 __all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "rope_and_write_kv", "write_pages"]
 
@@ -135,7 +147,7 @@ def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, norms: HeadNor
     return normed.reshape(x.shape)
 
 
-ROPE_AND_WRITE_KV = FunctionChoice("rope_and_write_kv", _run_operators, _run_operators, f"{__name__}.gpu")
+ROPE_AND_WRITE_KV = Choice("rope_and_write_kv", _run_operators, _run_operators, f"{__name__}.gpu")
 
 
 def write_pages(
@@ -199,4 +211,4 @@ def _write_native(
     ctx.module.write_pages(ctx.native, k, v, k_pool, v_pool, slots)
 
 
-WRITE_PAGES = FunctionChoice("write_pages", _write_reference, _write_native)
+WRITE_PAGES = Choice("write_pages", _write_reference, _write_native)

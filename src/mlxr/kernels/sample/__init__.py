@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams, TokenLogprob
 from mlxr.kernels.checks import check_floats, check_ints, check_mask, check_size, refuse
-from mlxr.kernels.choice import REFERENCE, FunctionChoice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -315,6 +315,6 @@ def _keep_logits(ctx: Context, logits: FloatArray) -> FloatArray:
 
 
 _GPU = f"{__name__}.gpu"
-SAMPLE = FunctionChoice("sample", _sample_reference, _sample_native, _GPU)
-CHAIN = FunctionChoice("sample", sample_one_place, gpu=_GPU, name="sample_chain")
-FETCH = FunctionChoice("sample", _keep_logits, gpu=_GPU, name="fetch_logits")
+SAMPLE = Choice("sample", _sample_reference, _sample_native, _GPU)
+CHAIN = Choice("sample", sample_one_place, gpu=_GPU, name="sample_chain")
+FETCH = Choice("sample", _keep_logits, gpu=_GPU, name="fetch_logits")

@@ -5,11 +5,10 @@ A component is frozen numbers that a family's file fills in. `tensors` says the 
 have, what the cache keeps, what several GPUs share, and what a step costs.
 """
 
-from mlxr.models.components.attention import NO_ROPE, Attention, Rope
+from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope
 from mlxr.models.components.encoder import Dense, Embeddings
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
-from mlxr.models.components.latent import LatentAttention
 from mlxr.models.components.layer import Layer, LayerInputs, ParallelMixers
 from mlxr.models.components.recurrent import GatedDelta, Mamba2, Recurrence, ShortConv
 from mlxr.models.components.weights import Norms, Weights

@@ -22,10 +22,9 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
-from mlxr.models.components.attention import NO_ROPE, Attention, Rope
+from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
-from mlxr.models.components.latent import LatentAttention
 from mlxr.models.components.recurrent import Recurrence
 from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights
 

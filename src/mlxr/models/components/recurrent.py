@@ -12,9 +12,7 @@ from math import prod
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.layers.operators import Convolve, GatedNorm, MatMul, MixerNorm, Operator, Recur
-from mlxr.kernels.recurrent.gated_delta import DeltaRule
-from mlxr.kernels.recurrent.mamba2 import StateSpace
-from mlxr.kernels.recurrent.short_conv import Convolution, ConvolutionKind, make_convolution
+from mlxr.kernels.recurrent import Convolution, ConvolutionKind, DeltaRule, StateSpace, make_convolution
 from mlxr.kernels.sources import Decoded, part_groups, pick_parts
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models import limits

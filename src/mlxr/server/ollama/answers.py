@@ -2,6 +2,7 @@
 
 Both read the same options, load the model alone where there is nothing to answer, and send the answer whole or in
 pieces (`answer`); they differ in what a request is to the service, and in what a piece has besides the common fields.
+POST /api/embed and its older form /api/embeddings make vectors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -26,12 +28,25 @@ from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import BY_NAME, check_options, find_idle, read_draft_tokens
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import spell_fields
-from mlxr.server.generation import borrow, read_all, start, write_frames
-from mlxr.server.ollama.reply import STREAMED, ChatReply, GenerateReply, Part, Parts, error_frame, make_piece, now
+from mlxr.server.generation import borrow, embed_all, read_all, start, write_frames
+from mlxr.server.ollama.reply import (
+    ERRORS,
+    STREAMED,
+    ChatReply,
+    GenerateReply,
+    Part,
+    Parts,
+    error_frame,
+    make_piece,
+    now,
+    to_ns,
+)
+from mlxr.server.openai.fields import PromptFields
 from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import drop_oldest, make_schema_grammar
-from mlxr.server.routes import Arguments, JsonObject, RequestModel, Router, Text, note_ignored
+from mlxr.server.routes import Arguments, JsonObject, ReplyModel, RequestModel, Router, Text, note_ignored, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, dump_json, ndjson, until_disconnected
+from mlxr.service.embedding import check_dimensions, scale_vector
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest, TextRequest, Tool, Window, is_unfinished
@@ -419,3 +434,77 @@ def make_request(
     turn = session.encode_chat(chat)
     bos_id = session.tokenizer.bos_id
     return TextRequest([*body.context, *(turn[1:] if turn[:1] == [bos_id] else turn)], params, grammar=grammar)
+
+
+MAX_INPUTS = 2048
+
+
+class EmbedBody(PromptFields):
+    """The body of a request to `/api/embed`: texts that become vectors."""
+
+    model: Text
+    input: Annotated[list[str], Field(max_length=MAX_INPUTS)] | str
+    truncate: bool | None = None
+    dimensions: Annotated[int | None, Field(ge=0)] = None
+    keep_alive: KeepAlive = None
+    options: Options = None
+
+
+class EmbedReply(ReplyModel):
+    """One vector of length 1 for each text."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingsBody(RequestModel):
+    """One text to embed."""
+
+    model: Text
+    prompt: str | None = None
+    keep_alive: KeepAlive = None
+    options: Options = None
+
+
+class EmbeddingsReply(ReplyModel):
+    """The reply of `/api/embeddings`: the text's vector, of any length."""
+
+    embedding: list[float]
+
+
+@router.post("/api/embed", response_model=EmbedReply, responses=ERRORS)
+async def embed(request: Request, body: EmbedBody) -> Response:
+    """Vectors of texts, pooled as the model's files state. Without any text only load the model."""
+    check_options(body.options or {})
+    note_options(request, body.options)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = [] if texts == [""] else texts
+    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
+    check_dimensions(body.dimensions, lease.session.config.vector_size)
+    vectors, tokens, headers = await embed_all(
+        request, lease, texts, None, body.prompt_choice, truncates=body.truncate is not False
+    )
+    return reply_json(
+        EmbedReply(
+            model=body.model,
+            embeddings=[scale_vector(vector, body.dimensions or None).tolist() for vector in vectors],
+            total_duration=to_ns(monotonic() - in_flight(request).arrived_s),
+            load_duration=to_ns(lease.load_s),
+            prompt_eval_count=tokens,
+        ),
+        headers=headers,
+    )
+
+
+@router.post("/api/embeddings", response_model=EmbeddingsReply, responses=ERRORS, deprecated=True)
+async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
+    """The vector of one text, not scaled."""
+    check_options(body.options or {})
+    note_options(request, body.options)
+    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
+    texts = [body.prompt] if body.prompt else []
+    vectors, _, headers = await embed_all(request, lease, texts, field="prompt", truncates=True)
+    return reply_json(EmbeddingsReply(embedding=vectors[0].tolist() if vectors else []), headers=headers)
