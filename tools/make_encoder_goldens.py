@@ -144,6 +144,8 @@ CASES: dict[str, dict[str, Any]] = {
     "nomic-mixture": NOMIC_MIXTURE | {"architectures": ["NomicBertModel"]},
     "t5": T5 | {"architectures": ["T5EncoderModel"]},
     "t5-gated": T5 | {"feed_forward_proj": "gated-gelu", "architectures": ["T5EncoderModel"]},
+    "umt5": T5
+    | {"model_type": "umt5", "num_layers": 2, "feed_forward_proj": "gated-gelu", "architectures": ["UMT5EncoderModel"]},
     "gemma": GEMMA | {"architectures": ["Gemma3TextModel"]},
 }
 

@@ -225,6 +225,7 @@ OWN_KEYS = {
     "attention.keys_as_values": "true if the values of layers without a window are their keys",
     "attention.output_bias": "true if the product after attention has a bias",
     "attention.qkv_bias": "true if the products of queries, keys and values have biases",
+    "attention.relative_buckets_of_each_layer": "true if every layer has a table of the buckets of distances",
     "attention.scale": "what scores of attention are multiplied by",
     "attention.sliding_window_layers": "a flag for each layer: it has the window",
     "classifier": "what ranks a text: both, output or first of its products",

@@ -1,9 +1,12 @@
 """Encoders of T5: RMS norms, scores that are not scaled and get what a table has for the distance, and no biases.
 
-GGUF has `enc.` before the names of their tensors, and no key for the farthest distance that the table tells apart.
+UMT5 has a table in each layer (arXiv:2304.09151), T5 only in the first, whose table all layers take. GGUF has
+`enc.` before the names of their tensors, and no key for the farthest distance that the table tells apart.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
@@ -39,6 +42,13 @@ _KEYS = {
 }
 _BUCKETS, _FARTHEST = "attention.relative_buckets_count", 128
 _GATED = {"relu": False, "gated-gelu": True}
+_EACH = "attention.relative_buckets_of_each_layer"
+
+
+def state_umt5(c: FolderConfig) -> None:
+    """State an encoder whose layers have a table each."""
+    state(c)
+    c.out.put_own(_EACH, True)
 
 
 def state(c: FolderConfig) -> None:
@@ -62,17 +72,29 @@ def build(m: Metadata) -> Model:
     gated = m.own.flag("feed_forward_gated", "enc.blk.0.ffn_gate.weight" in m.tensors)
     block = m.feed_forward("gelu_tanh" if gated else "relu", gated=gated)
     buckets = Buckets(m.integer(_BUCKETS, 4, 1024, default=32), _FARTHEST, owner=0)
+    of_each = m.own.flag(_EACH, "enc.blk.1.attn_rel_b.weight" in m.tensors)
     m.integer("context_length", 1, limits.MAX_CONTEXT)
     causal = m.is_causal(False)
     layers = (
         Layer(
-            m.attention(NO_ROPE, scale=1.0, is_causal=causal, biases=buckets, owns_biases=index == buckets.owner),
+            m.attention(NO_ROPE, scale=1.0, is_causal=causal, biases=table, owns_biases=index == table.owner),
             block,
             Norms(m.rms_eps),
         )
         for index in range(m.layers)
+        for table in (replace(buckets, owner=index) if of_each else buckets,)
     )
     return m.model(layers, output_norm="enc.output_norm", has_output=False)
 
 
-FAMILIES = (Family("t5encoder", build, (Folder("t5", "T5EncoderModel", state, TensorLayout(_NAMES)),), prefix="enc."),)
+FAMILIES = (
+    Family(
+        "t5encoder",
+        build,
+        (
+            Folder("t5", "T5EncoderModel", state, TensorLayout(_NAMES)),
+            Folder("umt5", "UMT5EncoderModel", state_umt5, TensorLayout(_NAMES)),
+        ),
+        prefix="enc.",
+    ),
+)
