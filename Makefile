@@ -39,6 +39,7 @@ help: ## list the targets
 
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run demo "$(PROMPT)"
+	@echo "\`. $(BIN)/activate\` makes the command mlxr known to this terminal" >&2
 
 test: $(VENV)/.dev $(if $(THOROUGH),$(CLIENTS)/.installed) ## the tests of every day (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)

@@ -232,7 +232,9 @@ def test_connect_shows_and_merges(
     assert (written["theme"], sorted(written["provider"])) == ("dark", ["mlxr", "other"])
     assert written["provider"]["mlxr"]["options"] == {"baseURL": "http://127.0.0.1:11434/v1", "apiKey": "secret"}
     assert written["provider"]["mlxr"]["models"]["demo"]["limit"] == {"context": 2048, "output": 512}
-    assert "other" in (path.parent / "opencode.json.before-mlxr").read_text()
+    assert main(["connect", "opencode", "--write"]) == 0
+    assert "; what was there before is in opencode.json.before-mlxr" in capsys.readouterr().err
+    assert sorted(json.loads((path.parent / "opencode.json.before-mlxr").read_text())["provider"]) == ["other"]
     path.write_text("// mine\n{}")
     assert main(["connect", "opencode", "--write"]) == 2
     assert "is no plain JSON" in capsys.readouterr().err

@@ -41,7 +41,12 @@ def test_what_concerns_a_model_stands_in_its_table() -> None:
 def test_caller_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('threads = 4\npage_size = 8\nstore_bytes = "2G"\nlog_prompts = true\ncors_origins = ["http://a"]\n')
-    environment = {"MLXR_THREADS": "3", "MLXR_PAGE_SIZE": "16", "OTHER": "x", "MLXR_SETTINGS_FILE": str(file)}
+    environment = {
+        "MLXR_THREADS": "3",
+        "MLXR_PAGE_SIZE": "16",
+        "HF_ENDPOINT": "http://hub",
+        "MLXR_SETTINGS_FILE": str(file),
+    }
     resolved = explain({"threads": 2, "device": None}, environment)
     assert resolved["threads"] == Explained(2, "caller")
     assert resolved["page_size"] == Explained(16, "environment", "MLXR_PAGE_SIZE")
@@ -49,6 +54,7 @@ def test_caller_beats_environment_beats_file_beats_default(tmp_path: Path) -> No
     assert resolved["log_prompts"].value is True
     assert resolved["cors_origins"].value == ("http://a",)
     assert resolved["device"] == Explained("auto", "default")
+    assert resolved["hub_url"] == Explained("http://hub", "environment", "HF_ENDPOINT")
 
 
 def test_variables_that_are_no_settings_are_warned_of(

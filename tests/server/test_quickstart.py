@@ -60,7 +60,7 @@ README_LINES = [
     for line in block.splitlines()
     for part in line.partition(" #")[0].split(" && ")
 ]
-OTHERS = ("python3 -m venv", ". env/bin/activate", "pip install FILE.whl", "claude ", "codex ")  # programs of others
+OTHERS = ("npm ", "pip ", "claude", "codex ", "python ", "mkdir ", "echo ")  # programs of others
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 

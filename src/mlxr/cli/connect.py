@@ -159,8 +159,8 @@ def connect(
     server = _describe(settings, model, url, needs_key=write)
     path = Path.home() / recipe.file
     if write:
-        _write(path, recipe.content(server))
-        print_note(f"wrote {path}")
+        kept = _write(path, recipe.content(server))
+        print_note(f"wrote {path}" + (f"; what was there before is in {kept.name}" if kept else ""))
     elif recipe.file:
         print(f"# {path} (--write adds it):\n{recipe.content(server)}")
     if recipe.variables and not write:
@@ -207,8 +207,12 @@ def _describe(settings: Settings, model: str | None, url: str | None, *, needs_k
     return Server(address, key or "none", name, tokens)
 
 
-def _write(path: Path, text: str) -> None:
-    """Put `text` into a configuration: merged into JSON, in the place of a file of our own; else raises MlxrError."""
+def _write(path: Path, text: str) -> Path | None:
+    """Put `text` into a configuration: merged into JSON, in the place of a file of our own; else raises MlxrError.
+
+    Returns where the file is kept that was there before mlxr wrote it the first time.
+    """
+    kept = path.with_name(f"{path.name}.before-mlxr")
     old = path.read_text() if path.exists() else ""
     if old.strip():
         if path.suffix == ".json":
@@ -220,9 +224,11 @@ def _write(path: Path, text: str) -> None:
                 ) from None
         elif old != text and "mlxr" not in path.name:
             raise MlxrError(f"{path}: is there already; add by hand what is shown without --write")
-        shutil.copy2(path, path.with_name(f"{path.name}.before-mlxr"))
+        if "mlxr" not in path.name and old != text and not kept.exists():
+            shutil.copy2(path, kept)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    return kept if kept.exists() else None
 
 
 def _merge(old: Any, new: Any) -> Any:

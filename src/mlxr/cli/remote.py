@@ -511,7 +511,11 @@ def choose_url(settings: Settings, url: str | None, port: int | None) -> str | N
 
 
 def ps(url: ServerUrl = None, port: Port = None, json: Json = False) -> None:
-    """Show the models that a server has loaded."""
+    """Show the models that a server has loaded, and the memory that they take.
+
+    SIZE is that of the weights. CACHE is what the conversations take now, and what
+    they may take at most.
+    """
     settings = resolve()
     models = list_loaded(settings, choose_url(settings, url, port))
     if json:

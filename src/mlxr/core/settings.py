@@ -3,9 +3,10 @@
 The table is the class `Settings`, each of whose fields declares a row; what concerns a model stands in `ModelSettings`.
 
 A value comes, in this order, from the caller (a flag or a keyword), from the environment variable `MLXR_<NAME>`, from
-the settings file, or from the default in the table. The file is TOML with one line for each setting; it is the one that
-`MLXR_SETTINGS_FILE` names, or `mlxr/settings.toml` in the user's folder for configuration. Nothing else in the package
-reads the environment. Unknown names and values that do not fit are refused with the setting's name.
+the settings file, from a variable of other programs (`FOREIGN_VARIABLES`), or from the default in the table. The file
+is TOML with one line for each setting; it is the one that `MLXR_SETTINGS_FILE` names, or `mlxr/settings.toml` in the
+user's folder for configuration. Nothing else in the package reads the environment. Unknown names and values that do not
+fit are refused with the setting's name.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def _warn_once(name: str, hint: str) -> None:
 
 Source = Literal["caller", "environment", "file", "default"]
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"
+FOREIGN_VARIABLES = {"hub_url": "HF_ENDPOINT"}  # of other programs, for a setting that has no value of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Settings(ModelSettings):
     models_folder: str | None = setting(
         "path", None, "Where models and their catalogue are kept; default: in the user's data folder.", scope="registry"
     )
-    hub_url: str = setting("text", "https://huggingface.co", "Where models are pulled from.", scope="hub")
+    hub_url: str = setting(
+        "text", "https://huggingface.co", "Where models are pulled from; HF_ENDPOINT is heeded too.", scope="hub"
+    )
     host: str = setting("text", "127.0.0.1", "Address to listen on; 0.0.0.0 is every address.", scope="server")
     port: int = setting("int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server")
     unix_socket: str | None = setting("path", None, "Listen on this Unix socket instead of an address.", scope="server")
@@ -258,6 +262,8 @@ def explain(
             resolved[row.name] = Explained(row.parse(environment[variable]), "environment", variable)
         elif row.name in in_file:
             resolved[row.name] = Explained(_parse_in_file(row, in_file, path), "file", str(path))
+        elif value := environment.get(FOREIGN_VARIABLES.get(row.name, "")):
+            resolved[row.name] = Explained(row.parse(value), "environment", FOREIGN_VARIABLES[row.name])
         else:
             resolved[row.name] = Explained(row.default, "default")
     return resolved

@@ -262,7 +262,7 @@ def _read_json(
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
         raise HubError(
             f"{what}: {endpoint} cannot be asked: {_one_line(error)}; check the network (the variable "
-            "HTTPS_PROXY names a proxy) and the setting hub_url"
+            "HTTPS_PROXY names a proxy) and the hub's address (HF_ENDPOINT, or the setting hub_url)"
         ) from error
 
 
