@@ -27,6 +27,13 @@ export default defineConfig({
     chunkSizeWarningLimit: 900,
   },
   server: {
-    proxy: { "/v1": SERVER, "/api": SERVER, "/health": SERVER, "/props": SERVER, "/tokenize": SERVER },
+    proxy: {
+      "/v1": SERVER,
+      "/api": SERVER,
+      "/health": SERVER,
+      "/props": SERVER,
+      "/tokenize": SERVER,
+      "/sandbox": SERVER,
+    },
   },
 });

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
@@ -34,6 +35,12 @@ PREFERENCES: dict[str, str | float | bool] = {
     "network.proxy.ssl_port": 9,
     "network.proxy.no_proxies_on": f"localhost,127.0.0.1,{FOREIGN}",
 }
+DRIVER_PART = Path(__file__).with_name("firefox.cjs")
+# Playwright sets the value of a field in Firefox in a way that React does not notice; this is as typing does it.
+INSERT_TEXT = """() => Object.defineProperty(window, "__pw_bidiInsertText", {
+  get: () => (text) => void document.execCommand("insertText", false, text),
+  set: () => {},
+})"""
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
 HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
@@ -56,16 +63,31 @@ def find_browser() -> str | None:
 def start_browser(program: str) -> Iterator[Browser]:
     """A browser without windows; as root Chromium runs without its sandbox, which the superuser cannot have."""
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    if IS_FIREFOX:
+        os.environ["NODE_OPTIONS"] = f"--require {DRIVER_PART}"
     with sync_playwright() as playwright:
         expect.set_options(timeout=WAIT_MS)
         if IS_FIREFOX:
             browser = playwright.firefox.launch(
-                channel="moz-firefox", executable_path=program, firefox_user_prefs=PREFERENCES
+                channel="moz-firefox",
+                executable_path=program,
+                firefox_user_prefs=PREFERENCES,
+                args=["--remote-allow-system-access"],  # for the preference that firefox.cjs sets
             )
         else:
             browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
         browser.close()
+
+
+def make_context(browser: Browser, **options: Any) -> BrowserContext:
+    """A context that remembers nothing, without service workers unless `options` allow them."""
+    context = browser.new_context(**{"service_workers": "block", **options})
+    if IS_FIREFOX:
+        context.add_init_script(f"({INSERT_TEXT})()")
+    else:  # Firefox has a preference for that
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+    return context
 
 
 @dataclass

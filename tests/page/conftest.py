@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import IS_FIREFOX, Visit, find_browser, open_tab, start_browser
+from browsing import IS_FIREFOX, Visit, find_browser, make_context, open_tab, start_browser
 from page_server import PageServer
 from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -74,11 +74,7 @@ def make_server(browser: Browser, tmp_path: Path) -> Iterator[MakePageServer]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A browser that remembers nothing; tabs of one test share it."""
-    with browser.new_context(
-        viewport={"width": 1280, "height": 800}, accept_downloads=True, service_workers="block"
-    ) as context:
-        if not IS_FIREFOX:  # which has a preference for that
-            context.grant_permissions(["clipboard-read", "clipboard-write"])
+    with make_context(browser, viewport={"width": 1280, "height": 800}, accept_downloads=True) as context:
         yield context
 
 
@@ -95,7 +91,7 @@ def tab(browser: Browser, context: BrowserContext) -> Iterator[OpenTab]:
         chosen = context
         if options:
             size = {"width": options.pop("width", 1280), "height": options.pop("height", 800)}
-            chosen = browser.new_context(viewport=size, **{"service_workers": "block", **options})  # type: ignore[arg-type]
+            chosen = make_context(browser, viewport=size, **options)
             contexts.append(chosen)
         opened.append(open_tab(chosen, server.url, path))
         return opened[-1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-READY_S = 60.0
+READY_S = 300.0  # on a machine that has much else to do
 SMALL = {"arena_bytes": "64M", "threads": 2, "log_level": "info"}
 
 
@@ -56,7 +56,11 @@ class PageServer:
             default = str(self.settings.get("default_model", "demo"))  # "" leaves the choice to the server
             command = [sys.executable, "-m", "mlxr", "serve", *([default] if default else [])]
             self.process = subprocess.Popen(command, stderr=log, env=environment)
-        wait_until(lambda: self._is_ready(), READY_S)
+        try:
+            wait_until(lambda: self._is_ready(), READY_S)
+        except AssertionError:
+            self.kill()
+            raise
         return self
 
     def stop(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +156,7 @@ def test_the_browser_is_told_to_run_and_fetch_nothing_from_elsewhere(asking: htt
         "img-src": {"'self'", "data:", "blob:"},
         "manifest-src": {"'self'"},
         "worker-src": {"'self'"},
+        "frame-src": {"'self'"},
         "connect-src": {"'self'", "http://localhost:9000", "https://a.example"},
         "base-uri": {"'none'"},
         "form-action": {"'none'"},
@@ -163,6 +166,17 @@ def test_the_browser_is_told_to_run_and_fetch_nothing_from_elsewhere(asking: htt
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cross-origin-opener-policy"] == "same-origin"
     assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_the_sandbox_runs_its_own_script_alone_and_reaches_nobody(folder: Path, asking: httpx.Client) -> None:
+    (folder / "sandbox.html").write_text("<script>\n let a = 1;\n</script>")
+    reply = asking.get("/sandbox")
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    digest = base64.b64encode(hashlib.sha256(b"\n let a = 1;\n").digest()).decode()
+    rules = reply.headers["content-security-policy"].split("; ")
+    assert f"script-src 'sha256-{digest}' blob:" in rules
+    assert {"default-src 'none'", "sandbox allow-scripts", "frame-ancestors 'self'"} <= set(rules)
+    assert not [rule for rule in rules if "connect" in rule or "unsafe-eval" in rule or "same-origin" in rule]
 
 
 def test_files_of_the_page_need_no_key_and_count_as_no_request(folder: Path, make_server: MakeServer) -> None:

@@ -7,6 +7,7 @@ everything else through the public routes, so these files hold no secret and nee
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import hashlib
 import re
@@ -27,7 +28,8 @@ FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 ASSETS = "assets"
 ROOT_NAMES = ("icon.svg", "icon.png", "manifest.webmanifest", "sw.js", "docs.css", "docs.js")
-ROOT_FILES = {f"/{name}": name for name in ROOT_NAMES} | {"/docs": "docs.html"}  # paths that browsers look for
+SANDBOX = "sandbox.html"
+ROOT_FILES = {f"/{name}": name for name in ROOT_NAMES} | {"/docs": "docs.html", "/sandbox": SANDBOX}
 ROOT_PATHS = frozenset(ROOT_FILES)
 ASSET_PATH = f"/{ASSETS}/{{name}}"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", re.ASCII)  # no folder, and never . or ..
@@ -100,8 +102,10 @@ class Page:
         file = _read_file(path, status.st_mtime_ns)
         is_compressed = bool(file.compressed) and accepts_gzip(headers.get("accept-encoding", ""))
         tag = f'"{file.tag}-gzip"' if is_compressed else f'"{file.tag}"'
+        policy = {"Content-Security-Policy": write_sandbox_policy(file.body)} if name == SANDBOX else {}
         reply_headers = {
             **self._headers,
+            **policy,
             "ETag": tag,
             "Cache-Control": FOR_EVER if folder == ASSETS else ASK_AGAIN,
             "Vary": "Accept, Accept-Encoding",
@@ -130,7 +134,7 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 
 def write_policy(tool_origins: tuple[str, ...]) -> str:
-    """The Content-Security-Policy: code, styles and connections from here alone, nothing inline, no frame around it.
+    """The Content-Security-Policy: code, styles, frames and connections from here alone; nothing inline or around.
 
     Images may also be made by the page itself (`data:`, `blob:`), so no text of a model can fetch one from elsewhere.
     """
@@ -142,12 +146,27 @@ def write_policy(tool_origins: tuple[str, ...]) -> str:
         "img-src": "'self' data: blob:",
         "manifest-src": "'self'",
         "worker-src": "'self'",
+        "frame-src": "'self'",
         "connect-src": " ".join(("'self'", *tool_origins)),
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
     return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def write_sandbox_policy(document: bytes) -> str:
+    """The policy of the frame in which the page draws diagrams and runs programs of a model.
+
+    Its origin is nobody's, so it sees nothing of the page, and it connects to nobody: it runs its own script, known by
+    the digest, and programs that the page hands to it (`blob:`).
+    """
+    script = document.partition(b"<script>")[2].partition(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}' blob:; style-src 'unsafe-inline'; worker-src blob:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts"
+    )
 
 
 @lru_cache(maxsize=256)

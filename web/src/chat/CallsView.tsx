@@ -6,17 +6,19 @@ import { Button } from "../ui/Button";
 import { CodeBlock } from "../ui/CodeBlock";
 import { Field } from "../ui/Field";
 import { giveResults } from "./answering";
-import { answerBuiltIn } from "./builtInTools";
+import { answerBuiltIn, readScript } from "./builtInTools";
 import styles from "./CallsView.module.css";
 import { changeSettings } from "./library";
 import { callMcp, labelServer } from "./mcp";
+import { runScript } from "./script";
 import { askUrl } from "./tools";
-import type { AssistantMessage, ToolCall } from "./types";
+import type { AssistantMessage, ToolCall, ToolServer } from "./types";
 import { useConversation } from "./useThread";
 
 /** The calls that an answer makes; `open` while their results are wanted. */
 export function CallsView({ message, open }: { message: AssistantMessage; open: boolean }) {
   const calls = message.calls ?? [];
+  const tools = useConversation(message.conversation)?.settings.tools ?? "";
   return (
     <div className={styles.calls}>
       {calls.map((call, index) => (
@@ -25,12 +27,18 @@ export function CallsView({ message, open }: { message: AssistantMessage; open: 
           <h3>
             <Wrench aria-hidden="true" /> Calls <code>{call.name}</code>
           </h3>
-          <CodeBlock code={indent(call.arguments)} language="json" />
+          <CallCode call={call} tools={tools} />
         </section>
       ))}
       {open && <ResultsForm message={message} calls={calls} />}
     </div>
   );
+}
+
+function CallCode({ call, tools }: { call: ToolCall; tools: string }) {
+  const script = readScript(call, tools);
+  if (script !== null) return <CodeBlock code={script} language="javascript" />;
+  return <CodeBlock code={indent(call.arguments)} language="json" />;
 }
 
 /** Takes a result for each call: typed in, or from the address that the person allowed. */
@@ -84,8 +92,9 @@ interface FieldProps {
 
 function ResultField({ call, conversation, value, onChange, onAnswer }: FieldProps) {
   const settings = useConversation(conversation)?.settings;
-  const server = settings?.toolServers?.[call.name];
-  const url = server ? undefined : settings?.toolUrls[call.name]?.url;
+  const script = readScript(call, settings?.tools ?? "");
+  const server = script === null ? settings?.toolServers?.[call.name] : undefined;
+  const url = server || script !== null ? undefined : settings?.toolUrls[call.name]?.url;
   const [asking, setAsking] = useState(false);
   const [error, setError] = useState<string | null>(null);
   const ask = async (answer: () => Promise<void>) => {
@@ -98,21 +107,24 @@ function ResultField({ call, conversation, value, onChange, onAnswer }: FieldPro
     }
     setAsking(false);
   };
+  const allow = (asked: ToolServer) => ({
+    toolServers: { ...settings?.toolServers, [call.name]: { ...asked, allowed: true } },
+  });
   const run = (always: boolean) => {
-    if (!server) return;
-    const toolServers = { ...settings?.toolServers, [call.name]: { ...server, allowed: true } };
-    if (always) changeSettings(conversation, { toolServers });
-    void ask(async () => onAnswer(await callMcp(call, server)));
+    if (always) changeSettings(conversation, server ? allow(server) : { runsScripts: true });
+    if (server) void ask(async () => onAnswer(await callMcp(call, server)));
+    else if (script !== null) void ask(async () => onAnswer(await runScript(script)));
   };
   return (
     <div className={styles.field}>
       <Field label={`Result of ${call.name}`} error={error}>
         {(ids) => <textarea {...ids} rows={3} value={value} onChange={(event) => onChange(event.target.value)} />}
       </Field>
-      {server && (
+      {(server || script !== null) && (
         <div className={styles.run}>
           <Button kind="primary" onClick={() => run(false)} disabled={asking}>
-            <Play /> {asking ? "Runs…" : `Run once on ${labelServer(server.server)}`}
+            <Play />{" "}
+            {asking ? "Runs…" : server ? `Run once on ${labelServer(server.server)}` : "Run once in the sandbox"}
           </Button>
           <Button onClick={() => run(true)} disabled={asking}>
             Always run in this chat

@@ -3,7 +3,7 @@ import { useState } from "react";
 import { Button, IconButton } from "../ui/Button";
 import { CheckField, Field } from "../ui/Field";
 import { SelectField } from "../ui/SelectField";
-import { BUILT_IN_TOOLS } from "./builtInTools";
+import { BUILT_IN_TOOLS, hasBuiltIn, SCRIPT } from "./builtInTools";
 import { McpDialog } from "./McpDialog";
 import { addMcpTools, labelServer, useMcpServers } from "./mcp";
 import { readTools, type ToolDefinition } from "./settings";
@@ -63,13 +63,20 @@ export function ToolsSettings({
             {BUILT_IN_TOOLS.map(({ label, definition }) => (
               <CheckField
                 key={label}
-                label={`${label} (answered here)`}
+                label={label}
                 checked={tools.some((tool) => isSame(tool, definition))}
                 onChange={(checked) =>
                   write(checked ? [...tools, definition] : tools.filter((tool) => !isSame(tool, definition)))
                 }
               />
             ))}
+            {hasBuiltIn(settings.tools, SCRIPT.definition) && (
+              <CheckField
+                label="Run JavaScript without asking me"
+                checked={settings.runsScripts ?? false}
+                onChange={(runsScripts) => onChange({ runsScripts })}
+              />
+            )}
           </div>
           {own.map((tool) => (
             <OwnTool

@@ -6,12 +6,32 @@ import type { ToolCall } from "./types";
 interface BuiltIn {
   label: string;
   definition: ToolDefinition;
-  answer: (given: Record<string, unknown>) => string;
+  /** Null for the tool whose calls the person is asked about. */
+  answer: ((given: Record<string, unknown>) => string) | null;
 }
+
+export const SCRIPT: BuiltIn = {
+  label: "JavaScript in a sandbox (asks before it runs)",
+  definition: {
+    type: "function",
+    function: {
+      name: "run_javascript",
+      description:
+        "Runs a program in JavaScript, without network, files or a page, for 4 seconds at most. " +
+        "The result is what it prints with console.log and what it returns.",
+      parameters: {
+        type: "object",
+        properties: { code: { type: "string", description: "An expression, or statements that print or return" } },
+        required: ["code"],
+      },
+    },
+  },
+  answer: null,
+};
 
 export const BUILT_IN_TOOLS: readonly BuiltIn[] = [
   {
-    label: "Current time",
+    label: "Current time (answered here)",
     definition: {
       type: "function",
       function: {
@@ -23,7 +43,7 @@ export const BUILT_IN_TOOLS: readonly BuiltIn[] = [
     answer: () => JSON.stringify(describeNow(new Date())),
   },
   {
-    label: "Calculator",
+    label: "Calculator (answered here)",
     definition: {
       type: "function",
       function: {
@@ -38,12 +58,24 @@ export const BUILT_IN_TOOLS: readonly BuiltIn[] = [
     },
     answer: ({ expression }) => String(calculate(String(expression ?? ""))),
   },
+  SCRIPT,
 ];
+
+/** The program of a call, if it is one of the built-in tool that runs programs; null otherwise. */
+export function readScript(call: ToolCall, tools: string): string | null {
+  if (call.name !== SCRIPT.definition.function.name || !hasBuiltIn(tools, SCRIPT.definition)) return null;
+  try {
+    const { code } = JSON.parse(call.arguments) as { code?: unknown };
+    return typeof code === "string" ? code : null;
+  } catch {
+    return null;
+  }
+}
 
 /** The result of a call, if the conversation has that built-in tool as it was made; null for calls of others. */
 export function answerBuiltIn(call: ToolCall, tools: string): string | null {
   const built = BUILT_IN_TOOLS.find(({ definition }) => definition.function.name === call.name);
-  if (!built || !hasBuiltIn(tools, built.definition)) return null;
+  if (!built?.answer || !hasBuiltIn(tools, built.definition)) return null;
   try {
     return built.answer(JSON.parse(call.arguments || "{}") as Record<string, unknown>);
   } catch (error) {

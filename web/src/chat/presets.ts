@@ -5,7 +5,7 @@ import { DEFAULT_SETTINGS, type Settings } from "./types";
 /** A named choice of settings. It leaves the model as it is. */
 export interface Preset {
   name: string;
-  settings: Omit<Settings, "model" | "toolUrls" | "toolServers" | "asText" | "showTokens">;
+  settings: Omit<Settings, "model" | "toolUrls" | "toolServers" | "runsScripts" | "asText" | "showTokens">;
 }
 
 /** The presets that the person saved. */
@@ -39,6 +39,7 @@ function pickPreset(settings: Settings): Preset["settings"] {
     model: _model,
     toolUrls: _urls,
     toolServers: _servers,
+    runsScripts: _runs,
     asText: _text,
     showTokens: _tokens,
     ...rest

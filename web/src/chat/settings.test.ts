@@ -127,6 +127,15 @@ it("reads settings of any origin", () => {
   expect(readSettings(null)).toEqual(DEFAULT_SETTINGS);
   const toolServers = { a: { server: "files", tool: "a", allowed: true } };
   const toolUrls = { a: { url: "http://x" } };
-  const given = { system: "x", topK: 5, seed: "7", reasoning: "deep", toolUrls, toolServers, other: 1 };
+  const given = {
+    system: "x",
+    topK: 5,
+    seed: "7",
+    reasoning: "deep",
+    toolUrls,
+    toolServers,
+    runsScripts: true,
+    other: 1,
+  };
   expect(readSettings(given)).toEqual({ ...DEFAULT_SETTINGS, system: "x", topK: 5 });
 });

@@ -126,6 +126,9 @@ export function writeSettings(settings: Settings, seed: number, usual: Sampling 
 /** How many alternatives are asked for each token. */
 export const TOP = 8;
 
+/** What the person allows a conversation, here and not by a file. */
+const PERMISSIONS: ReadonlySet<string> = new Set<keyof Settings>(["toolUrls", "toolServers", "runsScripts"]);
+
 /** Settings from elsewhere (a file, an older version): what has the right type counts, the rest is as by default. */
 export function readSettings(value: unknown): Settings {
   const settings: Record<string, unknown> = { ...DEFAULT_SETTINGS };
@@ -133,7 +136,7 @@ export function readSettings(value: unknown): Settings {
   for (const [key, initial] of Object.entries(DEFAULT_SETTINGS)) {
     const given = value[key];
     const fits = initial === null ? given === null || Number.isFinite(given) : typeof given === typeof initial;
-    if (fits && key !== "toolUrls" && key !== "toolServers") settings[key] = given;
+    if (fits && !PERMISSIONS.has(key)) settings[key] = given;
   }
   if (!["", "none", "low", "medium", "high"].includes(settings.reasoning as string)) settings.reasoning = "";
   if (!["auto", "required", "none"].includes(settings.toolChoice as string)) settings.toolChoice = "auto";

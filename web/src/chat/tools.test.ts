@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { answerBuiltIn, BUILT_IN_TOOLS } from "./builtInTools";
+import { answerBuiltIn, BUILT_IN_TOOLS, readScript } from "./builtInTools";
 import { calculate } from "./calculate";
 import { addMcpTools, labelServer } from "./mcp";
 import { readTools } from "./settings";
@@ -32,6 +32,15 @@ describe("built-in tools", () => {
     expect(answerBuiltIn(call("calculate", '{"expression": "6 * 7"}'), tools)).toBe("42");
     expect(answerBuiltIn(call("calculate", "{"), tools)).toMatch(/^Error: /);
     expect(JSON.parse(answerBuiltIn(call("get_time", ""), tools) ?? "").utc).toMatch(/^\d{4}-/);
+  });
+
+  it("leave programs to the person, and know them from others of the name", () => {
+    const script = call("run_javascript", '{"code": "6 * 7"}');
+    expect(answerBuiltIn(script, tools)).toBeNull();
+    expect(readScript(script, tools)).toBe("6 * 7");
+    expect(readScript(script, '[{"name": "run_javascript"}]')).toBeNull();
+    expect(readScript(call("run_javascript", '{"code": 7}'), tools)).toBeNull();
+    expect(readScript(call("calculate", '{"code": "7"}'), tools)).toBeNull();
   });
 
   it("leave tools alone that only have their names", () => {

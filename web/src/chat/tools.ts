@@ -1,6 +1,7 @@
 import { describeError } from "../api/client";
-import { answerBuiltIn } from "./builtInTools";
+import { answerBuiltIn, readScript } from "./builtInTools";
 import { callMcp } from "./mcp";
+import { runScript } from "./script";
 import type { Settings, ToolCall } from "./types";
 
 const MOST_CHARACTERS = 200_000;
@@ -35,17 +36,24 @@ export async function askUrl(call: ToolCall, url: string): Promise<string> {
 
 /**
  * The results of all calls, in their order; null where one of them got none, or may not be made without a question:
- * built-in tools answer here, others by an address or an MCP server for which the person allowed that.
+ * built-in tools answer here, programs, addresses and MCP servers where the person allowed that.
  */
 export async function answerCalls(calls: readonly ToolCall[], settings: Settings): Promise<string[] | null> {
   const known = calls.map((call) => answerBuiltIn(call, settings.tools));
-  const isAllowed = ({ name }: ToolCall) =>
-    settings.toolServers?.[name] ? settings.toolServers[name].allowed : settings.toolUrls[name]?.automatic;
-  if (!calls.every((call, at) => known[at] !== null || isAllowed(call))) return null;
+  const scripts = calls.map((call) => readScript(call, settings.tools));
+  const isAllowed = ({ name }: ToolCall, at: number) => {
+    if (scripts[at] !== null) return settings.runsScripts;
+    return settings.toolServers?.[name] ? settings.toolServers[name].allowed : settings.toolUrls[name]?.automatic;
+  };
+  if (!calls.every((call, at) => known[at] !== null || isAllowed(call, at))) return null;
   const results = await Promise.all(
     calls.map((call, at) => {
       const server = settings.toolServers?.[call.name];
-      const asked = () => (server ? callMcp(call, server) : askUrl(call, settings.toolUrls[call.name]?.url ?? ""));
+      const script = scripts[at];
+      const asked = () => {
+        if (typeof script === "string") return runScript(script);
+        return server ? callMcp(call, server) : askUrl(call, settings.toolUrls[call.name]?.url ?? "");
+      };
       return known[at] ?? asked().catch((error) => new Error(describeError(error)));
     }),
   );

@@ -115,6 +115,8 @@ export interface Settings {
   toolUrls: Record<string, ToolUrl>;
   /** By the tool's name: the MCP server that has it. */
   toolServers: Record<string, ToolServer>;
+  /** Programs that the model writes run in the sandbox without a question. */
+  runsScripts: boolean;
   /** A JSON schema that the answer keeps to. */
   schema: string;
   /** The model continues the text of the messages, as one without a chat template must. */
@@ -174,6 +176,7 @@ export const DEFAULT_SETTINGS: Settings = {
   toolChoice: "auto",
   toolUrls: {},
   toolServers: {},
+  runsScripts: false,
   schema: "",
   asText: false,
   showTokens: false,

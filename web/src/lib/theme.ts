@@ -18,10 +18,9 @@ export const textSize = savedStore<TextSize>(
   (value): value is TextSize => value === "normal" || value === "large" || value === "larger",
 );
 
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-
 /** Put the chosen theme and size of letters on the document, now and whenever the choice or the system's preference changes. */
 export function followTheme(): void {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {
     const chosen = theme.get();
     document.documentElement.dataset.theme = chosen === "system" ? (dark.matches ? "dark" : "light") : chosen;

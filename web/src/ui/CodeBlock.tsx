@@ -24,10 +24,17 @@ interface Props {
   shown?: string;
   /** While it grows, it is coloured now and then; what is new stands behind in plain text until then. */
   growing?: boolean;
+  /** Buttons of its own, before those that all code has. */
+  tools?: ReactNode;
+  /** Shown in place of the code. */
+  picture?: ReactNode;
+  /** A line below the code. */
+  note?: string | undefined;
 }
 
 /** A block of code with its language; a bar that stays in sight copies it, breaks its lines and saves it as a file. */
-export const CodeBlock = memo(function CodeBlock({ code, language, shown: text = code, growing = false }: Props) {
+export const CodeBlock = memo(function CodeBlock(props: Props) {
+  const { code, language, shown: text = code, growing = false, tools, picture, note } = props;
   const [copied, setCopied] = useState(false);
   const [isOpen, setOpen] = useState(growing);
   const wrapped = useStore(wraps);
@@ -44,6 +51,7 @@ export const CodeBlock = memo(function CodeBlock({ code, language, shown: text =
       <figcaption className={styles.head}>
         <span>{language || "text"}</span>
         <span className={styles.buttons}>
+          {tools}
           <IconButton small label="Wrap lines" aria-pressed={wrapped} onClick={() => wraps.set(!wrapped)}>
             <WrapText />
           </IconButton>
@@ -60,14 +68,19 @@ export const CodeBlock = memo(function CodeBlock({ code, language, shown: text =
           </Button>
         </span>
       </figcaption>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: wide code is scrolled with the keyboard. */}
-      <pre tabIndex={0} className={wrapped ? styles.wrapped : undefined}>
-        <code>
-          {coloured.nodes}
-          {shown.slice(coloured.length)}
-        </code>
-      </pre>
-      {isLong && (
+      {picture ? (
+        <div className={styles.picture}>{picture}</div>
+      ) : (
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: wide code is scrolled with the keyboard.
+        <pre tabIndex={0} className={wrapped ? styles.wrapped : undefined}>
+          <code>
+            {coloured.nodes}
+            {shown.slice(coloured.length)}
+          </code>
+        </pre>
+      )}
+      {note && <p className={styles.note}>{note}</p>}
+      {isLong && !picture && (
         <Button kind="quiet" className={styles.more ?? ""} aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
           {isOpen ? "Show fewer lines" : `Show all ${formatCount(lines.length)} lines`}
         </Button>
@@ -88,6 +101,7 @@ const ENDINGS: Readonly<Record<string, string>> = {
   kotlin: "kt",
   csharp: "cs",
   markdown: "md",
+  mermaid: "mmd",
   yaml: "yml",
   text: "txt",
 };

