@@ -20,6 +20,11 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+    get_optimal_tiled_canvas,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -66,6 +71,11 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+QWEN2_TEXT = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2]},
+}
 QWEN: dict[str, dict[str, Any]] = {
     "qwen3vl": {
         "model_type": "qwen3_vl",
@@ -100,6 +110,36 @@ QWEN: dict[str, dict[str, Any]] = {
         },
         "vision_config": TOWER | {"model_type": "qwen3_5_vision"},
     },
+    "qwen25vl": {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": QWEN2_TEXT | {"model_type": "qwen2_5_vl_text"},
+        "vision_config": {key: value for key, value in TOWER.items() if key != "num_position_embeddings"}
+        | {
+            "model_type": "qwen2_5_vl_vision",
+            "hidden_act": "silu",
+            "window_size": 32,
+            "fullatt_block_indexes": [1, 3],
+        },
+    },
+    "qwen2vl": {
+        "model_type": "qwen2_vl",
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "text_config": QWEN2_TEXT | {"model_type": "qwen2_vl_text"},
+        "vision_config": {
+            "model_type": "qwen2_vl_vision",
+            "depth": 3,
+            "embed_dim": 32,
+            "hidden_size": 48,
+            "hidden_act": "quick_gelu",
+            "mlp_ratio": 2,
+            "num_heads": 2,
+            "in_channels": 3,
+            "patch_size": 8,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    },
 }
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -133,6 +173,54 @@ GEMMA = {
         },
         "vision_config": SIGLIP,
     }
+}
+GEMMA4 = {
+    name: {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "image_token_id": IMAGE,
+        "boi_token_id": START,
+        "eoi_token_id": END,
+        "video_token_id": 123,
+        "audio_token_id": 124,
+        "tie_word_embeddings": True,
+        "text_config": {key: value for key, value in TEXT.items() if key != "hidden_act"}
+        | {
+            "model_type": "gemma4_text",
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "global_head_dim": 32,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 20000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        }
+        | text,
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "position_embedding_size": 3360,
+        }
+        | tower,
+    }
+    for name, text, tower in (
+        ("gemma4", {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}, {"standardize": True}),
+        (
+            "gemma4e",
+            {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 131, "num_kv_shared_layers": 2},
+            {"use_clipped_linears": True},
+        ),
+    )
 }
 SMOL = {
     "smolvlm": {
@@ -204,6 +292,27 @@ LFM = {
         | {"model_type": "siglip2_vision_model", "num_patches": 25},
     }
 }
+INTERNVL = {
+    "internvl": {
+        "model_type": "internvl",
+        "architectures": ["InternVLForConditionalGeneration"],
+        "image_token_id": IMAGE,
+        "image_seq_length": 4,
+        "downsample_ratio": 0.5,
+        "tie_word_embeddings": False,
+        "text_config": TEXT | {"model_type": "qwen3"},
+        "vision_config": {
+            "model_type": "internvl_vision",
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "attention_bias": True,
+            "image_size": [32, 32],
+            "patch_size": [8, 8],
+        },
+    }
+}
 MEAN, DEVIATION = [0.5, 0.4, 0.5], [0.5, 0.5, 0.6]
 QWEN_PREPARES = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -219,6 +328,12 @@ GEMMA_PREPARES = {
     "size": {"height": 48, "width": 48},
     "image_mean": MEAN,
     "image_std": DEVIATION,
+}
+GEMMA4_PREPARES = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "patch_size": 4,
+    "max_soft_tokens": 70,
+    "pooling_kernel_size": 3,
 }
 SMOL_PREPARES = {
     "image_processor_type": "SmolVLMImageProcessor",
@@ -284,6 +399,24 @@ def show_gemma(config: dict[str, Any], pictures: list[Any]) -> Answer:
     return {"pixel_values": inputs["pixel_values"]}, list_tiles(made["pixel_values"]), [words] * len(pictures)
 
 
+def join_gemma4(made: Any, patch: int) -> Pixels:
+    """Pictures out of the patches that Gemma 4's processor makes."""
+    pictures = []
+    for patches, places in zip(made["pixel_values"], made["image_position_ids"], strict=True):
+        columns, rows = (int(end) + 1 for end in places.max(axis=0))
+        parts = patches[: rows * columns].reshape(rows, columns, patch, patch, 3).transpose(0, 2, 1, 3, 4)
+        pictures.append(parts.reshape(rows * patch, columns * patch, 3).astype(np.uint8))
+    return pictures
+
+
+def show_gemma4(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a Gemma 4 sees them."""
+    inputs = Gemma4ImageProcessorPil(**settle(GEMMA4_PREPARES))(pictures, return_tensors="pt")
+    made = Gemma4ImageProcessorPil(**settle(GEMMA4_PREPARES, **RAW))(pictures, return_tensors="np")
+    words = [[START, *[IMAGE] * int(count), END] for count in inputs["num_soft_tokens_per_image"]]
+    return {name: inputs[name] for name in ("pixel_values", "image_position_ids")}, join_gemma4(made, 4), words
+
+
 def show_smol(_: dict[str, Any], pictures: list[Any]) -> Answer:
     """Pictures as a SmolVLM sees them."""
     settled = settle(SMOL_PREPARES, return_row_col_info=True)
@@ -307,6 +440,24 @@ def show_mistral(_: dict[str, Any], pictures: list[Any]) -> Answer:
         words.append([*lines[:-1], END])
     tiles = [tile for one in made for tile in list_tiles(one["pixel_values"])]
     return {"pixel_values": inputs["pixel_values"], "image_sizes": inputs["image_sizes"]}, tiles, words
+
+
+INTERN_PREPARES = {
+    "image_processor_type": "GotOcr2ImageProcessor",
+    "size": {"height": 32, "width": 32},
+    "max_patches": 4,
+    "image_mean": MEAN,
+    "image_std": DEVIATION,
+}
+
+
+def show_internvl(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as an InternVL sees them: in tiles, then as a whole."""
+    settled = settle(INTERN_PREPARES, crop_to_patches=True)
+    inputs = GotOcr2ImageProcessorPil(**settled)(pictures, return_tensors="pt")
+    made = GotOcr2ImageProcessorPil(**settled, **RAW)(pictures, return_tensors="np")
+    words = [[START, *[IMAGE] * (4 * count), END] for count in inputs["num_patches"].tolist()]
+    return {"pixel_values": inputs["pixel_values"]}, list_tiles(made["pixel_values"]), words
 
 
 LFM_PREPARES = {
@@ -345,7 +496,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
         for name, config in QWEN.items()
     },
     **{name: (config, GEMMA_PREPARES, show_gemma, "token_type_ids") for name, config in GEMMA.items()},
+    **{name: (config, GEMMA4_PREPARES, show_gemma4, "mm_token_type_ids") for name, config in GEMMA4.items()},
     **{name: (config, SMOL_PREPARES, show_smol, "") for name, config in SMOL.items()},
+    **{name: (config, INTERN_PREPARES, show_internvl, "") for name, config in INTERNVL.items()},
     **{name: (config, LFM_PREPARES, show_lfm, "") for name, config in LFM.items()},
     **{name: (config, MISTRAL_PREPARES, show_mistral, "") for name, config in MISTRAL.items()},
 }
@@ -370,6 +523,20 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
             lambda one: ((1, 1), list_tiles(gemma(one, return_tensors="np")["pixel_values"])),
         )
     )
+    gemma4 = Gemma4ImageProcessorPil(max_soft_tokens=70, **RAW)
+    rules.append(
+        (
+            {"kind": "budget", "factor": 48, "most": 70},
+            lambda one: ((1, 1), join_gemma4(gemma4(one, return_tensors="np"), 16)),
+        )
+    )
+    intern = GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=6, **RAW)
+
+    def tile(one: Any) -> tuple[tuple[int, int], Pixels]:
+        grid = get_optimal_tiled_canvas((one.height, one.width), (32, 32), 1, 6)
+        return grid[::-1], list_tiles(intern(one, return_tensors="np")["pixel_values"])
+
+    rules.append(({"kind": "grid", "tile": 32, "most_tiles": 6}, tile))
     smol = Idefics3ImageProcessorPil(
         size={"longest_edge": 128}, max_image_size={"longest_edge": 32}, return_row_col_info=True, **RAW
     )

@@ -102,6 +102,7 @@ RELATIVES = {
     "orion": "stablelm",
     "pangu-embedded": "llama-bias-gelu",
     "qwen": "qwen2",
+    "qwen2vl": "qwen2",
     "qwen3vlmoe": "qwen3moe",
     "xverse": "llama-128",
 }
@@ -114,7 +115,10 @@ def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
         of_folder(c)
         if name == "qwen":  # whose files state the features of gate and up together
             c.out.put("feed_forward_length", 2 * c.out.integer("feed_forward_length"))
-        if name == "qwen3vlmoe":  # to texts, whose positions are one number, all divisions among the axes are alike
+        if name in (
+            "qwen2vl",
+            "qwen3vlmoe",
+        ):  # to texts, whose positions are one number, all divisions among the axes are alike
             pairs = c.out.integer("attention.key_length") // 2
             c.out.put("rope.dimension_sections", [pairs - pairs // 3 * 2, pairs // 3, pairs // 3, 0])
 

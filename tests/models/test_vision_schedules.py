@@ -1,4 +1,5 @@
-"""Equal bits with pictures, whatever else runs: random schedules of a text with attention alone and of a hybrid.
+"""Equal bits with pictures, whatever else runs: random schedules of a text with attention alone, of a hybrid, and of
+one whose layers with a window see all of a picture.
 
 Chunks, batch mates, preemption, prefixes that end inside a picture, restarts from disk, rows that were given up and
 made again, drafts, forks, threads and instruction sets. Each answer must be the one that is given alone.
@@ -38,8 +39,8 @@ from mlxr.models import Decoder
 from mlxr.models.tower import Tower
 
 PLACE, LONGEST = 120, 200
-SIZES = (64, 96), (48, 32), (32, 112)  # of the pictures, whose rows are 24, 6 and 14
-KINDS = "qwen3vl", "qwen35"  # with attention alone, and with recurrent layers
+SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures in rows, which so are 24, 6 and 14
+KINDS = "qwen3vl", "qwen35", "gemma4"
 SCHEDULES, THOROUGH_SCHEDULES = 100, 6  # of each case
 Asked = tuple[tuple[int, ...], tuple[int, ...], int, int]  # tokens, pictures, tokens of an answer, answers
 
@@ -60,7 +61,8 @@ def build(case: str, threads: int = 2, isa: str | None = None) -> tuple[Decoder,
 def make_picture(case: str, number: int) -> Picture:
     """One of three, which some towers see in one size alone."""
     spec = build(case)[1].spec
-    height, width = SIZES[number] if spec.positions != "own" else (spec.side * spec.patch,) * 2
+    sides = SIZES[number] if spec.positions != "own" else (spec.side // spec.merge,) * 2
+    height, width = (side * spec.factor for side in sides)
     pixels = draw_picture(height, width, number)
     return Picture(pixels, spec.find_grid(pixels), b"tower")
 

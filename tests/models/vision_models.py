@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,10 @@ def _draw(name: str, shape: tuple[int, ...], kind: str) -> NDArray[np.float32]:
         values = 0.2 * values + float(is_weight)
         if kind.startswith("qwen3_5") and ".language_model." in name and "linear_attn" not in name:
             values -= 1.0
+        if kind == "gemma4" and name.endswith(("q_norm.weight", "k_norm.weight")):
+            values *= 0.5  # as its scores are not scaled
+    elif name.endswith(("_min", "_max", "layer_scalar", "lambda_1", "lambda_2")):  # ranges that cut some numbers off
+        values = (1 + 0.1 * values) * (-1 if name.endswith("_min") else 1)
     elif name.endswith(("A_log", "dt_bias")):
         values *= 0.7
     elif name.endswith("bias") or "embed" in name.rpartition(".")[0].rpartition(".")[2]:
@@ -113,7 +118,8 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
         "clip.projector_type": family.projector,
-        "clip.use_gelu": True,
+        "clip.use_gelu": spec.activation != "silu",
+        "clip.use_silu": spec.activation == "silu" and spec.gated,  # else a quick GELU
         "clip.vision.embedding_length": spec.hidden,
         "clip.vision.block_count": spec.layers,
         "clip.vision.attention.head_count": spec.heads,
@@ -125,25 +131,31 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
         "clip.vision.image_std": list(spec.deviation),
         "clip.vision.attention.layer_norm_epsilon": spec.eps,
     }
+    qwen = {
+        "spatial_merge_size": spec.merge,
+        "image_min_pixels": spec.least_pixels,
+        "image_max_pixels": spec.most_pixels,
+    }
     own = {
-        "qwen3vl_merger": {
-            "spatial_merge_size": spec.merge,
-            "image_min_pixels": spec.least_pixels,
-            "image_max_pixels": spec.most_pixels,
-            "is_deepstack_layers": [index in spec.taps for index in range(spec.layers)],
-        },
+        "qwen3vl_merger": qwen | {"is_deepstack_layers": [index in spec.taps for index in range(spec.layers)]},
+        "qwen2.5vl_merger": qwen
+        | {"n_wa_pattern": spec.whole_layers and spec.whole_layers[0] + 1, "window_size": spec.window * spec.factor},
+        "qwen2vl_merger": qwen,
         "gemma3": {"projector.scale_factor": spec.merge},
+        "gemma4v": {"projector.scale_factor": spec.merge, "projector_type": "gemma4v", "image_size": 224},
         "lfm2": {"projector.scale_factor": spec.merge},
         "pixtral": {"spatial_merge_size": spec.merge if spec.merge > 1 else None},
+        "internvl": {"projector.scale_factor": spec.merge, "preproc_max_tiles": spec.most_tiles},
         "idefics3": {"projector.scale_factor": spec.merge, "preproc_image_size": spec.longest},
     }[family.projector]
     metadata |= {f"clip.vision.{key}": value for key, value in own.items()}
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
-    if spec.gated:
-        metadata |= {"clip.use_gelu": spec.activation != "silu", "clip.use_silu": spec.activation == "silu"}
-    naming = _name_qwen_tensors if family.projector.startswith("qwen") else _name_siglip_tensors
-    tensors = naming(weights, spec.taps)
-    for name in [name for name in tensors if spec.gated and name.endswith(("attn_q.weight", "attn_k.weight"))]:
+    if family.projector.startswith("qwen"):
+        tensors = _name_qwen_tensors(weights, spec.taps)
+    else:
+        tensors = (_name_gemma4_tensors if family.projector == "gemma4v" else _name_siglip_tensors)(weights)
+    turned = ("attn_q.weight", "attn_k.weight") if family.projector == "pixtral" else ()
+    for name in [name for name in tensors if name.endswith(turned)]:
         halves = tensors[name].reshape(spec.heads, 2, -1, spec.hidden)
         tensors[name] = halves.swapaxes(1, 2).reshape(spec.hidden, spec.hidden)
     write_gguf(
@@ -170,19 +182,61 @@ def _name_qwen_tensors(weights: Weights, taps: tuple[int, ...]) -> Weights:
             tensors["v.position_embd.weight"] = values
         elif parts[0] == "blocks":
             block = {"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2"} | {
-                "mlp.linear_fc1": "ffn_up",
-                "mlp.linear_fc2": "ffn_down",
+                f"mlp.{one}": f"ffn_{name}"
+                for name, others in {
+                    "up": ("linear_fc1", "fc1", "up_proj"),
+                    "down": ("linear_fc2", "fc2", "down_proj"),
+                    "gate": ("gate_proj",),
+                }.items()
+                for one in others
             }
             tensors[f"v.blk.{parts[1]}.{block['.'.join(parts[2:])]}.{end}"] = values
         elif parts[0] == "merger":
-            tensors[f"{ {'norm': 'v.post_ln', 'linear_fc1': 'mm.0', 'linear_fc2': 'mm.2'}[parts[1]] }.{end}"] = values
+            merger = {"norm": "v.post_ln", "ln_q": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
+            tensors[f"{merger.get(parts[1]) or f'mm.{parts[2]}'}.{end}"] = values
         else:
             part = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[parts[2]]
             tensors[f"v.deepstack.{taps[int(parts[1])]}.{part}.{end}"] = values
     return tensors
 
 
+def _name_gemma4_tensors(weights: Weights) -> Weights:
+    tensors: Weights = {}
+    for full_name, values in weights.items():
+        if ".language_model." in full_name:
+            continue
+        name = full_name.removeprefix("model.").removeprefix("vision_tower.").replace(".linear.", ".")
+        stem, _, end = name.rpartition(".")
+        if stem == "patch_embedder.input_proj":
+            side = round((values.shape[1] // 3) ** 0.5)
+            tensors["v.patch_embd.weight"] = values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+        elif stem.startswith("encoder.layers."):
+            number, _, module = stem.removeprefix("encoder.layers.").partition(".")
+            tensors[f"v.blk.{number}.{_GEMMA4[module]}.{end}"] = values.reshape(values.shape or (1,))
+        else:
+            tensors[_GEMMA4[name]] = values
+    return tensors
+
+
+_GEMMA4 = {
+    "patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "std_bias": "v.std_bias",
+    "std_scale": "v.std_scale",
+    "embed_vision.embedding_projection.weight": "mm.input_projection.weight",
+    "input_layernorm": "ln1",
+    "post_attention_layernorm": "attn_post_norm",
+    "pre_feedforward_layernorm": "ln2",
+    "post_feedforward_layernorm": "ffn_post_norm",
+    "self_attn.o_proj": "attn_out",
+    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
 _SIGLIP = {
+    "embeddings.patch_embeddings.projection": "v.patch_embd",
+    "attention.projection_layer": "attn_out",
+    "layernorm_before": "ln1",
+    "layernorm_after": "ln2",
     "embeddings.patch_embedding": "v.patch_embd",
     "embeddings.position_embedding": "v.position_embd",
     "post_layernorm": "v.post_ln",
@@ -215,8 +269,12 @@ _SIGLIP = {
 }
 
 
-def _name_siglip_tensors(weights: Weights, _: tuple[int, ...]) -> Weights:
+_INTERNVL_MERGER = {"layer_norm": 0, "linear_1": 1, "linear_2": 3}
+
+
+def _name_siglip_tensors(weights: Weights) -> Weights:
     tensors: Weights = {}
+    is_internvl = any(name.endswith("cls_token") for name in weights)
     for full_name, values in weights.items():
         name = full_name.removeprefix("model.").removeprefix("vision_tower.").removeprefix("multi_modal_projector.")
         stem, _, end = name.removeprefix("vision_model.").rpartition(".")
@@ -225,8 +283,18 @@ def _name_siglip_tensors(weights: Weights, _: tuple[int, ...]) -> Weights:
         if stem == "embeddings.patch_embedding" and values.ndim == 2:  # of SigLIP 2, with colours last
             side = round((values.shape[1] // 3) ** 0.5)
             values = values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
-        if stem.startswith(("encoder.layers.", "transformer.layers.")):
-            number, _, module = stem.partition("layers.")[2].partition(".")
+        if name.rpartition(".")[2] in ("lambda_1", "lambda_2"):
+            tensors[f"v.blk.{name.split('.')[2]}.ls{name[-1]}.weight"] = values
+        elif name == "embeddings.cls_token":
+            tensors["v.class_embd"] = values.reshape(-1)
+        elif name == "embeddings.position_embeddings":
+            tensors["v.position_embd.weight"] = values[0]
+        elif is_internvl and stem in _INTERNVL_MERGER:
+            tensors[f"mm.model.mlp.{_INTERNVL_MERGER[stem]}.{end}"] = values
+        elif stem.startswith(("encoder.layers.", "encoder.layer.", "transformer.layers.")):
+            number, _, module = re.split(r"layers?\.", stem, maxsplit=1)[1].partition(".")
+            if is_internvl and module.startswith("mlp."):
+                module = {"mlp.fc1": "mlp.fc2", "mlp.fc2": "mlp.fc1"}[module]
             tensors[f"v.blk.{number}.{_SIGLIP[module]}.{end}"] = values
         elif name == "mm_input_projection_weight":
             tensors["mm.input_projection.weight"] = values

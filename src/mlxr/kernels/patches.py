@@ -7,15 +7,20 @@ square become one row in the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, colours)
+Moved = TypeVar("Moved", FloatArray, IntArray)
 
 
 def make_shades(mean: Sequence[float], deviation: Sequence[float]) -> FloatArray:
@@ -105,11 +110,94 @@ def blend_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, co
     return blended
 
 
-def whole_batch(tokens: int, page_size: int) -> RaggedBatch:
-    """One sequence of so many tokens that is computed at once, in pages of its own from 0 on."""
-    places = np.arange(tokens, dtype=np.int32)
-    ends, pages = np.array([0, tokens], np.int32), np.arange(-(-tokens // page_size), dtype=np.int32)
-    return RaggedBatch(np.zeros_like(places), places, places, ends, ends[1:], pages[None], places)
+def order_windows(grid: tuple[int, int], side: int) -> tuple[IntArray, list[int]]:
+    """The squares of a grid by windows of `side` squares to each side, and how many each window has.
+
+    Windows at the lower and the right edge are cut off there.
+    """
+    places = np.arange(grid[0] * grid[1], dtype=np.int32).reshape(grid)
+    firsts = [(row, column) for row in range(0, grid[0], side) for column in range(0, grid[1], side)]
+    windows = [places[row : row + side, column : column + side].reshape(-1) for row, column in firsts]
+    return np.concatenate(windows), [len(window) for window in windows]
+
+
+def move_squares(array: Moved, order: IntArray, merge: int) -> Moved:
+    """The rows of patches, in squares, with the squares in this order."""
+    return np.ascontiguousarray(array.reshape(len(order), merge**2, -1)[order]).reshape(array.shape)
+
+
+def restore_squares(rows: FloatArray, order: IntArray) -> FloatArray:
+    """Rows of squares in this order as they were before."""
+    return np.ascontiguousarray(rows[np.argsort(order)])
+
+
+def add_token(
+    x: FloatArray, token: FloatArray, rows: IntArray, columns: IntArray
+) -> tuple[FloatArray, IntArray, IntArray]:
+    """Patches with one row more, and where they stand, the last one nowhere in particular."""
+    return np.concatenate([x, token[None]]), np.append(rows, rows[:1]), np.append(columns, columns[:1])
+
+
+def sum_axes(table: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
+    """Positions (N, hidden) out of a table whose first half is that of columns, and the second one that of rows."""
+    both: FloatArray = table[columns] + table[rows + np.int32(len(table) // 2)]
+    return both
+
+
+def batch_parts(lengths: Sequence[int], page_size: int) -> RaggedBatch:
+    """Sequences of so many tokens, each computed at once, in pages of its own from 0 on.
+
+    Rotation tables have a row for each token of the batch.
+    """
+    counts = np.array(lengths, np.int32)
+    ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    pages = -(-counts // np.int32(page_size))
+    firsts = np.concatenate([np.zeros(1, np.int32), np.cumsum(pages, dtype=np.int32)])
+    steps = np.arange(pages.max(), dtype=np.int32)
+    table = np.where(steps < pages[:, None], firsts[:-1, None] + steps, np.int32(-1))
+    rows = np.arange(ends[-1], dtype=np.int32)
+    places = rows - np.repeat(ends[:-1], counts)
+    slots = places + np.repeat(firsts[:-1], counts) * np.int32(page_size)
+    batch = RaggedBatch(np.zeros_like(rows), places, slots, ends, counts, table, rows)
+    return batch.with_pictures(None, np.stack([rows] * 3))
+
+
+def make_ones(count: int) -> FloatArray:
+    """A weight that changes nothing."""
+    return np.ones(count, np.float32)
+
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranges:
+    """What each part of a product takes is cut to `inputs` (parts, 2), what it gives to `outputs` (columns, 2) and then
+    multiplied by the `scale` (columns,), if there is one."""
+
+    inputs: FloatArray
+    outputs: FloatArray
+    scale: FloatArray | None = None
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[Range], outputs: Sequence[Range], splits: Sequence[int], scale: FloatArray | None
+    ) -> Ranges:
+        """Ranges of each part, of which it gives so many columns."""
+        return cls(np.array(inputs, np.float32), np.repeat(np.array(outputs, np.float32), splits, axis=0), scale)
+
+    def multiply(self, ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
+        """The product of x, whose parts may take other ranges of it."""
+        kinds = np.unique(self.inputs, axis=0)
+        made = [linear(ctx, np.clip(x, *kind), weight) for kind in kinds]
+        whole = made[0]
+        if len(made) > 1:
+            chosen = [int((kinds == own).all(axis=1).argmax()) for own in self.inputs]
+            ends = np.cumsum([0, *weight.splits])
+            parts = [made[one][:, ends[at] : ends[at + 1]] for at, one in enumerate(chosen)]
+            whole = np.concatenate(parts, axis=1)
+        cut: FloatArray = np.clip(whole, self.outputs[:, 0], self.outputs[:, 1])
+        return cut if self.scale is None else cut * self.scale
 
 
 def sum_slices(name: str, slices: Sequence[FloatArray]) -> Decoded:

@@ -152,7 +152,7 @@ class RaggedBatch:
 
     def with_pictures(self, rows: RowsOver | None, axes: IntArray, ends: IntArray = NO_STATES) -> RaggedBatch:
         """The batch with rows over embeddings, where its tokens stand on three axes, (3, T) or (3, 0), and where what
-        they see ends, (T,) or (0,)."""
+        they see ends, (T,) or (0,). Of other tables they get the row of token 0, the padding."""
         check_ints(_NAME, "axes", axes, 2)
         if axes.shape not in ((3, 0), (3, self.tokens)):
             refuse(_NAME, "axes", f"of shape {axes.shape}", f"(3, {self.tokens}), or (3, 0)")
@@ -165,7 +165,11 @@ class RaggedBatch:
         if axes.shape[1] and (axes == axes[0]).all():  # texts behind pictures stand in one place of ordinary tables
             turns, axes = np.ascontiguousarray(axes[0]), NO_AXES
         others = tuple(other._replace(axes=axes, turns=turns, ends=ends) for other in self.others)
-        return self._replace(rows_over=rows, axes=axes, turns=turns, ends=ends, others=others)
+        token_ids = self.token_ids
+        if rows is not None:
+            token_ids = token_ids.copy()
+            token_ids[rows.places] = 0
+        return self._replace(token_ids=token_ids, rows_over=rows, axes=axes, turns=turns, ends=ends, others=others)
 
     @property
     def rope_rows(self) -> IntArray:

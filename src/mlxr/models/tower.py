@@ -19,28 +19,36 @@ from mlxr.kernels.attend import allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, scale
 from mlxr.kernels.layers import StepInput, prepare_layers, run_layers
-from mlxr.kernels.layers.operators import NormKind, NormWeight
-from mlxr.kernels.layers.reference import norm
-from mlxr.kernels.linear import linear
+from mlxr.kernels.layers.operators import Activate, MatMul, NormKind, NormWeight, Scale
+from mlxr.kernels.layers.operators import Layer as PreparedLayer
+from mlxr.kernels.layers.reference import Registers, norm, run_layer, take
+from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.patches import (
     Pixels,
+    Ranges,
+    add_token,
+    batch_parts,
     blend_positions,
     cut_patches,
     join_neighbours,
+    make_ones,
     make_shades,
+    move_squares,
     order_patches,
+    order_windows,
     pick_positions,
     resize_positions,
+    restore_squares,
+    sum_axes,
     sum_neighbours,
     sum_slices,
-    whole_batch,
 )
 from mlxr.kernels.rope import build_plane_table
 from mlxr.kernels.sources import cut_vector, round_float
-from mlxr.kernels.tensor import FloatArray, TensorSource
+from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource, read_numbers
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope, Weights
 from mlxr.models.components.attention import NO_ROPE
-from mlxr.models.components.weights import LayerWeights, Tensors, list_product
+from mlxr.models.components.weights import LayerWeights, NormPlaces, Tensors, list_product
 from mlxr.models.fields import Fields
 from mlxr.models.limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from mlxr.models.model import Model
@@ -80,9 +88,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Make one row of so many neighbours, their mean: (N, columns) to (N / count, columns)."""
+    """Make one row of so many neighbours, `factor` times their mean: (N, columns) to (N / count, columns)."""
 
     count: int
+    factor: float = 1.0
 
     def tensors(self) -> Tensors:
         """List no tensors, as it has none."""
@@ -93,12 +102,30 @@ class Average:
         return self._run
 
     def _run(self, ctx: Context, x: Rows) -> Rows:
-        return scale(ctx, sum_neighbours(x, self.count), 1.0 / self.count)
+        return scale(ctx, sum_neighbours(x, self.count), self.factor / self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Subtract a bias from each row, then multiply it by a weight, column by column."""
+
+    name: str
+    columns: int
+
+    def tensors(self) -> Tensors:
+        """List the tensors of the step."""
+        yield f"{self.name}.weight", (self.columns,)
+        yield f"{self.name}.bias", (self.columns,)
+
+    def load(self, w: LayerWeights) -> Run:
+        """Return the step with its weights."""
+        weight, bias = w.vector(f"{self.name}.weight"), w.vector(f"{self.name}.bias")
+        return lambda _, x: (x - bias) * weight
 
 
 @dataclass(frozen=True, slots=True)
 class NormRows:
-    """Norm each row by itself."""
+    """Norm each row by itself; without a `name` the norm has no weight."""
 
     name: str
     columns: int
@@ -107,14 +134,16 @@ class NormRows:
 
     def tensors(self) -> Tensors:
         """List the tensors of the step."""
-        yield f"{self.name}.weight", (self.columns,)
+        if self.name:
+            yield f"{self.name}.weight", (self.columns,)
         if self.kind == "layer":
             yield f"{self.name}.bias", (self.columns,)
 
     def load(self, w: LayerWeights) -> Run:
         """Return the step with its weights."""
         bias = w.vector(f"{self.name}.bias") if self.kind == "layer" else None
-        weight = NormWeight(w.vector(f"{self.name}.weight"), self.eps, self.kind, bias)
+        own = w.vector(f"{self.name}.weight") if self.name else make_ones(self.columns)
+        weight = NormWeight(own, self.eps, self.kind, bias)
         return lambda ctx, x: norm(ctx, x, weight)[0]
 
 
@@ -172,8 +201,8 @@ class Words:
 
 PixelRule = Mapping[str, int | str]  # what `mlxr.pictures.worker` is told of sizes
 # Learned positions: a square of them is blended for other grids, between its corners or as a picture is resized, or it
-# is that of the only grid; or there are none.
-Positions = Literal["blended", "resized", "own", "none"]
+# is that of the only grid; or each row and each column has one; or there are none.
+Positions = Literal["blended", "resized", "own", "axes", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +215,7 @@ class TowerSpec:
     features: int  # of the feed-forward blocks
     patch: int  # pixels of a patch's side
     merge: int  # a row is made of so many patches to each side
-    side: int  # of the square of learned positions
+    side: int  # of the square of learned positions, or how many rows and columns have one
     columns: int  # of the text's stream
     words: Words
     end: tuple[Step, ...]  # what becomes of the last layer's output
@@ -208,6 +237,13 @@ class TowerSpec:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
     is_whole: bool = False  # the text's tokens of a picture see all of it
+    turns: bool = False  # they stand on the axes of time, rows and columns
+    window: int = 0  # patches see those of a square of so many rows of the text to each side, else all; 0: all do
+    whole_layers: tuple[int, ...] = ()  # where there is a window: layers in which patches see all of a picture
+    slope: float = 1.0  # silu is that of so many times its input, divided by as much
+    has_class: bool = False  # a token stands besides the patches; what products of layers give is scaled
+    norms_all: bool = False  # what blocks add is normed, too, and heads, whose scores are not scaled then
+    budgets: tuple[int, ...] = ()  # rows, ascending, of which pictures fill one as far as their shape lets them
     tile: int = 0  # pixels of the side of a tile where pictures of more rows are cut, and others keep their shape
     most_tiles: int = 0
     longest: int = 0  # pixels of a picture's longer side where it is cut into tiles, or only made smaller; else 0
@@ -219,6 +255,8 @@ class TowerSpec:
             raise ModelError(f"the tower has taps {self.taps}, expected ascending numbers of its {self.layers} layers")
         if not 0 < self.least_pixels <= self.most_pixels:
             raise ModelError(f"the tower takes {self.least_pixels} to {self.most_pixels} pixels, expected a range")
+        if self.positions == "axes" and (not self.budgets or self.side < self.budgets[-1] * self.merge):
+            raise ModelError(f"the tower has {self.side} positions of each axis, expected as many as patches")
         if self.side % self.merge and self.positions == "own":
             raise ModelError(f"the tower has {self.side} patches to each side, expected a multiple of {self.merge}")
 
@@ -243,7 +281,7 @@ class TowerSpec:
                 f"its rows are {self.columns} wide with {len(self.taps)} more, those of the model {model.hidden} with "
                 f"{model.picture_layers} more; take the tower of the same model"
             )
-        if self.positions == "blended" and not model.turns_pictures:
+        if self.turns and not model.turns_pictures:
             raise ModelError("the model does not say by which axes pictures turn (rope.dimension_sections)")
         if self.is_whole and not model.sees_whole_pictures:
             raise ModelError("the model does not see pictures as a whole, as this tower's does")
@@ -254,12 +292,17 @@ class TowerSpec:
             pixels, rows = self.side * self.patch, (self.side // self.merge) ** 2
             if self.longest:
                 return {"kind": "tiles", "tile": pixels, "longest": self.longest, "most": max(1, tokens // rows)}
+            if self.most_tiles:
+                return {"kind": "grid", "tile": pixels, "most_tiles": min(self.most_tiles, tokens // rows - 1)}
             return {"kind": "square", "side": pixels, "resample": self.resample}
         if self.tile:
             rows = (self.tile // self.factor) ** 2
             bounds = {"least": self.least_pixels, "most": min(self.most_pixels, tokens * self.factor**2)}
             tiles = min(self.most_tiles, (tokens - self.most_pixels // self.factor**2) // rows)
             return {"kind": "spread", "factor": self.factor, **bounds, "tile": self.tile, "most_tiles": tiles}
+        if self.budgets:
+            budget = max((one for one in self.budgets if one <= tokens), default=tokens)
+            return {"kind": "budget", "factor": self.factor, "most": budget}
         if self.longest:
             return {"kind": "within", "factor": self.factor, "longest": self.longest, "most": tokens}
         most = min(self.most_pixels, tokens * self.factor**2)
@@ -273,22 +316,28 @@ class TowerSpec:
             self.heads,
             self.heads,
             head_dim,
-            1.0 / math.sqrt(head_dim),
+            1.0 if self.norms_all else 1.0 / math.sqrt(head_dim),
             Rope(self.theta, head_dim, interleaved=False, has_factors=False) if self.theta else NO_ROPE,
             is_causal=False,
             qkv_bias=self.bias,
             output_bias=self.bias,
+            head_norms="each" if self.norms_all else None,
+            norms_values=self.norms_all,
         )
         feed_forward = FeedForward(self.features, self.activation, bias=self.bias, gated=self.gated)
-        return Layer(attention, feed_forward, Norms(self.eps, kind=self.norm, bias=self.norm == "layer"))
+        places: NormPlaces = "both" if self.norms_all else "before"
+        return Layer(attention, feed_forward, Norms(self.eps, self.norm, self.norm == "layer", places))
 
     def end_tensors(self) -> Tensors:
         """List the tensors outside the layers."""
         yield "patch_embd.weight", (self.hidden, CHANNELS * self.patch**2)
         if self.patch_bias:
             yield "patch_embd.bias", (self.hidden,)
+        if self.has_class:
+            yield "class.weight", (self.hidden,)
         if self.positions != "none":
-            yield "position_embd.weight", (self.side**2, self.hidden)
+            rows = 2 * self.side if self.positions == "axes" else self.side**2
+            yield "position_embd.weight", (rows, self.hidden)
         for steps in (self.begin, self.end, *self.tap_ends):
             for step in steps:
                 yield from step.tensors()
@@ -357,9 +406,11 @@ def read_gguf_sizes(fields: Fields) -> dict[str, Any]:
     }
 
 
-def read_colours(fields: Fields, name: str, low: float = 0.0) -> tuple[float, ...]:
-    """A number for each colour, 0.5 where files state none."""
-    numbers = (0.5,) * CHANNELS if fields.get(name) is None else fields.numbers(name, low, 1.0, CHANNELS)
+def read_colours(
+    fields: Fields, name: str, low: float = 0.0, default: tuple[float, ...] = (0.5,) * CHANNELS
+) -> tuple[float, ...]:
+    """A number for each colour."""
+    numbers = default if fields.get(name) is None else fields.numbers(name, low, 1.0, CHANNELS)
     return tuple(map(round_float, numbers))  # as GGUF has them
 
 
@@ -386,10 +437,12 @@ class Tower:
             _turn_around(named, f"blk.{index}.", (spec.features, spec.hidden))
         weights = Weights(ctx, named)
         weights.check("", spec.end_tensors())
-        self._layers = [prepare_layers(ctx, [layer.load(weights, index, spec.hidden)]) for index in range(spec.layers)]
+        loaded = [layer.load(weights, index, spec.hidden) for index in range(spec.layers)]
+        self._layers = [_prepare(ctx, weights, one, spec.slope) for one in loaded]
         ends = weights.of_model(layer.norms)
         self._patches = ends.exact_product("patch_embd", bias=spec.patch_bias)
         self._positions = None if spec.positions == "none" else ends.numbers("position_embd.weight")
+        self._class = ends.vector("class.weight") if spec.has_class else None
         self._begin = [step.load(ends) for step in spec.begin]
         self._end = [step.load(ends) for step in spec.end]
         deep = [[step.load(ends) for step in steps] for steps in spec.tap_ends]
@@ -406,35 +459,109 @@ class Tower:
         head_dim = spec.hidden // spec.heads
         grid = pixels.shape[0] // spec.patch, pixels.shape[1] // spec.patch
         rows, columns = order_patches(grid, spec.merge)
-        x = linear(ctx, cut_patches(pixels, self._shades, spec.patch, spec.merge), self._patches)
-        if self._positions is not None and spec.positions == "own":
-            x = add(ctx, x, pick_positions(self._positions, rows, columns))
-        elif self._positions is not None and spec.positions == "resized":
-            x = add(ctx, x, resize_positions(self._positions, grid, rows, columns))
-        elif self._positions is not None:
-            x = add(ctx, x, blend_positions(self._positions, grid, rows, columns))
-        x = self._finish(x, self._begin)
-        batch = whole_batch(x.shape[0], _PAGE_SIZE)
-        k, v = allocate_pools(ctx, batch.page_table.shape[1], spec.heads, _PAGE_SIZE, head_dim, "f32")
+        patches = cut_patches(pixels, self._shades, spec.patch, spec.merge)
+        sides = spec.find_grid(pixels)
+        order, sizes = order_windows(sides, spec.window or max(sides))
+        if spec.window:
+            patches = move_squares(patches, order, spec.merge)
+            rows, columns = (move_squares(axis, order, spec.merge) for axis in (rows, columns))
+        x = linear(ctx, patches, self._patches)
+        if self._positions is not None:
+            x = add(ctx, x, self._place(self._positions, grid, rows, columns))
+        x, count = self._finish(x, self._begin), len(rows)
+        if self._class is not None:
+            x, rows, columns = add_token(x, self._class, rows, columns)
+        whole = batch_parts([len(x)], _PAGE_SIZE)
+        windows = batch_parts([size * spec.merge**2 for size in sizes], _PAGE_SIZE) if spec.window else whole
+        pages = 1 + max(int(one.page_table.max()) for one in (whole, windows))
+        k, v = allocate_pools(ctx, pages, spec.heads, _PAGE_SIZE, head_dim, "f32")
         dim, theta = (head_dim, spec.theta) if spec.theta else (0, 1.0)
         table = build_plane_table(rows, columns, dim, theta, lies_between=spec.lies_between)
-        step = StepInput(batch, [table], [k], [v])
         deep = []
         for index, layer in enumerate(self._layers):
-            x, delta = run_layers(ctx, x, layer, step)
+            batch = whole if index in spec.whole_layers else windows
+            x, delta = layer(x, StepInput(batch, [table], [k], [v]))
             x = x if delta is None else add(ctx, x, delta)
             if index in self._deep:
                 deep.append(self._finish(x, self._deep[index]))
             yield
-        made = self._finish(x, self._end)
+        made = self._finish(x[:count], self._end)
         for more in deep:
             made = join_columns(ctx, made, more)
-        return made
+        return restore_squares(made, order) if spec.window else made
+
+    def _place(self, table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
+        match self.spec.positions:
+            case "own":
+                return pick_positions(table, rows, columns)
+            case "axes":
+                return sum_axes(table, rows, columns)
+            case "resized":
+                return resize_positions(table, grid, rows, columns)
+            case _:
+                return blend_positions(table, grid, rows, columns)
 
     def _finish(self, x: FloatArray, steps: Sequence[Run]) -> FloatArray:
         for step in steps:
             x = step(self.ctx, x)
         return x
+
+
+RunLayer = Callable[[FloatArray, StepInput], tuple[FloatArray, FloatArray | None]]
+
+
+def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float) -> RunLayer:
+    """What runs a layer: in one call, unless its products have ranges or scales, which no operator knows, or what it
+    activates is multiplied by a `slope` before and divided by it afterwards."""
+    products = [one.weight for one in layer.program if isinstance(one, MatMul)]
+    ranges = {
+        weight.names: _read_ranges(weights.tensors, weight)
+        for weight in products
+        if any(_name_beside(name, end) in weights.tensors for name in weight.names for end in ("input_min", "scale"))
+    }
+    if not ranges and slope == 1:
+        prepared = prepare_layers(ctx, [layer])
+        return lambda x, step: run_layers(ctx, x, prepared, step)
+
+    def run(x: FloatArray, step: StepInput) -> tuple[FloatArray, FloatArray | None]:
+        registers: Registers = {"stream": x, "delta": None}
+        for one in layer.program:
+            if isinstance(one, MatMul) and one.weight.names in ranges:
+                registers[one.target] = ranges[one.weight.names].multiply(ctx, take(registers, one.source), one.weight)
+            elif isinstance(one, Activate) and slope != 1:
+                run_layer(ctx, registers, (Scale(slope, "x"), one, Scale(1 / slope, "x")), step, 0)
+            else:
+                run_layer(ctx, registers, (one,), step, 0)
+        return take(registers, "stream"), registers["delta"]
+
+    return run
+
+
+def _name_beside(weight: str, end: str) -> str:
+    return f"{weight.removesuffix('weight')}{end}"
+
+
+def _read_ranges(tensors: Mapping[str, TensorSource], weight: LinearWeight) -> Ranges:
+    """The ranges of the parts of a product, or its scale. Raises ModelError for such as are empty, or no numbers."""
+
+    def read(name: str, end: str, default: float) -> float:
+        tensor = tensors.get(_name_beside(name, end))
+        numbers = [default] if tensor is None else read_numbers(tensor).reshape(-1).tolist()
+        if len(numbers) != 1:
+            raise ModelError(f"tensor {_name_beside(name, end)} has {len(numbers)} numbers, expected one")
+        return float(numbers[0])
+
+    pairs = [
+        [(read(name, f"{end}_min", -math.inf), read(name, f"{end}_max", math.inf)) for name in weight.names]
+        for end in ("input", "output")
+    ]
+    if any(not low <= high for low, high in (*pairs[0], *pairs[1])):  # also with NaN
+        raise ModelError(f"tensor {weight.names[0]} has a range of {pairs}, expected one from low to high")
+    scale = tensors.get(_name_beside(weight.names[0], "scale"))
+    if scale is not None and scale.shape != (weight.out_features,):
+        raise ModelError(f"tensor {scale.name} has shape {scale.shape}, expected ({weight.out_features},)")
+    own = None if scale is None else read_numbers(scale)
+    return Ranges.of(pairs[0], pairs[1], weight.splits, own)
 
 
 def _split(tensors: dict[str, TensorSource], prefix: str, rows: int) -> None:

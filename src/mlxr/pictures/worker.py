@@ -115,6 +115,18 @@ def _take_within(image: Image.Image, rule: dict[str, int]) -> Tiles:
         longest = max(factor, longest - factor)
 
 
+def _take_budget(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """The picture, larger or smaller, as near `most` squares as whole ones of its shape come (gemma4)."""
+    factor, most = rule["factor"], rule["most"]
+    scale = math.sqrt(most * factor**2 / (image.height * image.width))
+    rows, columns = (math.floor(scale * side / factor) for side in (image.height, image.width))
+    if not rows:
+        rows, columns = 1, max(1, min(image.width // image.height, most))
+    elif not columns:
+        rows, columns = min(image.height // image.width, most), 1
+    return [image.resize((columns * factor, rows * factor), Image.Resampling.BICUBIC)], (1, 1)
+
+
 def _take_tiles(image: Image.Image, rule: dict[str, int]) -> Tiles:
     """Tiles of the picture, and all of it as one more; fewer than it would have where these are too many (idefics3)."""
     tile, longest = rule["tile"], rule["longest"]
@@ -158,16 +170,30 @@ def _take_spread(image: Image.Image, rule: dict[str, int]) -> Tiles:
     area = max(factor // 2, round(height / factor) * factor) * max(factor // 2, round(width / factor) * factor)
     if rule["most_tiles"] < 2 or area <= 2 * most:
         return [small], (1, 1)
-    counts = range(1, rule["most_tiles"] + 1)
-    grids = [(across, down) for across in counts for down in counts if 2 <= across * down <= rule["most_tiles"]]
+    tiles, grid = _cut_grid(image, tile, 2, rule["most_tiles"], Image.Resampling.BILINEAR)
+    return [*tiles, small], grid
+
+
+def _take_grid(image: Image.Image, rule: dict[str, int]) -> Tiles:
+    """The picture in tiles, as many as come near its shape, and as a whole besides if these are several (got_ocr2)."""
+    tile, resample = rule["tile"], Image.Resampling.BICUBIC
+    tiles, grid = _cut_grid(image, tile, 1, max(1, rule["most_tiles"]), resample)
+    return [*tiles, *([image.resize((tile, tile), resample)] if len(tiles) > 1 else [])], grid
+
+
+def _cut_grid(image: Image.Image, tile: int, least: int, most: int, resample: Image.Resampling) -> Tiles:
+    """The picture, resized to `least` to `most` tiles whose grid is nearest its shape; of two, the larger one unless
+    its area is twice the picture's."""
+    height, width, counts = image.height, image.width, range(1, most + 1)
+    grids = [(across, down) for across in counts for down in counts if least <= across * down <= most]
     best, difference = (1, 1), math.inf
     for across, down in sorted(grids, key=lambda one: one[0] * one[1]):
         away = abs(width / height - across / down)
         if away < difference or (away == difference and 2 * width * height > tile**2 * across * down):
             best, difference = (across, down), away
-    large = image.resize((best[0] * tile, best[1] * tile), Image.Resampling.BILINEAR)
+    large = image.resize((best[0] * tile, best[1] * tile), resample)
     places = [(across * tile, down * tile) for down in range(best[1]) for across in range(best[0])]
-    return [*(large.crop((left, top, left + tile, top + tile)) for left, top in places), small], best[::-1]
+    return [large.crop((left, top, left + tile, top + tile)) for left, top in places], best[::-1]
 
 
 _KINDS = {
@@ -175,7 +201,9 @@ _KINDS = {
     "square": _take_square,
     "tiles": _take_tiles,
     "within": _take_within,
+    "budget": _take_budget,
     "spread": _take_spread,
+    "grid": _take_grid,
 }
 
 

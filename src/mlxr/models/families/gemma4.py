@@ -1,8 +1,9 @@
 """Gemma 4: Gemma 3's layers, whose outputs are scaled, with heads of two sizes.
 
-Value heads are normed, too; values of layers without a window may be their keys. The last layers may read the keys and
-values of the last layer of their kind before them. Layers of the small models get embeddings of their own; those of
-26B-A4B have experts beside their feed-forward block.
+Value heads are normed, too; values of layers without a window may be their keys. The last layers may read the keys
+and values of the last layer of their kind before them. Layers of the small models get embeddings of their own; those
+of 26B-A4B have experts beside their feed-forward block. In layers with a window of the large models tokens of a
+picture see all of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mlxr.kernels.rope_and_write_kv import Projected
 from mlxr.models import limits
 from mlxr.models.components import Attention, DenseAndExperts, Experts, Layer, LayerInputs, Norms, Rope
 from mlxr.models.families.gemma import NORM_NAMES
+from mlxr.models.families.gemma4_tower import make_tower
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
@@ -30,7 +32,8 @@ _INPUTS, _DEFAULT_INPUTS = "hidden_size_per_layer_input", 256
 def state(c: FolderConfig) -> None:
     """State the sizes of a model."""
     c.state_model(activation="gelu_tanh", tied=True)
-    c.fields.refuse_unless(("use_bidirectional_attention",), ("vision",), "only causal attention is supported")
+    sees = "use_bidirectional_attention"
+    c.fields.refuse_unless((sees,), ("vision",), "only causal attention is supported")
     c.note(EXPERTS)
     if c.fields.flag("enable_moe_block", False):
         state_expert_width(c, state_experts(c, used_key="top_k_experts", renormalises=True))
@@ -42,6 +45,9 @@ def state(c: FolderConfig) -> None:
     windowed = state_windows(c, default=512, full_every=6, last_full=True, states_layers=True)
     state_window_theta(c, 10000.0)
     _state_layers(c, windowed, kv_heads)
+    is_large = not c.out.integer("embedding_length_per_layer_input")
+    if c.whole.get("vision_config") is not None and is_large != (c.fields.get(sees) is not None):
+        c.fields.refuse(sees, '"vision" of models whose layers get no embeddings of their own, else null')
     c.state_softcaps()
 
 
@@ -96,6 +102,7 @@ def build(m: Metadata) -> Model:
         m.fields.refuse("attention.shared_kv_layers", "so many that each kind of layer stands before them")
     window_heads, heads = _read_heads(m, windowed)
     widths, experts, inputs = _read_widths(m, own), _read_experts(m), _read_inputs(m)
+    window_heads = replace(window_heads, whole_pictures=inputs is None)
     layers = []
     for index, is_windowed in enumerate(windowed):
         attention = replace(window_heads if is_windowed else heads, softcap=softcap)
@@ -172,4 +179,5 @@ def _read_inputs(m: Metadata) -> LayerInputs | None:
     return LayerInputs(features, m.activation("gelu_tanh"), table_scale=features**0.5, scale=0.5**0.5, eps=eps)
 
 
+TOWERS = (make_tower("gemma4"),)
 FAMILIES = (Family("gemma4", build, (Folder("gemma4_text", "Gemma4ForCausalLM", state, TensorLayout(NORM_NAMES)),)),)

@@ -2,13 +2,15 @@
 
 Qwen and Qwen2 have biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE
 has a block that all tokens go through beside the experts, and a gate says for each token how much of it counts. The
-text of Qwen3-VL is that of Qwen3; pictures turn by three axes, and add rows behind the first layers ("deepstack").
+texts of Qwen2-VL and Qwen2.5-VL are those of Qwen2, that of Qwen3-VL is Qwen3's; pictures turn by three axes, and those
+of Qwen3-VL add rows behind the first layers ("deepstack").
 """
 
 from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
-from mlxr.models.families.qwen_tower import TOWER
+from mlxr.models.families.internvl import INTERNVL
+from mlxr.models.families.qwen_tower import QWEN2, QWEN25, TOWER
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
 from mlxr.models.folders.mixers import state_expert_width, state_experts
@@ -51,6 +53,15 @@ def state_qwen3_moe(c: FolderConfig) -> None:
     state_windows(c, switch=True)
 
 
+def state_qwen2_vl(c: FolderConfig) -> None:
+    """State the text of a Qwen2-VL or Qwen2.5-VL."""
+    c.state_model(biases="qkv")
+    c.state_width()
+    state_rotation(c, theta=1e6, has_sections=True)
+    state_sections(c, shuffles=False)
+    state_windows(c, switch=True)
+
+
 def state_qwen3_vl(c: FolderConfig) -> None:
     """State the text of a Qwen3-VL."""
     state_qwen3(c)
@@ -62,7 +73,15 @@ def state_qwen3_vl(c: FolderConfig) -> None:
 
 def build_qwen2(m: Metadata) -> Model:
     """Return a dense model."""
-    norms, rope = Norms(m.rms_eps), m.rope()
+    return _build_qwen2(m, Norms(m.rms_eps), m.rope())
+
+
+def build_qwen2_vl(m: Metadata) -> Model:
+    """Return a dense model that pictures can be shown to."""
+    return _build_qwen2(m, Norms(m.rms_eps), m.rope(shuffles_sections=False))
+
+
+def _build_qwen2(m: Metadata, norms: Norms, rope: Rope) -> Model:
     return m.model(
         Layer(m.attention(rope, window=window, qkv_bias=True), m.feed_forward(), norms) for window in m.windows()
     )
@@ -143,10 +162,15 @@ def _build_qwen3_moe(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
     return m.model(layers, picture_layers=picture_layers)
 
 
-TOWERS = (TOWER,)
+TOWERS = TOWER, QWEN25, QWEN2, INTERNVL
+_VL_CLASSES = {"qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}
+_VL_FOLDERS = tuple(  # older ones have the text's keys beside the tower's
+    Folder(kind + end, name, state_qwen2_vl) for kind, name in _VL_CLASSES.items() for end in ("_text", "")
+)
 FAMILIES = (
     Family("qwen", build_qwen),
     Family("qwen2", build_qwen2, (Folder("qwen2", "Qwen2ForCausalLM", state_qwen2),)),
+    Family("qwen2vl", build_qwen2_vl, _VL_FOLDERS),
     Family("qwen2moe", build_qwen2_moe, (Folder("qwen2_moe", "Qwen2MoeForCausalLM", state_qwen2_moe),)),
     Family("qwen3", build_qwen3, (Folder("qwen3", "Qwen3ForCausalLM", state_qwen3),)),
     Family("qwen3moe", build_qwen3_moe, (Folder("qwen3_moe", "Qwen3MoeForCausalLM", state_qwen3_moe),)),

@@ -1,12 +1,16 @@
-"""The tower of Qwen3-VL and of Qwen3.5: pictures of any size, positions blended out of a square, squares made to rows.
+"""Towers of Qwens: pictures of any size, in patches that turn by their row and column, of which squares become rows.
 
-What leaves some layers of Qwen3-VL's is added behind the first layers of its text ("deepstack").
+Those of Qwen3-VL and Qwen3.5 have positions that are blended out of a square, too. What leaves some layers of
+Qwen3-VL's is added behind the first layers of its text ("deepstack"). Patches of Qwen2.5-VL see those of a window,
+and all of a picture in some layers; those of Qwen2-VL see all. (arXiv:2409.12191, arXiv:2502.13923; llama.cpp,
+conversion/qwenvl.py)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mlxr.kernels.sources import round_float
@@ -57,33 +61,49 @@ _GGUF_ENDS = {
 }
 
 
-def _make_spec(sizes: dict[str, Any], merge: int, taps: tuple[int, ...], eps: float, stated: Fields) -> TowerSpec:
+def _make_spec(
+    sizes: dict[str, Any],
+    merge: int,
+    taps: tuple[int, ...],
+    eps: float,
+    stated: Fields,
+    *,
+    least_rows: int = 64,
+    colours: tuple[tuple[float, ...], tuple[float, ...]] = ((0.5,) * CHANNELS,) * 2,
+    **others: Any,
+) -> TowerSpec:
+    """A tower whose pictures become `least_rows` to 16,384 rows where files do not say so, and with `others` of its
+    fields."""
     hidden, columns, joined = sizes["hidden"], sizes["columns"], sizes["hidden"] * merge**2
 
     def merge_rows(name: str, *, norms_each: bool) -> tuple[Step, ...]:
-        norm = NormRows(f"{name}.norm", hidden if norms_each else joined, eps)
+        norm = NormRows(f"{name}.norm", hidden if norms_each else joined, eps, others.get("norm", "layer"))
         first = (norm, Join(merge**2)) if norms_each else (Join(merge**2), norm)
         made = Multiply(f"{name}.fc1", joined, joined, activation="gelu_erf")
         return *first, made, Multiply(f"{name}.fc2", columns, joined)
 
     is_gguf = stated.get(V + "embedding_length") is not None
     names = (V + "image_min_pixels", V + "image_max_pixels") if is_gguf else ("shortest_edge", "longest_edge")
-    bounds = stated if is_gguf else stated.mapping("size") or Fields({})
+    if not is_gguf and stated.get("min_pixels") is not None:  # as older files have them
+        names = "min_pixels", "max_pixels"
+    bounds = stated if is_gguf or names[0] == "min_pixels" else stated.mapping("size") or Fields({})
     prefix, factor = V if is_gguf else "", sizes["patch"] * merge
+    kept: dict[str, Any] = {"positions": "blended"} | others
     return TowerSpec(
         **sizes,
+        **kept,
         merge=merge,
         words=_WORDS,
         end=merge_rows("merge", norms_each=True),
         eps=eps,
-        positions="blended",
         theta=_THETA,
+        turns=True,
         taps=taps,
         tap_ends=tuple(merge_rows(f"deep.{number}", norms_each=False) for number in range(len(taps))),
-        least_pixels=bounds.integer(names[0], 1, MAX_PIXELS, default=64 * factor**2),
+        least_pixels=bounds.integer(names[0], 1, MAX_PIXELS, default=least_rows * factor**2),
         most_pixels=bounds.integer(names[1], 1, MAX_PIXELS, default=16384 * factor**2),
-        mean=read_colours(stated, prefix + "image_mean"),
-        deviation=read_colours(stated, prefix + "image_std", 1e-3),
+        mean=read_colours(stated, prefix + "image_mean", default=colours[0]),
+        deviation=read_colours(stated, prefix + "image_std", 1e-3, default=colours[1]),
     )
 
 
@@ -93,9 +113,15 @@ def _read_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
     sizes = read_gguf_sizes(fields)
     flags = fields.flags(V + "is_deepstack_layers", sizes["layers"]) or ()
     taps = tuple(index for index, is_tap in enumerate(flags) if is_tap)
-    merge = fields.integer(V + "spatial_merge_size", 1, MAX_MERGE, default=2)
-    eps = round_float(fields.number(V + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=_EPS))
-    return _make_spec(sizes, merge, taps, eps, fields)
+    return _make_spec(sizes, _read_merge(fields, V), taps, _read_eps(fields), fields)
+
+
+def _read_merge(fields: Fields, prefix: str = "") -> int:
+    return fields.integer(f"{prefix}spatial_merge_size", 1, MAX_MERGE, default=2)
+
+
+def _read_eps(fields: Fields) -> float:
+    return round_float(fields.number(V + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=_EPS))
 
 
 def _read_folder(_: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
@@ -111,11 +137,10 @@ def _read_folder(_: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
         "side": math.isqrt(tower.integer("num_position_embeddings", 1, MAX_SIDE**2, default=2304)),
         "columns": tower.integer("out_hidden_size", 1, MAX_WIDTH),
     }
-    merge = tower.integer("spatial_merge_size", 1, MAX_MERGE, default=2)
     indexes = (
         tower.integers("deepstack_visual_indexes", len(taps), 0, layers - 1) if isinstance(taps, list) and taps else ()
     )
-    return _make_spec(sizes, merge, indexes, _EPS, prepares)
+    return _make_spec(sizes, _read_merge(tower), indexes, _EPS, prepares)
 
 
 def _name_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
@@ -134,11 +159,97 @@ def _name_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[s
         for at in range(len(spec.taps))
         for part, name in _MERGERS.items()
     }
-    named = TowerNames(("model.visual.", "visual."), "blocks.", _BLOCK, _ENDS | deep).rename(tensors)
+    return _join_times(spec, TowerNames(_PREFIXES, "blocks.", _BLOCK, _ENDS | deep).rename(tensors))
+
+
+_PREFIXES = "model.visual.", "visual."
+
+
+def _join_times(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors with the matrix of patches, whose weights folders have for two pictures after one another."""
     if "patch_embd.weight" in named:
         whole = read_numbers(named["patch_embd.weight"])
         named |= join_slices(spec, [whole[:, :, at] for at in range(whole.shape[2])] if whole.ndim == 5 else [])
     return named
 
 
+def _make_older_spec(
+    sizes: dict[str, Any], merge: int, eps: float, stated: Fields, window: int, whole_layers: tuple[int, ...]
+) -> TowerSpec:
+    """A Qwen2.5-VL's tower, or without layers that see all of a picture where others have a window, a Qwen2-VL's."""
+    is_newer = bool(window)
+    kind: dict[str, Any] = {"gated": True, "norm": "rms"} if is_newer else {"slope": 1.702}
+    return _make_spec(
+        sizes,
+        merge,
+        (),
+        eps,
+        stated,
+        least_rows=4,
+        colours=(_CLIP_MEAN, _CLIP_DEVIATION),
+        positions="none",
+        patch_bias=False,
+        activation="silu",
+        window=window,
+        whole_layers=whole_layers,
+        **kind,
+    )
+
+
+def _read_older_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
+    is_newer = fields.get(V + "n_wa_pattern") is not None
+    if fields.flag("clip.use_silu", False) != is_newer or fields.flag("clip.use_gelu", False):
+        fields.refuse("clip.use_silu", "true of Qwen2.5-VL, else a quick GELU")
+    sizes, merge = read_gguf_sizes(fields), _read_merge(fields, V)
+    every = fields.integer(V + "n_wa_pattern", 1, MAX_LAYERS) if is_newer else 0
+    whole = tuple(range(every - 1, sizes["layers"], every)) if every else ()
+    window = _count_window(fields, V, sizes["patch"] * merge) if is_newer else 0
+    return _make_older_spec(sizes, merge, _read_eps(fields), fields, window, whole)
+
+
+def _count_window(fields: Fields, prefix: str, factor: int) -> int:
+    """The side of a window in rows of the text."""
+    return fields.integer(f"{prefix}window_size", factor, MAX_SIDE * MAX_PATCH, default=max(factor, 112)) // factor
+
+
+def _read_older_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
+    is_newer = "2_5" in whole.text("model_type", default=tower.text("model_type", default=""))
+    acts = ("silu",) if is_newer else ("quick_gelu",)
+    tower.refuse_unless(("hidden_act",), acts, f"only {acts[0]} is supported in a tower")
+    tower.refuse_unless(("in_channels", "in_chans"), (CHANNELS,), "only pictures of three colours are supported")
+    hidden = tower.integer("hidden_size" if is_newer else "embed_dim", 4, MAX_WIDTH, None if is_newer else 1280)
+    layers = tower.integer("depth", 1, MAX_LAYERS, default=32)
+    ratio = 1 if is_newer else tower.integer("mlp_ratio", 1, 64, default=4)
+    sizes = {
+        "hidden": hidden,
+        "layers": layers,
+        "heads": tower.integer("num_heads", 1, MAX_HEADS, default=16),
+        "features": tower.integer("intermediate_size", 1, MAX_WIDTH, default=3420) if is_newer else ratio * hidden,
+        "patch": tower.integer("patch_size", 1, MAX_PATCH, default=14),
+        "side": 1,
+        "columns": tower.integer("out_hidden_size" if is_newer else "hidden_size", 1, MAX_WIDTH),
+    }
+    stated, merge = tower.get("fullatt_block_indexes"), _read_merge(tower)
+    count = len(stated) if isinstance(stated, list) else 0
+    indexes = tower.integers("fullatt_block_indexes", count, 0, layers - 1) if count else ()
+    if is_newer and stated is None:
+        indexes = tuple(range(7, layers, 8))
+    window = _count_window(tower, "", sizes["patch"] * merge) if is_newer else 0
+    return _make_older_spec(sizes, merge, _EPS, prepares, window, indexes)
+
+
+def _name_older_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    ends = {"patch_embed.proj": "patch_embd", "merger.ln_q": "merge.norm"}
+    ends |= {"merger.mlp.0": "merge.fc1", "merger.mlp.2": "merge.fc2"}
+    return _join_times(spec, TowerNames(_PREFIXES, "blocks.", _OLDER_BLOCK, ends).rename(tensors))
+
+
+_OLDER_BLOCK = _BLOCK | {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+_OLDER_BLOCK |= {"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+_CLIP_MEAN = 0.48145466, 0.4578275, 0.40821073
+_CLIP_DEVIATION = 0.26862954, 0.26130258, 0.27577711
+QWEN25 = TowerFamily(
+    "qwen2.5vl_merger", ("qwen2_5_vl",), _read_older_gguf, _read_older_folder, _name_gguf, _name_older_folder
+)
+QWEN2 = replace(QWEN25, projector="qwen2vl_merger", model_types=("qwen2_vl",))
 TOWER = TowerFamily("qwen3vl_merger", _TYPES, _read_gguf, _read_folder, _name_gguf, _name_folder)

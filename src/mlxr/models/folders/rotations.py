@@ -47,6 +47,7 @@ def state_rotation(
     scales_scores: bool = False,
     has_mscales: bool = False,
     has_alpha: bool = False,
+    has_sections: bool = False,
 ) -> None:
     """State the rotation.
 
@@ -56,6 +57,7 @@ def state_rotation(
     multiplies them by what `mscale_all_dim` says. Readers take it that yarn's range is rounded to whole pairs if it
     `truncates_yarn`. `has_mscales`: longrope's attention factor is stated as `short_mscale` and `long_mscale`.
     `has_alpha`: a dynamic rotation that states `alpha` is stretched by it, whatever the length of a text.
+    `has_sections`: `state_sections` states the axes by which a rotation of the kind mrope turns.
     """
     out, rope = c.out, find_rope(c.fields, unstated)
     context, stated = out.integer("context_length"), c.fields.number("rope_theta", 1.0001, limits.MAX_THETA, theta)
@@ -64,7 +66,7 @@ def state_rotation(
         rope_dim = _read_rope_dim(c.fields, rope, part, head_dim or c.head_dim)
         out.put("rope.dimension_count", rope_dim, c.fields, "global_head_dim" if head_dim else c.head_key)
     out.put("rope.freq_base", base, rope if rope.get("rope_theta") is not None else c.fields, "rope_theta")
-    _state_scaling(c, rope, base, rope_dim, has_alpha)
+    _state_scaling(c, rope, base, rope_dim, has_alpha=has_alpha, has_sections=has_sections)
     if scales_scores and out.values.get("rope.scaling.type") == "yarn":
         _state_score_factor(out, rope)
     if out.values.get("rope.scaling.type") == "yarn":
@@ -76,13 +78,15 @@ def state_rotation(
     _state_temperature(out, rope, context)
 
 
-def state_sections(c: FolderConfig) -> None:
-    """State how many of the pairs that rotate turn by each of three axes; where it is not said, a third by each."""
+def state_sections(c: FolderConfig, *, shuffles: bool = True) -> None:
+    """State how many of the pairs that rotate turn by each of three axes, which take turns if it `shuffles`, else stand
+    one after another; where it is not said, a third by each, or in the latter case a quarter by time."""
     pairs, rope = c.out.integer("rope.dimension_count") // 2, find_rope(c.fields)
-    third = pairs // 3
-    sections = (pairs - 2 * third, third, third)
+    plane = pairs // 3 if shuffles else 3 * pairs // 8
+    sections = (pairs - 2 * plane, plane, plane)
     if rope.get("mrope_section") is not None:
-        rope.refuse_unless(("mrope_interleaved",), (True,), "only sections that take turns are supported")
+        order = "take turns" if shuffles else "stand one after another"
+        rope.refuse_unless(("mrope_interleaved",), (shuffles,), f"only sections that {order} are supported")
         first, second, last = rope.integers("mrope_section", 3, 0, pairs)
         sections = first, second, last
         if sum(sections) != pairs:
@@ -181,14 +185,16 @@ def _read_rope_dim(fields: Fields, rope: Fields, part: float, head_dim: int) -> 
     return rope_dim
 
 
-def _state_scaling(c: FolderConfig, rope: Fields, theta: float, rope_dim: int, has_alpha: bool) -> None:
+def _state_scaling(
+    c: FolderConfig, rope: Fields, theta: float, rope_dim: int, *, has_alpha: bool, has_sections: bool
+) -> None:
     """State how the rotation is stretched; with a tensor of factors for what GGUF has no keys for."""
     out, pairs, context = c.out, rope_dim // 2, c.out.integer("context_length")
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     ntk_key = "factor"
     if has_alpha and kind == "dynamic" and rope.get("alpha"):
         kind, ntk_key = "ntk", "alpha"
-    if kind == "default":
+    if kind == "default" or (has_sections and kind == "mrope"):
         return
     if kind in _REFUSED_SCALING:
         raise ModelError(f"{rope.key('rope_type')} {kind!r} is not supported: {_REFUSED_SCALING[kind]}")
