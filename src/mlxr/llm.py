@@ -10,13 +10,12 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar, Unpack, get_type_hints
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.settings import Settings, resolve
-from mlxr.core.types import AUTO_DRAFTS, DraftOptions, Grammar, SamplingParams
+from mlxr.core.types import AUTO_DRAFTS, Closes, DraftOptions, Grammar, SamplingParams
 from mlxr.loading import Progress
 from mlxr.service.adapters import AdapterChoice
 from mlxr.service.embedding import Pooling, PromptChoice, check_dimensions, choose_pooling, scale_vector
@@ -62,7 +61,7 @@ def resolve_keywords(keywords: ModelKeywords) -> Settings:
 __all__ = ["LLM", "Completion"]
 
 
-class LLM:
+class LLM(Closes):
     """A model, loaded and ready.
 
         with LLM("demo") as llm:
@@ -290,14 +289,6 @@ class LLM:
         if self._opened is None:
             raise InvalidRequest("LLM", f"{self._name} is closed; open it again")
         return self._opened
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

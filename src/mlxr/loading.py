@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.core.tables import WEIGHT_TYPES
+from mlxr.core.types import Closes
 from mlxr.formats import (
     AdapterFile,
     GGUFFile,
@@ -127,7 +127,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(Closes):
     """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk.
 
     A tower counts among them.
@@ -225,14 +225,6 @@ class LoadedModel:
             self.draft.close()
         if self.group is not None:
             self.group.close()
-
-    def __enter__(self) -> LoadedModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def make_context(device: str = "auto", threads: int | None = None, isa: str | None = None) -> Context:

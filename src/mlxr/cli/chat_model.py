@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from mlxr.cli.remote import Answerer, AnswerStream, ask_parameters, ask_server, find_here, name_default, open_model
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, OutOfPages
 from mlxr.core.events import Finish
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason, Grammar, SamplingParams
+from mlxr.core.types import Closes, FinishReason, Grammar, SamplingParams
 from mlxr.loading import NAMED_MODELS
 from mlxr.registry import Changes, ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
@@ -163,7 +161,7 @@ class ModelCard:
     license: str = ""
 
 
-class ChatModel:
+class ChatModel(Closes):
     """One model at a time. `name` None is the default model, of this machine or the server's.
 
     `parameters` and `messages` are what the model brings along (see `mlxr create`). At a server there are no messages,
@@ -288,10 +286,6 @@ class ChatModel:
             raise InvalidRequest("MODEL", "is needed for this; name the model: `mlxr chat MODEL --url ...`")
         return self.name
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the model."""
         self._stack.close()

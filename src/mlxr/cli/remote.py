@@ -14,7 +14,6 @@ import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, overload
 from urllib.parse import quote
 
@@ -34,7 +33,7 @@ from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, NotFound, S
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import EVERYDAY
 from mlxr.core.settings import Settings, resolve
-from mlxr.core.types import PARAMETERS, FinishReason, Grammar, SamplingParams, Timings, Usage
+from mlxr.core.types import PARAMETERS, Closes, FinishReason, Grammar, SamplingParams, Timings, Usage
 from mlxr.service.sight import spell_pictures
 
 if TYPE_CHECKING:
@@ -179,9 +178,7 @@ class AnswerStream(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Answerer(Protocol):
@@ -215,9 +212,7 @@ class Answerer(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def open_model(
@@ -286,7 +281,7 @@ def find_own_key(settings: Settings) -> str | None:
     return read_keys_file(Path(settings.api_keys_file))[0]
 
 
-class RemoteModel:
+class RemoteModel(Closes):
     """The model called `model` of the server at `url`; None is that server's default model."""
 
     can_chat = True  # a server says itself when a model cannot
@@ -374,12 +369,8 @@ class RemoteModel:
             raise _explain_silence(self._url, error) from error
         return RemoteStream(response)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the connection."""
         self._client.close()
 
 
@@ -403,7 +394,7 @@ def read_refusal(response: httpx.Response, url: str) -> MlxrError:
     return ContextFull(url, message) if code == "context_length_exceeded" else MlxrError(f"{url}: {message}")
 
 
-class RemoteStream:
+class RemoteStream(Closes):
     """The events of one answer. Closing it early closes the connection, by which the server knows."""
 
     def __init__(self, response: httpx.Response) -> None:
@@ -427,14 +418,6 @@ class RemoteStream:
         """Let go of the connection."""
         self._events.close()
         self._response.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _read(self) -> Generator[Event, None, None]:
         import httpx

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 from mlxr.core.sampling import MAX_ANSWERS as MAX_ANSWERS
 from mlxr.core.sampling import MAX_INT as MAX_INT
@@ -103,3 +103,19 @@ def rank_tower_file(name: str) -> tuple[int, str]:
     name = name.lower()
     found = [rank for rank, word in enumerate(_TOWER_TYPES) if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", name)]
     return (found[0] if found else len(_TOWER_TYPES)), name
+
+
+class Closes:
+    """What a `with` block closes at its end."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -15,13 +15,13 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, ModelError, NotFound
+from mlxr.core.types import Closes
 from mlxr.formats.ggml_types import by_name, decode_blocks
 
 
@@ -130,7 +130,7 @@ class TensorSource:
             self.mapping.release(self.data)
 
 
-class WeightFiles:
+class WeightFiles(Closes):
     """Mapped files, and the tensors that are views of them, by name. Closes them at the end of a `with` block."""
 
     def __init__(self, files: Sequence[MappedFile]) -> None:
@@ -148,14 +148,6 @@ class WeightFiles:
         self.tensors.clear()
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class MappedFile:

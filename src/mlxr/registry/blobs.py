@@ -24,7 +24,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NoSpace, NotFound, RegistryError
@@ -172,9 +171,7 @@ class Incoming:
     def __enter__(self) -> Incoming:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what could not be written is given up
             self._file.close()

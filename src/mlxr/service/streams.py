@@ -24,11 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import monotonic
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import FinishReason, Timings, Usage
+from mlxr.core.types import Closes, FinishReason, Timings, Usage
 from mlxr.engine.engine_thread import EngineThread, Ticket, read_embedding
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Floats
@@ -163,7 +162,7 @@ class AsyncStream(AnswerStream):
         self.close()
 
 
-class Stream(AnswerStream):
+class Stream(AnswerStream, Closes):
     """An iterator over the events, which waits for each and ends after the last Finish. Letting go of it cancels it.
 
     It is fed on the engine's thread, and read by one thread at a time.
@@ -205,14 +204,6 @@ class Stream(AnswerStream):
         event = self._events.get()
         self._unfetched -= isinstance(event, Finish)
         return event
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_streams(engine: EngineThread, prepared: Sequence[Prepared], *, waits_for_room: bool = False) -> list[Stream]:

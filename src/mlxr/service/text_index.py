@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.types import Closes
 from mlxr.pictures import documents
 from mlxr.service.embedding import Vector, scale_vector
 
@@ -62,7 +61,7 @@ class Change:
     skipped: tuple[str, ...] = ()  # files that could not be read, each with the reason
 
 
-class VectorStore:
+class VectorStore(Closes):
     """The vectors in the SQLite file at `path`, which is made where it is not there.
 
     Raises InvalidRequest where it holds those of another `identity`, MlxrError where it is none of ours or broken.
@@ -111,14 +110,6 @@ class VectorStore:
     def close(self) -> None:
         """Let go of the file."""
         self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def delete(self) -> None:
         """Close and remove the file."""

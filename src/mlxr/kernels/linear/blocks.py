@@ -122,6 +122,19 @@ class Plan:
     staged: bool = False
     single: bool = False
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """Which of it a kernel is compiled for."""
+        return {
+            "M": self.row_tiles,
+            "N": self.token_tiles,
+            "SPLIT": self.split,
+            "RESIDENT": self.resident,
+            "AHEAD": int(self.ahead),
+            "STAGED": int(self.staged),
+            "SINGLE": int(self.single),
+        }
+
     def count_groups(self, made: int, is_gated: bool) -> int:
         """Threadgroups that it takes to make `made` outputs of one weight."""
         rows = (TILE_ROWS // 2 if is_gated else TILE_ROWS) * self.row_tiles * (SIMD_GROUPS // self.split)
@@ -185,16 +198,10 @@ def multiply_tiles(
         constants={
             "TYPE_A": first[0],
             "TYPE_B": second[0],
-            "M": plan.row_tiles,
-            "N": plan.token_tiles,
-            "SPLIT": plan.split,
-            "RESIDENT": plan.resident,
-            "AHEAD": int(plan.ahead),
-            "STAGED": int(plan.staged),
-            "SINGLE": int(plan.single),
             "INPUTS": columns,
             "ROWS_A": rows[0],
             "ROWS_B": rows[1],
+            **plan.constants,
             **extras.constants,
         },
         types={"X": x.dtype, "Y": kind},

@@ -277,18 +277,7 @@ def multiply_experts(
         plan = choose_plan(stack, tiling)
         kernel, sizes = TILES, numbers(*places, *strides)
         counts = [plan.count_groups(count, gate != 0) for count in (made if gate else rows[0], rows[1])]
-        constants |= {
-            "M": plan.row_tiles,
-            "N": plan.token_tiles,
-            "SPLIT": plan.split,
-            "RESIDENT": plan.resident,
-            "AHEAD": int(plan.ahead),
-            "STAGED": int(plan.staged),
-            "SINGLE": int(plan.single),
-            "INPUTS": stack.in_features,
-            "ROWS_A": rows[0],
-            "ROWS_B": rows[1],
-        }
+        constants |= {"INPUTS": stack.in_features, "ROWS_A": rows[0], "ROWS_B": rows[1], **plan.constants}
     else:
         each = choose_rows(gpu, tiling.width, stack.out_features)
         kernel, sizes = ROWS, numbers(stack.in_features, *rows, *places, *strides)
