@@ -69,6 +69,7 @@ def test_both_ranks_have_the_logits_of_the_golden(results: tuple[float, dict[str
     ("mixtral", "layer 0 has experts"),
     ("qwen35", "layer 0 is recurrent"),
     ("olmo2", "layer 0 norms all its heads together"),
+    ("bloom", "layer 0 has scores that depend on the distance of keys"),
     ("gemma4e", "its layers have inputs of their own"),
     ("llama-mqa-96", "layer 0 has .* heads with 1 of keys, which 2 does not divide"),
 ])  # fmt: skip

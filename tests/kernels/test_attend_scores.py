@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from amounts import choose_pairs
@@ -237,21 +239,21 @@ def test_native_call_checks_by_itself(cpu: Context) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
-@pytest.mark.parametrize("span", [7, 400])
-def test_biases_by_the_distance_of_keys(kv_type: KVType, span: int) -> None:
+@pytest.mark.parametrize(("span", "symmetric"), [(7, True), (400, True), (7, False), (400, False)])
+def test_biases_by_the_distance_of_keys(kv_type: KVType, span: int, symmetric: bool) -> None:
     story, biases = make_story([300, 1, 33], 6, 2, 64), random_floats(9, 6, 2 * span + 1)
     if kv_type == "q8":
         story = round_story_to_q8(story)
     cache, contexts = fill_cache(story, 32, kv_type), range(3)
-    result = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story), symmetric=True, biases=biases))
-    exact = np.concatenate([compute_exactly(story, one, None, 0.3, symmetric=True, biases=biases) for one in contexts])
+    more: dict[str, Any] = {"symmetric": symmetric, "biases": biases}
+    result = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story), **more))
+    exact = np.concatenate([compute_exactly(story, one, None, 0.3, **more) for one in contexts])
     if kv_type in ("bf16", "q8"):
         assert np.sqrt(np.mean((result - exact) ** 2)) < 0.01 * np.sqrt(np.mean(exact**2))
     else:
         np.testing.assert_allclose(result, exact, rtol=2e-5, atol=2e-6)
     plain = fill_cache(story, 32, "f32")
-    alone = [compute(REFERENCE, story, plain, [part], symmetric=True, biases=biases) for part in whole(story)]
+    alone = [compute(REFERENCE, story, plain, [part], **more) for part in whole(story)]
     np.testing.assert_allclose(np.concatenate(alone), exact, rtol=2e-5, atol=2e-6)
-    for options, wanted in (({"symmetric": False}, "symmetric"), ({"symmetric": True, "softcap": 1.0}, "softcap")):
-        with pytest.raises(ValueError, match=wanted):
-            compute(REFERENCE, story, plain, whole(story), biases=biases, **options)
+    with pytest.raises(ValueError, match="softcap"):
+        compute(REFERENCE, story, plain, whole(story), softcap=1.0, **more)

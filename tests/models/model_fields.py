@@ -153,6 +153,8 @@ def _change_layer(model: Model, at: int, name: str, value: Any) -> Layer:
             return with_attention(layer, lambda one: one if one.window is None else replace(one, window=value))
         case "attention_scale":
             return with_attention(layer, lambda one: replace(one, scale=value or one.head_dim**-0.5))
+        case "biases":
+            return with_attention(layer, lambda one: replace(one, biases=value))
         case "head_norms":
             return with_attention(layer, lambda one: replace(one, head_norms=value))
         case "attention_softcap":

@@ -29,7 +29,11 @@ _MODULES = {
     **{kind: {"ffn_up": "mlp.gate_up_proj"} for kind in ("glm", "glm4", "phi3")},
     **{kind: {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"} for kind in ("gpt2", "gpt_bigcode", "starcoder2")},
     "phi": {"output_norm": "model.final_layernorm"},
+    "gpt_neox": {"output": "lm_head"},
 }
+_LAYERS = {"gpt_neox": "gpt_neox.layers", "mpt": "transformer.blocks"} | dict.fromkeys(
+    ("gpt2", "gpt_bigcode", "bloom", "falcon"), "transformer.h"
+)
 _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  # whose names `list_mixture` knows
 
 
@@ -39,20 +43,22 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     Most are those of the model that the configuration states, by the names of folders; transformers refuses what it has
     otherwise when it computes the golden logits.
     """
-    kind, table = config["model_type"], (config["vocab_size"], config.get("hidden_size") or config["n_embd"])
+    kind, table = config["model_type"], (config["vocab_size"], config.get("hidden_size"))
     for start, list_others in _OTHERS.items():
         if kind.startswith(start):
             embeddings = {} if kind in ("nemotron_h", "mamba2") else {"model.embed_tokens.weight": table}
             return embeddings | list_others(config)
     stated = read_folder(config)
     modules: dict[str, str] = dict(_MODULES.get(kind, {}))
+    if kind == "falcon" and not config.get("new_decoder_architecture"):
+        modules["attn_norm"] = "input_layernorm"
     for folder_name, name in (*stated.layout.names.items(), *LAYER_NAMES.items()):
         modules.setdefault(name, folder_name)
     outside = {name: folder_name for folder_name, name in reversed(MODEL_NAMES.items())}
     outside |= {
         name: folder_name for folder_name, name in stated.layout.names.items() if name.endswith((".weight", ".bias"))
     }
-    layers = "transformer.h" if kind.startswith("gpt") and "wte.weight" in stated.layout.names else "model.layers"
+    layers = _LAYERS.get(kind, "model.layers")
     wholes = {name: folder_name for folder_name, name in reversed(WHOLE_NAMES.items())}
     shapes: dict[str, tuple[int, ...]] = {}
     for full_name, shape in expected_tensors(read_model(stated)).items():
@@ -391,7 +397,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     if kind in ("mixtral", "minimax_m2", "phimoe", "lfm2_moe"):
         block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
-    gate = {"hunyuan_v1_moe": "gate.wg", "afmoe": "router.gate"}.get(kind, "gate")
+    gate = {"hunyuan_v1_moe": "gate.wg", "afmoe": "router.gate", "hy_v3": "router.gate"}.get(kind, "gate")
     shapes: dict[str, tuple[int, ...]] = {f"{block}.{gate}.weight": (experts, hidden)}
     if kind == "mistral4":
         shapes |= {
@@ -410,6 +416,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
         biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}
         shapes[f"mlp.{biases[kind]}"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
+    elif kind in ("hy_v3", "cohere2_moe"):
+        shapes |= {"mlp.expert_bias": (experts,)} if kind == "hy_v3" else {}
+        shared, shared_ffn = "shared_mlp" if kind == "hy_v3" else "shared_experts", ffn * config["num_shared_experts"]
     elif "n_shared_experts" in config:
         shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
     elif kind == "ernie4_5_moe":
@@ -512,7 +521,8 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     values = random.standard_normal(shape)
     if (
-        name.endswith(("norm.weight", "norm_f.weight", "layer_scalar", "ln_1.weight", "ln_2.weight", "ln_f.weight"))
+        name.endswith(("norm.weight", "norm_f.weight", "layer_scalar", "norm_1.weight", "norm_2.weight"))
+        or re.search(r"\bln_\w+\.weight$", name)
         or ".norms." in name
     ):
         values = 1.0 + 0.2 * values
@@ -526,6 +536,7 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
             "embed_tokens.weight",
             "embed_tokens_per_layer.weight",
             "embeddings.weight",
+            "embed_in.weight",
             "wte.weight",
             "wpe.weight",
         )

@@ -482,6 +482,7 @@ def test_broken_longrope_in_gguf_is_refused(
             {"general.architecture": "unknown"},
             "'unknown', which is not supported; supported are " + ", ".join(sorted(family.name for family in FAMILIES)),
         ),
+        ({"general.architecture": "llada-moe"}, "'llada-moe', which is not supported: it writes by diffusion"),
         ({"general.architecture": "qwen4exp"}, "'qwen4exp', which is not supported; the nearest name that is: qwen"),
         ({"general.architecture": "olmo9" * 10**5}, "docs/adding.md says how to ask for a family"),
         ({"general.architecture": "qwen2"}, "qwen2.attention.layer_norm_rms_epsilon is missing"),

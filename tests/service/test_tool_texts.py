@@ -16,13 +16,13 @@ from mlxr.service.reasoning import TAGS, ReasoningSplitter
 from mlxr.service.requests import Tool
 from mlxr.service.schema import enforce
 from mlxr.service.tools import ToolFormat
-from mlxr.service.tools.blocks import Gemma4Format
+from mlxr.service.tools.blocks import DEEPSEEK, KIMI, OLD_DEEPSEEK, Gemma4Format, SectionFormat
 from mlxr.service.tools.format import CallPiece
 from mlxr.service.tools.harmony import HarmonyFormat
 from mlxr.service.tools.marked_json import GenericFormat, HermesFormat, Llama3Format, SmolLM3Format
 from mlxr.service.tools.mistral import CohereFormat, MistralFormat, Phi4Format
 from mlxr.service.tools.pythonic import Lfm2Format, Olmo3Format
-from mlxr.service.tools.xml import SEED_START, GlmFormat, QwenXmlFormat, Spelling
+from mlxr.service.tools.xml import MINIMAX_START, SEED_START, GlmFormat, QwenXmlFormat, Spelling
 
 SAY = Tool("say", "", {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "number"}}})
 NOW = Tool("now", "", {"type": "object", "properties": {}})
@@ -31,6 +31,7 @@ FORMATS: dict[str, ToolFormat] = {
     "smollm3": SmolLM3Format(),
     "xml": QwenXmlFormat(),
     "seed": QwenXmlFormat(Spelling(SEED_START, breaks_lines=False)),
+    "minimax": QwenXmlFormat(Spelling(MINIMAX_START, breaks_lines=False, names=True)),
     "glm": GlmFormat(breaks_lines=True),
     "glm-line": GlmFormat(breaks_lines=False),
     "harmony": HarmonyFormat(),
@@ -44,8 +45,13 @@ FORMATS: dict[str, ToolFormat] = {
     "granite3": Phi4Format("<|tool_call|>", ""),
     "nemotron": Phi4Format("<TOOLCALL>", "</TOOLCALL>"),
     "cohere": CohereFormat(),
+    "hunyuan": Phi4Format("<tool_calls>", "</tool_calls>"),
+    "kimi": SectionFormat(KIMI),
+    "deepseek": SectionFormat(DEEPSEEK),
+    "old-deepseek": SectionFormat(OLD_DEEPSEEK),
     "generic": GenericFormat(),
 }
+DEEPSEEK_CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 COHERE = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "%s", "parameters": %s}\n]<|END_ACTION|>'
 JSON_CALLS = {
     "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
@@ -58,6 +64,11 @@ JSON_CALLS = {
     "granite3": '<|tool_call|>[{"name": "%s", "arguments": %s}]',
     "nemotron": '<TOOLCALL>[{"name": "%s", "arguments": %s}]</TOOLCALL>',
     "cohere": COHERE,
+    "hunyuan": '<tool_calls>[{"name": "%s", "arguments": %s}]</tool_calls>',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>%s"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek": DEEPSEEK_CALL % "%s<｜tool▁sep｜>%s",
+    "old-deepseek": DEEPSEEK_CALL % "function<｜tool▁sep｜>%s\n```json\n%s\n```",
     "generic": '{"name": "%s", "arguments": %s}',
 }
 
@@ -72,6 +83,9 @@ def write_call(format_name: str, name: str, **values: str) -> str:
         line, tag = ("\n", "tool_call") if format_name == "xml" else ("", "seed:tool_call")
         body = "".join(f"<parameter={key}>{line}{value}{line}</parameter>\n" for key, value in values.items())
         return f"<{tag}>\n<function={name}>\n{body}</function>\n</{tag}>"
+    if format_name == "minimax":
+        body = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+        return f'<minimax:tool_call>\n<invoke name="{name}">\n{body}</invoke>\n</minimax:tool_call>'
     if format_name.startswith("glm"):
         line = "\n" if format_name == "glm" else ""
         pair = f"<arg_key>%s</arg_key>{line}<arg_value>%s</arg_value>{line}"
@@ -175,6 +189,7 @@ def test_a_run_of_calls_that_must_come_has_each_once(format_name: str) -> None:
 
 ENDS = {
     "seed": ["</parameter", "\n", "</function>", "<parameter=n>", "</seed:tool_call>"],
+    "minimax": ["</parameter>", "\n", "</invoke>", '<parameter name="n">', "</minimax:tool_call>"],
     "xml": ["</parameter>", "\n</parameter>\n", "</function>", "<parameter=n>", "<function=say>", "</tool_call>"],
     "glm": ["<arg_value>", "</arg_value", "<arg_key>n</arg_key>", "</tool_call>", "</arg_"],
     "gemma4": ['<|"|', "|>", "<tool_call|>", "<|tool_call>", "}", ",n:1"],
@@ -182,6 +197,8 @@ ENDS = {
     "olmo3": ["</function_calls>", '")</function_calls>', '"', "\\", ", n=1", ")\n", "'"],
     "harmony": ["<|call|>", "<|end|>", "<|start|>assistant<|channel|>final<|message|>", '"', "\\"],
     "hermes": ["</tool_call>", "<tool_call>", '"}}', '"', "\\"],
+    "kimi": ["<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>", '"}', '"', "\\"],
+    "old-deepseek": ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>", "\n```", '"}', '"', "\\"],
     "mistral": ["[TOOL_CALLS]", "]", '"}}]', '"', "\\"],
 }
 LARK = {

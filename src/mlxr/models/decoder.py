@@ -286,7 +286,8 @@ class Decoder:
             [arena.k_pools[layer] for layer in self._first_layers],
             (id(self), tables[0].positions),
             next((states for states in arena.states if states is not None), None),
-            records=self.config.embeddings is None,  # rows of learned positions are looked up on the host
+            # rows of learned positions are looked up on the host, and biases by the distance are gathered
+            records=not (self.config.has_rows or self.config.has_biases),
         )
         return logits
 

@@ -248,6 +248,7 @@ OWN_KEYS = {
     "feed_forward_gated": "true if feed-forward blocks have a gate, in families where this differs",
     "expert_sum_bias": "true if what the experts of a token give together has a bias",
     "output_bias": "true if logits have a bias",
+    "parallel_norms": "true if blocks that stand side by side have a norm each",
     "parallel_blocks": "true if the two blocks of a layer stand side by side",
     "rope.layers": "a flag for each layer: it rotates queries and keys",
     "rope.scaling.yarn_truncate": "true if yarn's range is rounded to whole pairs",

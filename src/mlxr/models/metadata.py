@@ -38,6 +38,7 @@ from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
 Flags = tuple[bool, ...]  # of each layer
 
 SECTIONS = "rope.dimension_sections"
+MAX_ALIBI = "attention.max_alibi_bias"
 WINDOW_PATTERN, WINDOW_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
 SCORING_NUMBERS: dict[Scoring, int] = {"softmax": 1, "sigmoid": 2, "softmax_chosen": 3}
 _SCORINGS: dict[int, Scoring] = {number: scoring for scoring, number in SCORING_NUMBERS.items()}
@@ -47,7 +48,7 @@ _PARALLEL = "use_parallel_residual"
 _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     (("attn_logit_softcapping", "final_logit_softcapping"), (0,), "logit soft-capping is not supported"),
     (("embedding_scale", "residual_scale", "attention.scale", "logit_scale"), (0, 1), "not supported"),
-    (("attention.clamp_kqv", "attention.max_alibi_bias"), (0,), "not supported"),
+    (("attention.clamp_kqv", MAX_ALIBI), (0,), "not supported"),
     (("attention.causal",), (True,), "only causal attention is supported"),
     ((_PARALLEL,), (False,), "parallel residual is not supported"),
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
@@ -176,9 +177,12 @@ class Metadata:
     @cached_property
     def head_dim(self) -> int:
         """Numbers of a head."""
-        if self.fields.get("attention.key_length") is None and self.hidden % self.heads:
-            self.fields.refuse("attention.head_count", f"a divisor of the embedding length {self.hidden}")
-        head_dim = self.integer("attention.key_length", 2, limits.MAX_HEAD_DIM, default=self.hidden // self.heads)
+        usual = None
+        if self.fields.get("attention.key_length") is None:
+            usual, rest = divmod(self.hidden, self.heads)
+            if rest:
+                self.fields.refuse("attention.head_count", f"a divisor of the embedding length {self.hidden}")
+        head_dim = self.integer("attention.key_length", 2, limits.MAX_HEAD_DIM, default=usual)
         if self.integer("attention.value_length", 1, limits.MAX_HEAD_DIM, default=head_dim) != head_dim:
             self.fields.refuse("attention.value_length", f"the key length {head_dim}")
         return head_dim
@@ -374,6 +378,13 @@ class Metadata:
         """Return the window of each layer, None of those that see every position."""
         return tuple(self.window if flag else None for flag in self.windowed(full_every))
 
+    def slopes(self, default: float = 8.0) -> Slopes | None:
+        """Return how scores become less with the distance of a key; None where the file says that they do not."""
+        largest = self.number(MAX_ALIBI, 0.0, limits.MAX_SCALE, default=default)
+        if largest not in (0.0, 8.0):
+            self.fields.refuse(MAX_ALIBI, "0 or 8")
+        return Slopes(self.context) if largest else None
+
     # Components that most families have.
 
     def activation(self, usual: Activation = "silu") -> Activation:
@@ -387,6 +398,7 @@ class Metadata:
         self,
         rope: Rope,
         *,
+        heads: int = 0,
         kv_heads: int = 0,
         head_dim: int = 0,
         window: int | None = None,
@@ -403,12 +415,12 @@ class Metadata:
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
-        `kv_heads` and `head_dim` are given where not all layers have the same. Scores are multiplied by `scale`, or by
-        1 / sqrt(head_dim).
+        `heads`, `kv_heads` and `head_dim` are given where not all layers have the same. Scores are multiplied by
+        `scale`, or by 1 / sqrt(head_dim).
         """
         head_dim = head_dim or self.head_dim
         return Attention(
-            self.heads,
+            heads or self.heads,
             kv_heads or self.kv_heads,
             head_dim,
             scale=_round(self._own_scale or scale or float(head_dim**-0.5)),

@@ -75,6 +75,16 @@ class Model:
         return next((one for one in attending if one.window is None), attending[0] if attending else None)
 
     @property
+    def has_rows(self) -> bool:
+        """Tell whether rows for positions or for types of tokens are added to embeddings."""
+        return self.embeddings is not None and bool(self.embeddings.positions or self.embeddings.types)
+
+    @property
+    def has_biases(self) -> bool:
+        """Tell whether scores get something by the distance of a key."""
+        return any(layer.attention is not None and layer.attention.biases is not None for layer in self.layers)
+
+    @property
     def turns_pictures(self) -> bool:
         """Tell whether tokens of pictures stand on three axes."""
         return self.attention is not None and self.attention.rope.sections is not None
@@ -130,7 +140,7 @@ class Model:
         """List the tensors outside the layers."""
         table, norms = (self.vocab_size, self.hidden), self.layers[-1].norms
         yield "token_embd.weight", table
-        if self.output_norm is not None:
+        if self.output_norm is not None and norms.has_weights:
             yield f"{self.output_norm}.weight", (self.hidden,)
             if norms.bias:
                 yield f"{self.output_norm}.bias", (self.hidden,)

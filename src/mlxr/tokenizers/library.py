@@ -38,6 +38,14 @@ _CASED = (
 _TEKKEN = _CASED % ("", "", "")
 _GPT4O = _CASED % (_SUFFIXES + "?", _SUFFIXES + "?", "{1,3}")
 _CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+)
 _DEEPSEEK3 = (
     "[!\"#$%&'"
     r"()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -57,6 +65,10 @@ _DEEPSEEK_LETTERS = (
     "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb"
     "\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+"
 )
+_DIGITS_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_NOT_HAN = r"[%s&&[^\p{Han}]]"
+_KIMI = _CASED.replace(_UPPER, _NOT_HAN % _UPPER).replace(_LOWER, _NOT_HAN % _LOWER).replace("[\\r\\n/]*", "[\\r\\n]*")
+_HAIR = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 _DEEPSEEK_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_MARKS = r"\s?[!-/:-~" "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
@@ -108,6 +120,12 @@ PRE_TYPES: tuple[PreType, ...] = (
     PreType(("deepseek-llm",), (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_MARKS, r"\s+$", _DEEPSEEK_HAN, r"\p{N}+")),
     PreType(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}")),
     PreType(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), (r"\p{N}{1,3}", _CJK, _DEEPSEEK3)),
+    PreType(("kimi-k2",), (r"\p{Han}+|" + _KIMI % (_SUFFIXES + "?", _SUFFIXES + "?", "{1,3}"),)),
+    PreType(("afmoe",), (_DIGITS_FROM_RIGHT, _ASIAN, _DEEPSEEK3)),
+    PreType(("jais-2",), (_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + f"|{_HAIR}|" + r"\s",)),
+    PreType(("tiny_aya", "cohere2moe"), (_DIGITS_FROM_RIGHT, _GPT4O)),
+    PreType(("youtu",), (_YOUTU, _CASED % (_SUFFIXES + "?", _SUFFIXES + "?", "")), ignore_merges=True),
+    PreType(("granite-embed-multi-97m",), (_GPT4O,), ignore_merges=True),
     PreType(("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]")),
     PreType(("poro-chat", "bloom", "gpt3-finnish"), (_NOT_PUNCTUATION,)),
     PreType(("viking",), (_NOT_PUNCTUATION, r"\p{N}")),

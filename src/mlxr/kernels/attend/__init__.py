@@ -111,7 +111,7 @@ def attend(
     Raises ValueError for shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last
     so many numbers of the keys, v_pool is k_pool, and the result has so many columns for each head.
 
-    `biases` (heads, 2n + 1), of symmetric attention without softcap, are added to the scores: number n + d to that of a
+    `biases` (heads, 2n + 1), where there is no softcap, are added to the scores: number n + d to that of a
     key d positions behind the query, where what is farther than n counts as n (ALiBi, arXiv:2108.12409; T5's buckets,
     arXiv:1910.10683).
     """
@@ -129,8 +129,8 @@ def attend(
     if biases is not None:
         check_floats("attend", "biases", biases, 2)
         check_size("attend", "rows of biases", biases.shape[0], heads)
-        if biases.shape[1] % 2 == 0 or not symmetric or softcap is not None:
-            refuse("attend", "biases", f"{biases.shape[1]} for a head", "an odd number, symmetric and without softcap")
+        if biases.shape[1] % 2 == 0 or softcap is not None:
+            refuse("attend", "biases", f"{biases.shape[1]} for a head", "an odd number, without softcap")
     if value_dim is not None and not (1 <= value_dim <= head_dim and (head_dim - value_dim) % 2 == 0):
         refuse("attend", "value_dim", value_dim, f"at most the head_dim {head_dim}, and less by an even number")
     if batch.longest_context > batch.page_table.shape[1] * page_size:

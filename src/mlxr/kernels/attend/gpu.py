@@ -104,7 +104,7 @@ def attend(
 def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:
     """Choose "stream", "lanes", "tiles", "panels" or "gather" for one query, a few, many and very many."""
     head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention caps nothing
-    if ctx.gpu.launcher is None or scores.symmetric:
+    if ctx.gpu.launcher is None or scores.symmetric or scores.biases is not None:
         return "gather", "gather", "gather", "gather"
     many = most = "gather"
     if scores.value_dim is None and takes_panels(ctx, pool):
@@ -244,7 +244,8 @@ def _place_run(
         step = 1 if gpu.launcher is None else LENGTH_STEP
         front, padding = (seen - queries) % step, -seen % step
         mask: DeviceArray | str = "causal"
-        if scores.symmetric or (sliding_window is not None and seen > sliding_window):
+        has_window = sliding_window is not None and seen > sliding_window
+        if scores.symmetric or has_window or scores.biases is not None:
             mx, window = gpu.mx, sliding_window or seen + padding
             own, others = mx.arange(seen - queries - front, seen + padding)[:, None], mx.arange(seen + padding)[None]
             visible = (others > own - window) & (others < own + window if scores.symmetric else others <= own)

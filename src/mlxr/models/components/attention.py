@@ -30,7 +30,7 @@ from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, c
 
 SINKS, RELATIVE = "attn_sinks.weight", "attn_rel_b.weight"
 QKV = "attn_qkv"  # what some files keep the weights of a product as: the rows of one part after those of another
-QKV_OF_HEADS = "attn_qkv of heads"  # the same where each head has its query, its key and its value together
+QKV_OF_HEADS = "attn_qkv of heads"  # the same where each head of keys has its queries, its key and its value together
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
 OWN_GATE = "attn_gate"  # a gate with a weight of its own
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
@@ -83,7 +83,7 @@ NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation 
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """Scores become less with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409), each way."""
+    """Scores become less with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409)."""
 
     longest: int  # tokens of a text
 
@@ -242,11 +242,12 @@ class Attention:
 
     def order_joined(self) -> list[int]:
         """Return where the rows of all queries, keys and values are that files have as QKV_OF_HEADS."""
-        step = len(self.parts) * self.head_dim
+        group = self.heads // self.kv_heads
         return [
-            head * step + part * self.head_dim + row
-            for part in range(len(self.parts))
-            for head in range(self.heads)
+            (head * (group + 2) + place) * self.head_dim + row
+            for places in (range(group), (group,), (group + 1,))
+            for head in range(self.kv_heads)
+            for place in places
             for row in range(self.head_dim)
         ]
 

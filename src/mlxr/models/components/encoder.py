@@ -30,6 +30,7 @@ class Embeddings:
     positions: int = 0  # rows of the table of positions, 0 for none
     types: int = 0  # rows of the table of the types of tokens: 0 for a text, or the first of two, 1 for the second
     normed: bool = True
+    has_weight: bool = True  # of the norm
 
     def __post_init__(self) -> None:
         check_range("positions", self.positions, 0, limits.MAX_CONTEXT)
@@ -41,7 +42,7 @@ class Embeddings:
             yield POSITIONS, (self.positions, hidden)
         if self.types:
             yield TYPES, (self.types, hidden)
-        if self.normed:
+        if self.normed and self.has_weight:
             yield f"{EMBEDDING_NORM}.weight", (hidden,)
             if bias:
                 yield f"{EMBEDDING_NORM}.bias", (hidden,)
@@ -56,7 +57,7 @@ class Embeddings:
             types = read_numbers(w.take(TYPES))
             table = types if table is None else (table[None] + types[:, None]).reshape(-1, types.shape[1])
         added = None if table is None else Decoded(POSITIONS, table)
-        return added, w.norm(EMBEDDING_NORM) if self.normed else None
+        return added, w.norm(EMBEDDING_NORM, has_weight=self.has_weight) if self.normed else None
 
 
 @dataclass(frozen=True, slots=True)

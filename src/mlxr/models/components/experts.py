@@ -21,6 +21,7 @@ from mlxr.models.components.feed_forward import HALVES, FeedForward
 from mlxr.models.components.weights import Flow, LayerWeights, Tensors, list_product
 
 ROUTER, CHOICE_BIAS, EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
+BARE_CHOICE_BIAS = "exp_probs_b"  # in files of Hunyuan 3
 SHARED_GATE, SUM_BIAS = "ffn_gate_inp_shexp", "ffn_exps.bias"
 ROUTER_SCALE = "ffn_gate_inp.scale"
 DENSE_POST_NORM, EXPERTS_NORM, EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
@@ -41,8 +42,10 @@ class Experts:
     choice_bias: bool = False  # added to scores for the choice alone
     expert_scales: bool = False  # that shares are multiplied by
     shared_features: int = 0  # of a block that all tokens go through, too
+    averages: bool = False  # what that block and the experts give is added and halved
     shared_gate: bool = False  # a number of each token says how much of that block counts
     sum_bias: bool = False  # added once to what the experts of a token give
+    looks_back: bool = False  # the stream before the layer's first block chooses experts, as it is
 
     def __post_init__(self) -> None:
         rule, count = self.rule, self.count
@@ -104,10 +107,11 @@ class Experts:
         if self.sum_bias:
             yield SUM_BIAS, (hidden,)
 
-    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+    def operators(self, w: LayerWeights, flow: Flow, routed: moe.Experts | None = None) -> Iterator[Operator]:
         """List the operators with their weights: the chosen experts, then the block that all tokens go through.
 
-        Where their sum is normed, that block comes first, as the sum is made in `x`, which it uses.
+        Where their sum is normed, that block comes first, as the sum is made in `x`, which it uses. `routed` are the
+        experts where those of each token were chosen before.
         """
         if flow.norm is not None:
             if self.shared is not None:
@@ -118,7 +122,7 @@ class Experts:
             yield Norm(flow.norm, "x", flow.target)
             yield from flow.multiply()
             return
-        experts = yield from self.route(w, flow.source)
+        experts = routed or (yield from self.route(w, flow.source))
         if self.sum_bias:
             yield MatMul(w.bias_alone(SUM_BIAS, self.count), "x", "other")
         yield MixExperts(experts, self.rule.used, flow.source, flow.target)
@@ -129,7 +133,7 @@ class Experts:
             if self.shared_gate:
                 yield MatMul(w.exact_product(SHARED_GATE), flow.source, "x")
                 yield GateRows("other")
-            yield Add()
+            yield Add(flow.target, 0.5 if self.averages else 1.0)
         yield from flow.multiply()
 
     def route(self, w: LayerWeights, source: Register) -> Generator[Operator, None, moe.Experts]:
@@ -155,6 +159,8 @@ class Experts:
         """Make one stack of each product of the experts of a layer."""
         if self.shared is not None:
             self.shared.arrange(tensors, prefix)
+        if prefix + BARE_CHOICE_BIAS in tensors:
+            tensors[prefix + CHOICE_BIAS] = tensors.pop(prefix + BARE_CHOICE_BIAS)
         name = f"{prefix}{SHARED_GATE}.weight"
         gate = tensors.get(name)
         if gate is not None and len(gate.shape) == 2 and gate.shape[0] == 1:  # a matrix of one row, in folders

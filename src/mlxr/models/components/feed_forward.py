@@ -57,9 +57,11 @@ class FeedForward:
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Name the tensors as what they are, where a file has gate and up as one, or names them as beside experts."""
-        joined = tensors.get(prefix + _JOINED)
-        if joined is not None and joined.shape[0] == 2 * self.features:
-            del tensors[prefix + _JOINED]
+        for joined_name in (prefix + _JOINED, f"{prefix}ffn_up_shexp.weight"):
+            joined = tensors.get(joined_name)
+            if joined is None or not self.gated or joined.shape[0] != 2 * self.features:
+                continue
+            del tensors[joined_name]
             for name, half in HALVES:
                 rows = joined.take_rows(half * self.features, (half + 1) * self.features)
                 tensors[f"{prefix}{name}{self.suffix}.weight"] = rows

@@ -114,6 +114,7 @@ class Layer:
     feed_forward: SecondBlock | None
     norms: Norms
     is_parallel: bool = False  # the blocks stand side by side after the norm of the first one
+    has_own_norms: bool = False  # blocks that stand side by side have a norm each
     residual_scale: float = 1.0  # of what each block adds to the stream
     scales_output: bool = False  # multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
@@ -167,7 +168,7 @@ class Layer:
 
     def tensors(self, hidden: int) -> Tensors:
         """List the tensors of the layer, for a stream of `hidden` columns."""
-        for name in self._name_norms():
+        for name in self._name_norms() if self.norms.has_weights else ():
             yield f"{name}.weight", (hidden,)
             if self.norms.bias:
                 yield f"{name}.bias", (hidden,)
@@ -183,7 +184,7 @@ class Layer:
             yield from [norms.mixer] * self._norms_before if norms.mixer is not None else []
             yield from [MIXER_POST_NORM] * self._norms_after + [MIXER_SUM_NORM] * self._norms_sum
         if self.feed_forward is not None:
-            yield from [norms.feed_forward] * (self._norms_before and not self.is_parallel)
+            yield from [norms.feed_forward] * (self._norms_before and (self.has_own_norms or not self.is_parallel))
             yield from [FEED_FORWARD_POST_NORM] * self._norms_after + [FEED_FORWARD_SUM_NORM] * self._norms_sum
 
     @property
@@ -211,16 +212,18 @@ class Layer:
 
     def _list_operators(self, w: LayerWeights) -> Iterator[Operator]:
         source: Register = "stream"
+        is_mixture = self.is_parallel and isinstance(self.feed_forward, Experts)  # which uses `other` itself
+        if self.has_own_norms:  # before anything is added to the stream that both read
+            yield from self._list_second(w, source, "other")
         if self.mixer is not None:
             source = yield from self._begin(w, self.norms.mixer)
-            yield from self.mixer.operators(w, self._flow(w, source, MIXER_POST_NORM))
+            if is_mixture:
+                yield from self._list_second(w, source, "delta")
+            target: Register = "other" if is_mixture else "delta"
+            yield from self.mixer.operators(w, self._flow(w, source, MIXER_POST_NORM, target))
             yield from self._end(w, MIXER_SUM_NORM)
-        if self.feed_forward is not None:
-            target: Register = "other" if self.is_parallel else "delta"
-            if not self.is_parallel:
-                source = yield from self._begin(w, self.norms.feed_forward)
-            yield from self.feed_forward.operators(w, self._flow(w, source, FEED_FORWARD_POST_NORM, target))
-            yield from self._end(w, FEED_FORWARD_SUM_NORM)
+        if not self.has_own_norms and not is_mixture:
+            yield from self._list_second(w, source, "other" if self.is_parallel else "delta")
         if self.is_parallel:
             yield Add()
         if self.inputs is not None:
@@ -228,6 +231,20 @@ class Layer:
         scale = w.scalar(OUTPUT_SCALE) if self.scales_output else 1.0
         if scale != 1.0:
             yield AddResidual(scale)
+
+    def _list_second(self, w: LayerWeights, source: Register, target: Register) -> Iterator[Operator]:
+        """List the operators of the second block. Experts that the stream before the first one chooses are chosen while
+        what that block adds is still apart."""
+        block, made = self.feed_forward, None
+        if block is None:
+            return
+        if isinstance(block, Experts) and block.looks_back:
+            made = yield from block.route(w, "stream")
+        if self.has_own_norms or not self.is_parallel:
+            source = yield from self._begin(w, self.norms.feed_forward)
+        flow = self._flow(w, source, FEED_FORWARD_POST_NORM, target)
+        yield from block.operators(w, flow, made) if isinstance(block, Experts) else block.operators(w, flow)
+        yield from self._end(w, FEED_FORWARD_SUM_NORM)
 
     def _begin(self, w: LayerWeights, name: str | None) -> Generator[Operator, None, Register]:
         """List how a block begins; returns where its input is then."""
@@ -245,7 +262,8 @@ class Layer:
             yield Norm(w.norm(name), "stream", "stream")
 
     def _flow(self, w: LayerWeights, source: Register, name: str, target: Register = "delta") -> Flow:
-        return Flow(source, target, self.residual_scale, w.norm(name) if self._norms_after else None)
+        norm = w.norm(name, eps=self.norms.after_eps) if self._norms_after else None
+        return Flow(source, target, self.residual_scale, norm)
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
         """Lay the layer's tensors out as `tensors` lists them, where a file has them otherwise; nothing is copied but

@@ -15,9 +15,10 @@ from mlxr.core.errors import DeviceError, ModelError, SettingError
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers.operators import AllReduce, MatMul, Norm, NormKind, NormWeight, Operator, Register, Scale
 from mlxr.kernels.linear import LinearWeight, leave, prepare
-from mlxr.kernels.sources import as_float32, make_zeros
+from mlxr.kernels.sources import as_float32, make_vector, make_zeros
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 
+TABLE = "token_embd.weight"
 FULL_PERCENT = 90  # of the free memory: weights that take more leave too little for the cache
 TAKEN_PERCENT = 70  # of the free memory: what weights take where not all of them are in memory
 
@@ -73,6 +74,8 @@ class Norms:
     kind: NormKind = "rms"
     bias: bool = False
     places: NormPlaces = "before"  # of a block: its input is normed, what it adds to the stream, both, or their sum
+    has_weights: bool = True  # else none of them multiplies by anything
+    after_eps: float | None = None  # of the norms of what blocks add, where these have another one
     mixer: str | None = "attn_norm"  # what tensors call the norm of the first block's input; None: that has none
     feed_forward: str = "ffn_norm"  # what tensors call the norm of the second block's input
 
@@ -197,10 +200,15 @@ class LayerWeights:
         own_names = tuple(name_expert(self.prefix + name, expert) for name in names)
         return (prepare if self.model.expert_budget is None else leave)(self.ctx, weights, vectors, own_names)
 
-    def norm(self, name: str) -> NormWeight:
-        """Return the norm of that name."""
-        bias = self.vector(f"{name}.bias") if self.norms.bias else None
-        return NormWeight(self.vector(f"{name}.weight"), self.norms.eps, self.norms.kind, bias)
+    def norm(self, name: str, *, eps: float | None = None, has_weight: bool = True) -> NormWeight:
+        """Return the norm of that name; one without a weight multiplies by ones, as many as embeddings have numbers."""
+        norms = self.norms
+        if has_weight and norms.has_weights:
+            weight = self.vector(f"{name}.weight")
+        else:
+            weight = read_vector(make_vector(name, [1.0] * self.model.tensors[TABLE].shape[1]))
+        bias = self.vector(f"{name}.bias") if norms.bias else None
+        return NormWeight(weight, eps or norms.eps, norms.kind, bias)
 
     def vector(self, name: str) -> FloatArray:
         """Return a small tensor of one axis as numbers."""

@@ -28,6 +28,8 @@ _SEEING = [file for file in _FILES if hasattr(file, "TOWERS")]  # that say by wh
 _TOWERS: dict[str, TowerFamily] = {tower.projector: tower for file in _SEEING for tower in file.TOWERS}
 _SEES_BY = {family.name: [tower.projector for tower in file.TOWERS] for file in _SEEING for family in file.FAMILIES}
 
+_BY_DIFFUSION = ("dream", "llada", "rnd1", "diffusion")
+
 
 def find_family(name: str) -> Family:
     """Return the family of a GGUF file's `general.architecture`; ModelError when there is none."""
@@ -124,6 +126,10 @@ def _find_by_type(model_type: str) -> tuple[Family, Folder]:
 
 def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
     """Return the error for a name that is not `known`, with the one that is like it, if one is."""
+    if name.lower().startswith(_BY_DIFFUSION):
+        return ModelError(
+            f"{what} is not supported: it writes by diffusion, many tokens at once, not from left to right"
+        )
     names = sorted(known)
     nearest = get_close_matches(name.lower()[:64], names, n=1, cutoff=0.5)
     return ModelError(

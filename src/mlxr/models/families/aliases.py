@@ -1,15 +1,16 @@
 """Families that GGUF has names for and whose layers are those of others.
 
-InternLM 2, XVERSE and Baichuan (7B) are Llamas, EXAONE 3 and Pangu Embedded those whose halves of a head rotate, as
-Qwen 2's do, MiniCPM (1 and 2) is a Granite, and Orion a StableLM. Llama Nemotron Super (`deci`) is a Llama some of
-whose layers lack a block, and whose blocks differ in width. Source: llama.cpp, src/models.
+InternLM 2, XVERSE and Baichuan are Llamas, the latter of 13B with ALiBi in place of a rotation, EXAONE 3 and Pangu
+Embedded those whose halves of a head rotate, as Qwen 2's do, MiniCPM (1 and 2) is a Granite, Orion a StableLM, and
+CodeShell a StarCoder 2. Llama Nemotron Super (`deci`) is a Llama some of whose layers lack a block, and whose blocks
+differ in width; those of OpenELM do, too, and have as many heads as the file says. Source: llama.cpp, src/models.
 """
 
 from __future__ import annotations
 
 from mlxr.models import limits
-from mlxr.models.components import Layer, Norms
-from mlxr.models.families import granite, llama, qwen, stablelm
+from mlxr.models.components import NO_ROPE, Layer, Norms
+from mlxr.models.families import granite, llama, qwen, stablelm, starcoder2
 from mlxr.models.family import Family
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -18,10 +19,12 @@ _LAYERS_OF_BAICHUAN_13B = 40
 
 
 def build_baichuan(m: Metadata) -> Model:
-    """Return the model of these metadata. Raises ModelError for that of 13B, which has ALiBi in place of a rotation."""
-    if m.layers == _LAYERS_OF_BAICHUAN_13B:
-        m.fields.refuse("block_count", "another number, as Baichuan's model of 13B has ALiBi, which is not supported")
-    return llama.build(m)
+    """Return the model of these metadata, which tell only by their depth that scores become less with the distance."""
+    if m.layers != _LAYERS_OF_BAICHUAN_13B:
+        return llama.build(m)
+    m.rope()
+    layer = Layer(m.attention(NO_ROPE, biases=m.slopes()), m.feed_forward(), Norms(m.rms_eps))
+    return m.model([layer] * m.layers)
 
 
 def build_minicpm(m: Metadata) -> Model:
@@ -45,6 +48,19 @@ def build_deci(m: Metadata) -> Model:
     return m.model(layers)
 
 
+def build_openelm(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    m.fields.note(("attention.head_count",))
+    counts = m.integers("attention.head_count_kv", 1, limits.MAX_HEADS)
+    widths, norms, rope = m.integers("feed_forward_length", 1, limits.MAX_WIDTH), Norms(m.rms_eps), m.rope()
+    return m.model(
+        Layer(
+            m.attention(rope, heads=heads, kv_heads=kv_heads, head_norms="each"), m.feed_forward(features=width), norms
+        )
+        for heads, kv_heads, width in zip(m.head_counts, counts, widths, strict=True)
+    )
+
+
 FAMILIES = (
     Family("internlm2", llama.build),
     Family("xverse", llama.build),
@@ -54,4 +70,6 @@ FAMILIES = (
     Family("pangu-embedded", qwen.build_qwen2),
     Family("minicpm", build_minicpm),
     Family("orion", stablelm.build),
+    Family("codeshell", starcoder2.build),
+    Family("openelm", build_openelm),
 )

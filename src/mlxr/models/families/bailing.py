@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.components.experts import CHOICE_BIAS
+from mlxr.models.components.experts import BARE_CHOICE_BIAS, CHOICE_BIAS
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
-from mlxr.models.folders.mixers import state_expert_width, state_experts
+from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
@@ -23,6 +23,9 @@ _NAMES = {
     "attention.dense": "attn_output",
     "attention.query_layernorm": "attn_q_norm",
     "attention.key_layernorm": "attn_k_norm",
+}
+_HUNYUAN3_NAMES = {"mlp.router.gate": "ffn_gate_inp"} | {
+    f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
 }
 _SHARED_WIDTH = "moe_shared_expert_intermediate_size"
 
@@ -52,6 +55,21 @@ def state_deepseek(c: FolderConfig) -> None:
     state_rotation(c)
 
 
+def state_hunyuan3(c: FolderConfig) -> None:
+    """State the sizes of a Hunyuan 3, whose first layer has no experts where it does not say."""
+    c.state_model(kv_heads=c.heads, biases="block")
+    layers = read_expert_layers(c) or [index > 0 for index in range(c.layers)]
+    flags = state_experts(
+        c, shared_key="num_shared_experts", shared="count", scoring="sigmoid", renormalises=True, layers=layers
+    )
+    shared = c.fields.integer("num_shared_experts", 1, limits.MAX_STATED, default=1)
+    scale = c.fields.number("router_scaling_factor", 1e-9, limits.MAX_SCALE, default=1.0)
+    c.out.put("expert_shared_feed_forward_length", shared * c.out.integer("expert_feed_forward_length"))
+    c.out.put("expert_weights_scale", scale, c.fields, "router_scaling_factor")
+    state_expert_width(c, flags)
+    state_rotation(c)
+
+
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
     is_second = m.architecture == "bailingmoe2"
@@ -70,7 +88,26 @@ def build(m: Metadata) -> Model:
     return m.model(Layer(attention, experts if flag else m.feed_forward(), norms) for flag in m.has_experts)
 
 
+def build_hunyuan3(m: Metadata) -> Model:
+    """Return a Hunyuan 3, whose layers are those of Ling 2 with one block beside the experts."""
+    norms, attention = Norms(m.rms_eps), m.attention(m.rope(), head_norms="each")
+    experts = Experts(
+        m.experts,
+        m.expert_features,
+        m.activation(),
+        m.routing("sigmoid", floor=1e-20),
+        choice_bias=m.own.get("expert_layers") is not None
+        or m.has_tensor(CHOICE_BIAS)
+        or m.has_tensor(BARE_CHOICE_BIAS),
+        shared_features=m.shared_features() or m.expert_features,
+    )
+    return m.model(Layer(attention, experts if flag else m.feed_forward(), norms) for flag in m.has_experts)
+
+
 FAMILIES = (
+    Family(
+        "hy_v3", build_hunyuan3, (Folder("hy_v3", "HYV3ForCausalLM", state_hunyuan3, TensorLayout(_HUNYUAN3_NAMES)),)
+    ),
     Family("bailingmoe", build),
     Family(
         "bailingmoe2", build, (Folder("bailing_moe", "BailingMoeV2ForCausalLM", state_ling2, TensorLayout(_NAMES)),)

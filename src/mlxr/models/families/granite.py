@@ -1,7 +1,8 @@
 """Granite: embeddings, scores, what blocks add to the stream, and logits are multiplied by numbers of the file.
 
-Granite 4 has layers with Mamba-2 instead of attention, which may all rotate nothing; there are models with experts
-beside a block that all tokens go through, and without.
+Granite SWA has a sink for each head, and windows in three layers of four. Granite 4 has layers with Mamba-2 instead of
+attention, which may all rotate nothing; there are models with experts beside a block that all tokens go through, and
+without.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mlxr.models.folders.mixers import (
     state_experts,
     state_mamba2,
 )
-from mlxr.models.folders.rotations import state_rotation
+from mlxr.models.folders.rotations import FULL, WINDOWED, state_rotation, state_windows
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -36,6 +37,7 @@ _NAMES = {
 }
 _TENSORS = TensorLayout(_NAMES)
 _POSITIONS, _SHARED_WIDTH = "position_embedding_type", "shared_intermediate_size"
+_TURNING = "attention.rope_pattern"  # where those with windows say it of each layer
 _TURNS = "rope.scaling.finetuned"  # where files of Granite say whether layers rotate
 
 
@@ -72,6 +74,23 @@ def state_mixture(c: FolderConfig) -> None:
     _state_experts(c, is_optional=False)
 
 
+def state_windowed(c: FolderConfig) -> None:
+    """State a Granite SWA, whose layers see everything from the first on in steps of four where it does not say."""
+    _state_common(c)
+    if "Moe" in str(c.fields.get("architectures")):
+        _state_experts(c, is_optional=False)
+    else:
+        c.state_width()
+    kinds = [WINDOWED if index % 4 else FULL for index in range(c.layers)]
+    state_windows(c.rename({}, {"layer_types": kinds}), default=128, states_layers=True)
+    thetas = c.fields.get("layer_rope_theta")
+    if thetas is not None:
+        theta = c.out.values["rope.freq_base"]
+        if not isinstance(thetas, list) or len(thetas) != c.layers or any(one not in (0, theta) for one in thetas):
+            c.fields.refuse("layer_rope_theta", f"a list of {c.layers}, each one 0 or {theta}")
+        c.out.put(_TURNING, [bool(one) for one in thetas])
+
+
 def state_hybrid(c: FolderConfig) -> None:
     """State a Granite 4; one whose layers all attend is a Granite without Mamba-2."""
     _state_common(c)
@@ -98,6 +117,16 @@ def build(m: Metadata, *, embedding: float = 1.0, residual: float = 1.0, logits:
     for window in m.windows():
         mixers.append(_attend(m, rope, window, m.kv_heads))
     return _make_model(m, mixers, embedding, residual, logits)
+
+
+def build_windowed(m: Metadata) -> Model:
+    """Return a model with sinks and windows."""
+    rope, turns = _find_rope(m), m.fields.flags(_TURNING, m.layers) or (True,) * m.layers
+    mixers = [
+        m.attention(rope if turn else NO_ROPE, window=window, scale=m.scale("attention.scale"), sinks=True)
+        for turn, window in zip(turns, m.windows(full_every=4), strict=True)
+    ]
+    return _make_model(m, mixers)
 
 
 def build_hybrid(m: Metadata) -> Model:
@@ -147,6 +176,14 @@ def _make_model(
 
 
 FAMILIES = (
+    Family(
+        "granite_swa",
+        build_windowed,
+        (
+            Folder("granite_swa", "GraniteSWAForCausalLM", state_windowed),
+            Folder("granitemoe_swa", "GraniteMoeSWAForCausalLM", state_windowed, _TENSORS),
+        ),
+    ),
     Family("granite", build, (Folder("granite", "GraniteForCausalLM", state_dense, _TENSORS),)),
     Family(
         "granitemoe",

@@ -1,4 +1,4 @@
-"""Hunyuan: Llama's layers, of which queries and keys are normed by head after they are rotated.
+"""Hunyuan and Maincoder: Llama's layers, of which queries and keys are normed by head after they are rotated.
 
 That with experts (A13B) has them in all layers, beside a block that all tokens go through.
 """
@@ -38,8 +38,8 @@ def state_mixture(c: FolderConfig) -> None:
 
 
 def build(m: Metadata) -> Model:
-    """Return the model of these metadata."""
-    norms, rope = Norms(m.rms_eps), m.rope()
+    """Return the model of these metadata; Maincoder rotates neighbours."""
+    norms, rope = Norms(m.rms_eps), m.rope(interleaved=m.architecture == "maincoder")
     return m.model(
         Layer(m.attention(rope, window=window, head_norms="turned"), m.feed_forward(), norms) for window in m.windows()
     )
@@ -53,6 +53,7 @@ def build_mixture(m: Metadata) -> Model:
 
 
 FAMILIES = (
+    Family("maincoder", build),
     Family(
         "hunyuan-dense", build, (Folder("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", state, TensorLayout(_NORMS)),)
     ),

@@ -1,5 +1,5 @@
 """Nemotron and Minitron: layer norms with biases, stored less one, half of a head rotates, and no gate but a squared
-ReLU."""
+ReLU. Jais 2 has biases everywhere, and whole heads rotate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def state(c: FolderConfig) -> None:
     state_rotation(c, part=0.5)
 
 
+def state_jais2(c: FolderConfig) -> None:
+    """State the sizes of a Jais 2."""
+    c = c.rename({}, {"attention_bias": True, "mlp_bias": True})
+    c.state_model(
+        kv_heads=c.heads, eps=(LAYER_EPS,), eps_key="layer_norm_eps", activation="relu_squared", biases="block"
+    )
+    c.state_width()
+    state_rotation(c)
+
+
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
     norms, rope = Norms(m.layer_eps, kind="layer", bias=True), m.rope()
@@ -28,4 +38,5 @@ def build(m: Metadata) -> Model:
 
 FAMILIES = (
     Family("nemotron", build, (Folder("nemotron", "NemotronForCausalLM", state, TensorLayout(norms_from_one=True)),)),
+    Family("jais2", build, (Folder("jais2", "Jais2ForCausalLM", state_jais2),)),
 )

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, and OLMoE: queries and keys are normed as whole rows.
+"""OLMo 1 to 3, and OLMoE: layer norms without weights in the first, later queries and keys are normed as whole rows.
 
 Of OLMo 2 and 3 each block's result is normed instead of its input; OLMo 3 has windows in three of four layers, whose
 rotation is not stretched. OLMoE has experts.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
 from mlxr.models.family import Family, Folder
-from mlxr.models.folders.config import FolderConfig, TensorLayout
+from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import WINDOW_THETA, Metadata
@@ -17,6 +17,14 @@ from mlxr.models.model import Model
 _TENSORS = TensorLayout(
     {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 )
+
+
+def state_olmo(c: FolderConfig) -> None:
+    """State the sizes of an OLMo 1, all of whose norms add as much to the variance."""
+    c = c.rename({}, {"layer_norm_eps": 1e-5})
+    c.state_model(kv_heads=c.heads, eps=(LAYER_EPS,), eps_key="layer_norm_eps", biases="block")
+    c.state_width()
+    state_rotation(c)
 
 
 def state_olmo2(c: FolderConfig) -> None:
@@ -37,6 +45,12 @@ def state_olmoe(c: FolderConfig) -> None:
     c.state_model(kv_heads=c.heads, biases="block")
     state_expert_width(c, state_experts(c, features_key="intermediate_size"))
     state_rotation(c)
+
+
+def build_olmo(m: Metadata) -> Model:
+    """Return the model of these metadata, which rotates neighbours."""
+    norms = Norms(m.layer_eps, kind="layer", has_weights=False)
+    return m.model([Layer(m.attention(m.rope(interleaved=True)), m.feed_forward(), norms)] * m.layers)
 
 
 def build_olmo2(m: Metadata) -> Model:
@@ -69,6 +83,7 @@ def build_olmoe(m: Metadata) -> Model:
 
 
 FAMILIES = (
+    Family("olmo", build_olmo, (Folder("olmo", "OlmoForCausalLM", state_olmo),)),
     Family(
         "olmo2",
         build_olmo2,

@@ -3,18 +3,22 @@
 Qwen and Qwen2 have biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE
 has a block that all tokens go through beside the experts, and a gate says for each token how much of it counts. The
 texts of Qwen2-VL and Qwen2.5-VL are those of Qwen2, that of Qwen3-VL is Qwen3's; pictures turn by three axes, and those
-of Qwen3-VL add rows behind the first layers ("deepstack").
+of Qwen3-VL add rows behind the first layers ("deepstack"). Mellum 2 is a Qwen3 with experts of which three layers in
+four have windows, whose rotation is not stretched.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms, Rope
 from mlxr.models.families.internvl import INTERNVL
 from mlxr.models.families.qwen_tower import QWEN2, QWEN25, TOWER
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig
-from mlxr.models.folders.mixers import state_expert_width, state_experts
-from mlxr.models.folders.rotations import state_rotation, state_sections, state_windows
+from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts
+from mlxr.models.folders.rotations import state_rotation, state_sections, state_window_theta, state_windows
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
@@ -60,6 +64,16 @@ def state_qwen2_vl(c: FolderConfig) -> None:
     state_rotation(c, theta=1e6, has_sections=True)
     state_sections(c, shuffles=False)
     state_windows(c, switch=True)
+
+
+def state_mellum(c: FolderConfig) -> None:
+    """State a Mellum 2, whose layers say each by itself whether they have windows."""
+    c.state_model(biases="block")
+    flags = state_experts(c, renormalises=True, layers=read_expert_layers(c))
+    state_expert_width(c, flags)
+    state_rotation(c)
+    if any(state_windows(c, default=0, full_every=4, states_layers=True)):
+        state_window_theta(c, c.fields.number("rope_theta", 1.0001, limits.MAX_THETA, default=10000.0))
 
 
 def state_qwen3_vl(c: FolderConfig) -> None:
@@ -148,17 +162,23 @@ def build_qwen3_vl_moe(m: Metadata) -> Model:
     return _build_qwen3_moe(m, m.rope(shuffles_sections=True), picture_layers=_read_deep(m))
 
 
-def _build_qwen3_moe(m: Metadata, rope: Rope, picture_layers: int = 0) -> Model:
+def build_mellum(m: Metadata) -> Model:
+    """Return a model with experts three of four of whose layers have windows."""
+    rope = m.rope()
+    plain = replace(rope, theta=m.window_theta(rope.theta), scaling=None, has_factors=False)
+    return _build_qwen3_moe(m, rope, plain, full_every=4)
+
+
+def _build_qwen3_moe(
+    m: Metadata, rope: Rope, window_rope: Rope | None = None, *, full_every: int | None = None, picture_layers: int = 0
+) -> Model:
     norms = Norms(m.rms_eps)
     experts = Experts(m.experts, m.expert_features, m.activation(), m.routing(renormalises=True))
-    layers = [
-        Layer(
-            m.attention(rope, window=window, head_norms="each"),
-            experts if has_experts else m.feed_forward(),
-            norms,
-        )
-        for window, has_experts in zip(m.windows(), m.has_experts, strict=True)
-    ]
+    layers = []
+    for windowed, has_experts in zip(m.windowed(full_every), m.has_experts, strict=True):
+        own_rope = window_rope if windowed and window_rope is not None else rope
+        attention = m.attention(own_rope, window=m.window if windowed else None, head_norms="each")
+        layers.append(Layer(attention, experts if has_experts else m.feed_forward(), norms))
     return m.model(layers, picture_layers=picture_layers)
 
 
@@ -176,4 +196,5 @@ FAMILIES = (
     Family("qwen3moe", build_qwen3_moe, (Folder("qwen3_moe", "Qwen3MoeForCausalLM", state_qwen3_moe),)),
     Family("qwen3vl", build_qwen3_vl, (Folder("qwen3_vl_text", "Qwen3VLForConditionalGeneration", state_qwen3_vl),)),
     Family("qwen3vlmoe", build_qwen3_vl_moe),
+    Family("mellum", build_mellum, (Folder("mellum", "MellumForCausalLM", state_mellum),)),
 )

@@ -14,6 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import Columns, add_one, pick_columns, pick_rows, scale_rows, take_rates
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import GatedDelta, Layer
+from mlxr.models.components.attention import QKV
 from mlxr.models.components.encoder import POSITIONS
 from mlxr.models.components.experts import part_alternating
 from mlxr.models.draft_layer import PRODUCT
@@ -135,7 +136,9 @@ _NOT_TEXT = re.compile(
     rf"(model\.)?({_OTHER_PARTS})\..+"
     r"|(bert\.|roberta\.)?embeddings\.position_ids|cls\.(predictions|seq_relationship)\..+"  # of masked words
 )
-_ENCODER_LAYER = re.compile(r"^(encoder\.(layers?|block)|(model\.)?transformer_encoder|(transformer\.)?h)\.")
+_OTHER_LAYER = re.compile(
+    r"^(encoder\.(layers?|block)|(model\.)?transformer_encoder|(transformer\.)?(h|blocks)|gpt_neox\.layers)\."
+)
 _BARE = re.compile(r"^(layers\.[0-9]|embed_tokens\.|norm\.).+")  # of models without a head
 _ENCODER_PREFIXES = ("bert.", "roberta.")
 # A layer that drafts tokens, where it stands apart from the others, and what stands around it (Qwen3.5).
@@ -163,7 +166,7 @@ def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | N
         return None
     for prefix in _ENCODER_PREFIXES:
         hf_name = hf_name.removeprefix(prefix)
-    hf_name = _ENCODER_LAYER.sub("model.layers.", hf_name)
+    hf_name = _OTHER_LAYER.sub("model.layers.", hf_name)
     hf_name = _BARE.sub(r"model.\g<0>", hf_name)
     if hf_name in names:
         return names[hf_name] or None
@@ -326,8 +329,10 @@ def order_rows(name: str, model: Model) -> list[int] | None:
         return None
     if isinstance(layer.recurrence, GatedDelta):
         return layer.recurrence.order_rows(part) if layer.recurrence.tiled else None
-    attention, dim = layer.attention, model.interleaved_dim
-    if attention is None or not dim or find_layout(model).turns_neighbours:
+    attention, dim, layout = layer.attention, model.interleaved_dim, find_layout(model)
+    if attention is not None and layout.joins_heads and part.startswith(f"{QKV}."):
+        return attention.order_joined()
+    if attention is None or not dim or layout.turns_neighbours:
         return None
     heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads}.get(part.rsplit(".", 1)[0])
     if heads is None:

@@ -108,7 +108,7 @@ class ArgumentsReader:
             if self.is_broken:
                 self.raw, rest = self.raw[: self._end.certain], self.raw[self._end.certain :]
             return [], rest
-        arguments = {} if is_empty else _parse(self.raw)
+        arguments = {} if is_empty else parse(self.raw)
         self.is_complete = isinstance(arguments, dict)
         self.is_broken = not self.is_complete
         return [CallPiece(self._number, write_json(arguments), self._name)] if self.is_complete else [], rest
@@ -203,7 +203,7 @@ def read_call(
 
     Arguments may be left out, null or an empty text, unless it `needs_arguments`.
     """
-    value = _parse(text)
+    value = parse(text)
     name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(name, str) or name not in names:
         return None
@@ -211,18 +211,18 @@ def read_call(
     if arguments in (None, "") and not needs_arguments:
         arguments = {}
     if isinstance(arguments, str):  # some models write the object as a string
-        arguments = _parse(arguments)
+        arguments = parse(arguments)
     return (name, write_json(arguments)) if isinstance(arguments, dict) else None
 
 
-def _parse(text: str) -> object:
-    """The value that JSON text stands for, small mistakes mended; None if it is none."""
+def parse(text: str, *, bounds_numbers: bool = False) -> object:
+    """The value that JSON text stands for, small mistakes mended; None if it is none. See `read_json` for numbers."""
     try:
-        return read_json(text)
+        return read_json(text, bounds_numbers=bounds_numbers)
     except ValueError:
         pass
     try:
-        return read_json(mend_json(text))
+        return read_json(mend_json(text), bounds_numbers=bounds_numbers)
     except ValueError:
         return None
 

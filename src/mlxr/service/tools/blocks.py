@@ -1,4 +1,5 @@
-"""Reads calls that come in blocks, each between a marker at its beginning and one at its end.
+"""Reads calls that come in blocks, each between a marker at its beginning and one at its end: those of Gemma 4, Kimi K2
+and DeepSeek.
 
 Shared by the formats whose calls are not JSON: a block is given out when it is whole. What it holds is the business of
 the format, as is where it ends: values may spell the marker.
@@ -12,19 +13,21 @@ of Gemma 4.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 from mlxr.service.messages import read_json, write_json
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.arguments import Arguments
+from mlxr.service.tools.arguments import Arguments, JsonEnd, parse
 from mlxr.service.tools.format import (
     Asked,
     CallParser,
     CallPiece,
     ToolFormat,
     quote_lark,
+    write_argument_rules,
     write_marked_grammar,
     write_rule,
     write_text_without,
@@ -271,3 +274,152 @@ def _read_key(text: str, place: int, known: Sequence[str]) -> tuple[str, int]:
     if name is None:
         raise ValueError("no key")
     return name[1], name.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The marks of calls that stand in a section of the answer, a name and a JSON object each."""
+
+    start: str
+    call: str
+    argument: str  # between name and arguments
+    call_end: str
+    end: str
+    prefix: str = ""  # of names, which are numbered then
+    kind: str = (
+        ""  # what older models write in place of a name, which then stands behind, with a fence around arguments
+    )
+
+
+KIMI = Section(
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    prefix="functions.",
+)
+DEEPSEEK = Section(
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+)
+FENCE = "\n```json\n"
+OLD_DEEPSEEK = replace(DEEPSEEK, kind="function")
+
+
+class SectionFormat(ToolFormat):
+    """Calls as Kimi K2 and DeepSeek V3, R1 and V3.1 write them: see `Section`.
+
+    Sources: the chat templates of Kimi-K2-Instruct, DeepSeek-V3, DeepSeek-R1 and DeepSeek-V3.1.
+    """
+
+    def __init__(self, marks: Section) -> None:
+        self._marks = marks
+        self.markers: Sequence[str] = (marks.start, marks.call, marks.argument, marks.call_end, marks.end)
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Ids of calls as Kimi's own: the name and a number, counted through the conversation."""
+        del tools
+        if not self._marks.prefix:
+            return messages
+        ids, prepared = dict[object, str](), []
+        for message in messages:
+            if "tool_calls" in message:
+                calls = []
+                for call in cast("list[dict[str, Any]]", message["tool_calls"]):
+                    own = f"{self._marks.prefix}{call['function']['name']}:{len(ids)}"
+                    ids[call.get("id") or own] = own
+                    calls.append({**call, "id": own})
+                message = {**message, "tool_calls": calls}
+            if "tool_call_id" in message:
+                message = {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+            prepared.append(message)
+        return prepared
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser of the calls of a section, which are given out when that is whole."""
+        marks, names = self._marks, frozenset(tool.name for tool in tools)
+        heads = [marks.call] if is_enforced else []
+        return BlockParser(
+            (marks.start,),
+            lambda _: _SectionFinder(marks),
+            lambda _, text: read_section(marks, text, names),
+            heads=heads,
+        )
+
+    def _write_grammar(self, asked: Asked) -> str | None:
+        """Calls, and text before them unless there must be a call."""
+        marks = self._marks
+        _, call, argument, call_end, end = (asked.specials.get(mark, quote_lark(mark)) for mark in self.markers)
+        more, rules = "call*" if asked.is_parallel else "", []
+        for index, tool in enumerate(asked.tools):
+            name, fence = quote_lark(marks.prefix + tool.name), ("", "")
+            if marks.kind:
+                name, fence = (
+                    f"{quote_lark(marks.kind)} {argument} {quote_lark(tool.name)}",
+                    (quote_lark(FENCE), '"\\n```"'),
+                )
+            elif marks.prefix:
+                name += ' ":" NUMBER'
+            rules.append(f"{name} {'' if marks.kind else argument} {fence[0]} args_{index} {fence[1]}")
+        bodies = write_rule("body", rules) + write_argument_rules(asked.tools)
+        number = "NUMBER: /[0-9]{1,4}/\n" if marks.prefix else ""
+        first = f"calls: call {more} {end}\ncall: {call} body {call_end}\n"
+        return write_marked_grammar(marks.start, first + bodies + number, asked)
+
+
+class _SectionFinder:
+    """Finds the end of a section that is no part of the arguments of a call; see `EndFinder`."""
+
+    passed = None
+
+    def __init__(self, marks: Section) -> None:
+        self._marks, self._place = marks, 0
+        self._tags = re.compile(f"{re.escape(marks.argument)}|{re.escape(marks.end)}")
+        self._begin: int | None = None
+        self._json = JsonEnd()
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """Return where the end marker begins and ends, if it is there."""
+        while True:
+            if self._begin is not None:
+                end = self._json.find(text[self._begin :])
+                if end is None:
+                    return None
+                self._place, self._begin = self._begin + end, None
+            tag = self._tags.search(text, self._place)
+            if tag is None:
+                longest = max(len(self._marks.argument), len(self._marks.end))
+                self._place = max(self._place, len(text) - longest + 1)
+                return None
+            if tag[0] == self._marks.end:
+                return tag.span()
+            brace, stop = text.find("{", tag.end()), self._tags.search(text, tag.end())
+            if stop is not None and not tag.end() <= brace < stop.start():
+                self._place = stop.start()
+            elif brace < 0:
+                self._place = tag.start()
+                return None
+            else:
+                self._begin, self._json = brace, JsonEnd()
+
+
+def read_section(marks: Section, text: str, names: Collection[str]) -> list[Call] | None:
+    """The calls in the text of a section, without its end; None if one of them is none of a known tool."""
+    argument = re.escape(marks.argument)
+    head = re.compile(
+        rf"\s*{re.escape(marks.call)}\s*(?:function\s*{argument})?\s*(?:functions\.)?([^\s<{{]+?)(?::[0-9]+)?\s*"
+        rf"(?:{argument})?\s*(?:```json\s*)?(?=\{{)"
+    )
+    tail, calls, place = re.compile(rf"\s*(?:```)?\s*(?:{re.escape(marks.call_end)})?\s*"), list[Call](), 0
+    while place < len(text) or not calls:
+        begin = head.match(text, place)
+        end = None if begin is None or begin[1] not in names else JsonEnd().find(text[begin.end() :])
+        if begin is None or end is None:
+            return None
+        arguments = parse(text[begin.end() : begin.end() + end], bounds_numbers=True)
+        if not isinstance(arguments, dict):
+            return None
+        calls.append((begin[1], arguments))
+        behind = tail.match(text, begin.end() + end)
+        place = begin.end() + end if behind is None else behind.end()
+    return calls

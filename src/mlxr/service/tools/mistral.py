@@ -1,4 +1,4 @@
-"""Calls as a list of JSON objects behind a mark: Mistral, Phi-4 and Nemotron, and Command R7B and Command A.
+"""Calls as a list of JSON objects behind a mark: Mistral, Phi-4, Nemotron, Hunyuan A13B, Command R7B and Command A.
 
 Sources: the chat templates of these models.
 """
@@ -200,6 +200,7 @@ class MarkedParser(CallParser):
 
 PHI4_START, PHI4_END = "<|tool_call|>", "<|/tool_call|>"
 NEMOTRON_START, NEMOTRON_END = "<TOOLCALL>", "</TOOLCALL>"
+HUNYUAN_START, HUNYUAN_END = "<tool_calls>", "</tool_calls>"
 
 
 class Phi4Format(ToolFormat):

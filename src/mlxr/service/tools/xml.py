@@ -3,8 +3,11 @@
 GLM writes `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; up to GLM 4.6 every part
 stands on a line of its own. Qwen writes `<function=NAME>`, and `<parameter=KEY>` for each argument, on lines of their
 own between `<tool_call>` and `</tool_call>`; models forget the first of these. Seed-OSS writes the same between
-`<seed:tool_call>` and `</seed:tool_call>`, with values on the lines of their tags. Sources: the chat templates of
-GLM-4.5, GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B, NVIDIA-Nemotron-3-Nano-30B-A3B and Seed-OSS-36B-Instruct.
+`<seed:tool_call>` and `</seed:tool_call>`, with values on the lines of their tags. MiniMax M2 writes `<invoke
+name="NAME">` and `<parameter name="KEY">`, and has all calls between `<minimax:tool_call>` and `</minimax:tool_call>`.
+Sources: the chat
+templates of GLM-4.5, GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B, NVIDIA-Nemotron-3-Nano-30B-A3B,
+Seed-OSS-36B-Instruct and MiniMax-M2.
 """
 
 from __future__ import annotations
@@ -89,22 +92,32 @@ def read_glm_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
     return [(tool.name, arguments)]
 
 
-FUNCTION, SEED_START = "<function=", "<seed:tool_call>"
-_FUNCTION_END, _PARAMETER, _PARAMETER_END = "</function>", "<parameter=", "</parameter>"
-_BLOCK = re.compile(r"\s*(?:<function=)?([^>\n]+)>(.*)", re.DOTALL)
+FUNCTION, SEED_START, MINIMAX_START = "<function=", "<seed:tool_call>", "<minimax:tool_call>"
+_PARAMETER_END = "</parameter>"
 _MAX_TAG_CHARACTERS = 300
 
 
 class Spelling:
-    """How a family spells such calls: the marks around one, and whether values have lines of their own."""
+    """How a family spells such calls: the marks around one, and whether values have lines of their own.
 
-    def __init__(self, start: str = "<tool_call>", *, breaks_lines: bool = True) -> None:
-        self.start, self.end = start, f"</{start[1:]}"
+    With `names` tags say `name="..."`, and all calls stand between one pair of marks.
+    """
+
+    def __init__(self, start: str = "<tool_call>", *, breaks_lines: bool = True, names: bool = False) -> None:
+        self.start, self.end, self.is_shared = start, f"</{start[1:]}", names
         self.line, line = "\n" if breaks_lines else "", r"\n?" if breaks_lines else ""
+        self.function, self.parameter, self.tag_end = FUNCTION, "<parameter=", ">"
+        self.function_end = "</function>"
+        if names:
+            self.function, self.parameter, self.tag_end = '<invoke name="', '<parameter name="', '">'
+            self.function_end = "</invoke>"
         self.value_end = f"{self.line}{_PARAMETER_END}\n"
-        self.follows = (_PARAMETER, _FUNCTION_END, self.end)
-        self.tags = re.compile(rf"</function>|{self.end}|<parameter=[^>\n]+>{line}")
-        self.loose_ends = re.compile(rf"{line}</parameter>|\n(?=<parameter=([^>\n]+)>)")
+        self.follows = (self.parameter, self.function_end, self.end)
+        parameter, tag_end, key = self.parameter, self.tag_end, '[^>"\n]+' if names else "[^>\n]+"
+        self.key = key
+        self.tags = re.compile(f"{self.function_end}|{self.end}|{parameter}{key}{tag_end}{line}")
+        self.loose_ends = re.compile(rf"{line}</parameter>|\n(?={parameter}({key}){tag_end})")
+        self.block = re.compile(rf"\s*(?:{self.function})?({key}){tag_end}(.*)", re.DOTALL)
 
 
 class QwenXmlFormat(ToolFormat):
@@ -117,12 +130,14 @@ class QwenXmlFormat(ToolFormat):
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""
         by_name = {tool.name: tool for tool in tools}
-        heads = [f"{FUNCTION}{name}>" for name in by_name] if is_enforced else []
         own = self._spelling
+        heads = [f"{own.function}{name}{own.tag_end}" for name in by_name] if is_enforced else []
         return BlockParser(
-            (own.start, FUNCTION),
-            lambda start: _Finder(own, by_name, is_strict=is_enforced and start == own.start),
-            lambda start, body: read_block(own, body, by_name, is_strict=is_enforced and start == own.start),
+            (own.start, own.function),
+            lambda start: _Finder(own, by_name, is_strict=is_enforced and (own.is_shared or start == own.start)),
+            lambda start, body: read_block(
+                own, body, by_name, is_strict=is_enforced and (own.is_shared or start == own.start)
+            ),
             own.end,
             heads,
         )
@@ -130,8 +145,10 @@ class QwenXmlFormat(ToolFormat):
     def _write_grammar(self, asked: Asked) -> str | None:
         """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
         start, end = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
-        more = f'("\\n" {start} call)*' if asked.is_parallel else ""
-        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(asked.tools))])
+        before, between, behind = ('"\\n"', "", end) if self._spelling.is_shared else ("", f'"\\n" {start}', "")
+        more = f"({between} call)*" if asked.is_parallel else ""
+        rules = f"calls: {before} call {more} {behind}\n"
+        rules += write_rule("call", [f"call_{index}" for index in range(len(asked.tools))])
         rules += f"text[suffix={quote_lark(self._spelling.value_end)}]: /(?s:.*)/\n"
         for index, tool in enumerate(asked.tools):
             rules += _write_call_rules(self._spelling, f"call_{index}", tool, end)
@@ -142,11 +159,12 @@ def _write_call_rules(own: Spelling, rule: str, tool: Tool, end: str) -> str:
     """The rule for calls of one tool, and those for its values."""
     arguments, parameters, values = Arguments(tool), [], ""
     for index, key in enumerate(arguments.properties):
-        parameter = quote_lark(f"{_PARAMETER}{key}>{own.line}") + f" {rule}_{index}"
+        parameter = quote_lark(f"{own.parameter}{key}{own.tag_end}{own.line}") + f" {rule}_{index}"
         parameters.append(parameter if key in arguments.required else f"({parameter})?")
         values += arguments.write_value_rule(f"{rule}_{index}", key, quote_lark(own.value_end))
-    head = quote_lark(f"\n{FUNCTION}{tool.name}>\n")
-    return f'{rule}: {head} {" ".join(parameters)} "{_FUNCTION_END}\\n" {end}\n{values}'
+    head = quote_lark(f"{'' if own.is_shared else chr(10)}{own.function}{tool.name}{own.tag_end}\n")
+    close = f'"{own.function_end}\\n" {"" if own.is_shared else end}'
+    return f"{rule}: {head} {' '.join(parameters)} {close}\n{values}"
 
 
 class _Finder:
@@ -173,13 +191,13 @@ class _Finder:
                 begun = text.rfind("<", self._place)
                 self._place = begun if begun >= max(0, len(text) - _MAX_TAG_CHARACTERS) else len(text)
                 return None
-            if not tag[0].startswith(_PARAMETER):
+            if not tag[0].startswith(self._own.parameter):
                 return tag.span()
             if tag.end() == len(text) and self._own.line and not tag[0].endswith("\n"):  # the line may still end
                 return None
             self._place, self._is_inside = tag.end(), True
             if not self._is_strict:
-                self._keys = self._keys or _list_keys(text, self._tools)
+                self._keys = self._keys or _list_keys(self._own, text, self._tools)
 
 
 def find_value_end(
@@ -213,14 +231,14 @@ def find_value_end(
 
 def read_block(own: Spelling, text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> list[Call] | None:
     """The call in the text of one block, without its end; None if it is none of a known tool."""
-    block = _BLOCK.fullmatch(text)
+    block = own.block.fullmatch(text)
     tool = None if block is None else tools.get(block[1].strip())
     if block is None or tool is None:
         return None
     schemas, arguments, place = Arguments(tool), dict[str, object](), 0
     body, keys = _drop_ends(own, block[2]), schemas.properties
-    names = [*map(re.escape, sorted(keys, key=len, reverse=True)), "[^>\n]+"]
-    parameter = re.compile(rf"\s*{_PARAMETER}({'|'.join(names)})>(?:{own.line})?")
+    names = [*map(re.escape, sorted(keys, key=len, reverse=True)), own.key]
+    parameter = re.compile(rf"\s*{own.parameter}({'|'.join(names)}){own.tag_end}(?:{own.line})?")
     while body[place:].strip():
         begin = parameter.match(body, place)
         if begin is None:
@@ -230,9 +248,9 @@ def read_block(own: Spelling, text: str, tools: Mapping[str, Tool], *, is_strict
     return [(tool.name, arguments)]
 
 
-def _list_keys(text: str, tools: Mapping[str, Tool]) -> Collection[str]:
+def _list_keys(own: Spelling, text: str, tools: Mapping[str, Tool]) -> Collection[str]:
     """The arguments of the tool that the text of a block calls."""
-    block = _BLOCK.match(text)
+    block = own.block.match(text)
     tool = None if block is None else tools.get(block[1].strip())
     return () if tool is None else Arguments(tool).properties
 
@@ -240,6 +258,6 @@ def _list_keys(text: str, tools: Mapping[str, Tool]) -> Collection[str]:
 def _drop_ends(own: Spelling, body: str) -> str:
     """The body without the ends of a block that stand behind a value which was not ended."""
     bare = body.rstrip()
-    for end in (own.end, _FUNCTION_END):
+    for end in (own.end, own.function_end):
         bare = bare.removesuffix(end).rstrip()
     return bare if len(bare) < len(body.rstrip()) else body
