@@ -6,7 +6,6 @@ mapping, a folder as a path.
 
 from __future__ import annotations
 
-from mlxr.tokenizers.base import Detokenizer, Tokenizer, TokenType
 from mlxr.tokenizers.chat_template import (
     ChatTemplate,
     chat_template_from_folder,
@@ -17,6 +16,7 @@ from mlxr.tokenizers.chat_template import (
 from mlxr.tokenizers.conversion import to_gguf_metadata
 from mlxr.tokenizers.folder import from_folder
 from mlxr.tokenizers.gguf import from_gguf
+from mlxr.tokenizers.vocabulary import Detokenizer, Tokenizer, TokenType
 
 __all__ = [
     "ChatTemplate",

@@ -17,7 +17,6 @@ from pathlib import Path
 from tokenizers import models
 
 from mlxr.core.errors import TokenizerError
-from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.folder import (
     DEFAULT_TEMPLATE,
     JSON_FILE,
@@ -43,6 +42,7 @@ from mlxr.tokenizers.vocabulary import (
     WORD_PART,
     SpecialRules,
     Spelling,
+    TokenType,
     Vocabulary,
     VocabularyTokenizer,
     find_end_ids,

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer as Library
 
 from mlxr.core.errors import NotFound, TokenizerError
 from mlxr.core.sampling import name_file_defaults
-from mlxr.tokenizers.base import Tokenizer, TokenType
 from mlxr.tokenizers.library import LibraryTokenizer, explain_failures
 from mlxr.tokenizers.spm import (
     SentencePieceTokenizer,
@@ -30,6 +29,8 @@ from mlxr.tokenizers.vocabulary import (
     MAX_VOCABULARY_TOKENS,
     AddedSpelling,
     SpecialRules,
+    Tokenizer,
+    TokenType,
     Vocabulary,
     add_spellings,
     find_end_ids,

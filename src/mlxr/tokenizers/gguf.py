@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mlxr.core.errors import TokenizerError
-from mlxr.tokenizers.base import Tokenizer, TokenType
 from mlxr.tokenizers.library import (
     LibraryTokenizer,
     build_byte_level_library,
@@ -24,6 +23,8 @@ from mlxr.tokenizers.spm import SpmTokenizer
 from mlxr.tokenizers.vocabulary import (
     SpecialRules,
     Spelling,
+    Tokenizer,
+    TokenType,
     Vocabulary,
     find_end_ids,
     mark_control_tokens,

@@ -21,8 +21,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from mlxr.core.errors import TokenizerError
-from mlxr.tokenizers.base import TokenType
-from mlxr.tokenizers.vocabulary import SPACE_MARK, WORD_PART, SpecialRules, Vocabulary, VocabularyTokenizer
+from mlxr.tokenizers.vocabulary import SPACE_MARK, WORD_PART, SpecialRules, TokenType, Vocabulary, VocabularyTokenizer
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -18,12 +18,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mlxr.core.errors import TokenizerError
-from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.vocabulary import (
     SPACE_MARK,
     AddedSpelling,
     SpecialRules,
     Spelling,
+    TokenType,
     Vocabulary,
     VocabularyTokenizer,
     add_spellings,

@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlxr.core.errors import TokenizerError
-from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.vocabulary import (
     MAX_VOCABULARY_TOKENS,
     SPACE_MARK,
     WORD_PART,
     AddedSpelling,
     Spelling,
+    TokenType,
     parse_byte_token,
 )
 
