@@ -235,6 +235,13 @@ def test_connect_shows_and_merges(
     assert main(["connect", "opencode", "--write"]) == 0
     assert "; what was there before is in opencode.json.before-mlxr" in capsys.readouterr().err
     assert sorted(json.loads((path.parent / "opencode.json.before-mlxr").read_text())["provider"]) == ["other"]
+    (home / ".claude.json").write_text('{"numStartups":1}')
+    for _ in range(2):
+        assert main(["connect", "claude-code", "--write"]) == 0
+    assert json.loads((home / ".claude.json").read_text()) == {"numStartups": 1, "hasCompletedOnboarding": True}
+    assert (home / ".claude.json.before-mlxr").read_text() == '{"numStartups":1}'
+    assert json.loads((home / ".claude" / "settings.json").read_text())["env"]["ANTHROPIC_AUTH_TOKEN"] == "secret"
+    capsys.readouterr()
     path.write_text("// mine\n{}")
     assert main(["connect", "opencode", "--write"]) == 2
     assert "is no plain JSON" in capsys.readouterr().err

@@ -48,6 +48,12 @@ class Recipe:
     file: str = ""
     content: Callable[[Server], str] = lambda _: ""
     variables: Mapping[str, str] = field(default_factory=dict)  # URL, KEY and MODEL stand for the server's
+    others: Mapping[str, str] = field(default_factory=dict)  # further files, with the JSON to merge into each
+
+    def list_files(self, server: Server) -> Mapping[Path, str]:
+        """Return what each file of the home folder gets."""
+        texts = ({self.file: self.content(server)} if self.file else {}) | dict(self.others)
+        return {Path.home() / name: text for name, text in texts.items()}
 
 
 def _opencode(server: Server) -> str:
@@ -109,11 +115,12 @@ RECIPES: Mapping[str, Recipe] = {
         _claude,
         {
             "ANTHROPIC_BASE_URL": "URL",
-            "ANTHROPIC_API_KEY": "KEY",
+            "ANTHROPIC_AUTH_TOKEN": "KEY",  # of an ANTHROPIC_API_KEY it asks whether to use it
             "ANTHROPIC_MODEL": "MODEL",
             "ANTHROPIC_SMALL_FAST_MODEL": "MODEL",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
+        {".claude.json": '{"hasCompletedOnboarding": true}\n'},  # which would want an account of Anthropic
     ),
     "codex": Recipe("Codex", "codex --profile mlxr", ".codex/mlxr.config.toml", _codex),
     "opencode": Recipe("opencode", "opencode --model mlxr/MODEL", ".config/opencode/opencode.json", _opencode),
@@ -157,12 +164,12 @@ def connect(
     if write and not recipe.file:
         raise InvalidRequest("--write", f"{recipe.title} has no file for it; set what `mlxr connect {tool}` shows")
     server = _describe(settings, model, url, needs_key=write)
-    path = Path.home() / recipe.file
-    if write:
-        kept = _write(path, recipe.content(server))
-        print_note(f"wrote {path}" + (f"; what was there before is in {kept.name}" if kept else ""))
-    elif recipe.file:
-        print(f"# {path} (--write adds it):\n{recipe.content(server)}")
+    for path, text in recipe.list_files(server).items():
+        if write:
+            kept = _write(path, text)
+            print_note(f"wrote {path}" + (f"; what was there before is in {kept.name}" if kept else ""))
+        else:
+            print(f"# {path} (--write adds it):\n{text}")
     if recipe.variables and not write:
         print("# or in the shell:" if recipe.file else "# in the shell:")
         for name, value in recipe.variables.items():
@@ -217,11 +224,13 @@ def _write(path: Path, text: str) -> Path | None:
     if old.strip():
         if path.suffix == ".json":
             try:
-                text = _dump(_merge(json.loads(old), json.loads(text)))
+                before = json.loads(old)
             except ValueError as error:
                 raise MlxrError(
                     f"{path}: is no plain JSON ({error}); add by hand what is shown without --write"
                 ) from None
+            merged = _merge(before, json.loads(text))
+            text = old if merged == before else _dump(merged)
         elif old != text and "mlxr" not in path.name:
             raise MlxrError(f"{path}: is there already; add by hand what is shown without --write")
         if "mlxr" not in path.name and old != text and not kept.exists():
