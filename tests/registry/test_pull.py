@@ -14,7 +14,15 @@ from paper_models import TOWER, make_model
 from mlxr.core.errors import HubError, InvalidRequest, ModelError, NotFound, RegistryError
 from mlxr.core.work_threads import Stop
 from mlxr.registry import ModelRecord, Registry
-from mlxr.registry.hub import HubClient, PullStopped, RemoteFile, choose_files, list_files, parse_reference
+from mlxr.registry.hub import (
+    HubClient,
+    PullStopped,
+    RemoteFile,
+    choose_files,
+    explain_choice,
+    list_files,
+    parse_reference,
+)
 from mlxr.registry.pull import PullProgress, pull
 
 REPO = "someone/Tiny-GGUF"
@@ -153,6 +161,32 @@ def test_choice(paths: tuple[str, ...], selector: str, chosen: list[str] | None)
     found = choose_files(parse_reference(f"hf.co/a/b{':' if selector else ''}{selector}"), remote(*paths))
     expected = chosen or [path for path in paths if path not in {"x/y.json", "pytorch_model.bin"}]
     assert sorted(file.path for file in found) == sorted(expected)
+
+
+def test_memory_chooses_among_quantisations_and_says_why() -> None:
+    sizes = {"Q8_0": 8, "Q4_K_M": 5, "Q3_K_M": 4, "IQ2_XXS": 2, "PTQ1_0": 1.5, "F16": 16}
+    reference = parse_reference("hf.co/a/b")
+    files = [RemoteFile(f"m-{quant}.gguf", "", int(size * 1e9), "0" * 64, None) for quant, size in sizes.items()]
+
+    def choose(room_bytes: float | None) -> tuple[str, str]:
+        room = None if room_bytes is None else int(room_bytes)
+        chosen = choose_files(reference, files, room)
+        return chosen[0].path, explain_choice(reference, files, chosen, room)
+
+    assert choose(32e9) == (
+        "m-Q4_K_M.gguf",
+        "m-Q4_K_M.gguf of 6 models: the usual choice, 5.0 GB, fits 32.0 GB of memory",
+    )
+    path, why = choose(5e9)
+    assert path == "m-Q3_K_M.gguf"
+    assert why.endswith("m-Q4_K_M.gguf of 5.0 GB, does not fit 5.0 GB of memory; this is the best that does, 4.0 GB")
+    assert choose(2.3e9)[0] == "m-PTQ1_0.gguf"
+    path, why = choose(1e9)
+    assert path == "m-PTQ1_0.gguf"
+    assert why.endswith("this is the smallest, 1.5 GB")
+    assert choose(None)[1].endswith("the usual choice; how much memory there is nobody tells")
+    asked = parse_reference("hf.co/a/b:q8_0")
+    assert explain_choice(asked, files, choose_files(asked, files, 1), 1) == ""
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from mlxr.registry.hub import Found, HubClient, choose_files, list_files, parse_
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.service.catalogue import find_models_folder, open_registry
-from mlxr.service.machine_limits import find_read_rate, judge_fits
+from mlxr.service.machine_limits import find_read_rate, find_room_bytes, judge_fits
 
 LINE_S = 10.0  # between two lines about one file, where there is no bar
 Reference = Annotated[
@@ -58,7 +58,15 @@ def fetch(model: str, settings: Settings, name: str | None = None, *, force: boo
     with show_progress(f"pulling {model}", counts_bytes=True) as bar:
         report = _Report(bar)
         registry = open_registry(settings)
-        return pull_model(registry, model, endpoint=settings.hub_url, name=name, report=report, replaces=force)
+        return pull_model(
+            registry,
+            model,
+            endpoint=settings.hub_url,
+            name=name,
+            report=report,
+            replaces=force,
+            room_bytes=find_room_bytes(),
+        )
 
 
 def offer(model: str, settings: Settings, missing: NotFound) -> None:
@@ -97,6 +105,8 @@ class _Report:
         self._first_bytes = 0
 
     def __call__(self, progress: PullProgress) -> None:
+        if progress.stage == "choosing":
+            print_note(make_printable(progress.why))
         if progress.stage != "fetching":
             return
         if self._bar is not None:

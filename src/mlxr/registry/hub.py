@@ -24,6 +24,7 @@ from mlxr.core.errors import HubError, InvalidRequest, NotFound
 from mlxr.core.types import is_tower_file, rank_tower_file
 from mlxr.core.work_threads import Stop
 from mlxr.registry.library import find as find_short
+from mlxr.registry.library import fits_room
 from mlxr.registry.library import suggest as suggest_short
 from mlxr.registry.record import ModelName
 
@@ -113,11 +114,11 @@ LISTING_TIMEOUT_S = 30.0
 MAX_FILES = 20000
 MAX_LISTING_BYTES = 16 << 20
 MAX_LISTING_PARTS = 20 * MAX_FILES  # commas and brackets; a file has some seven
-# The first of these that a repository has is taken when none is asked for.
+# The first of these that a repository has, and that fits the machine's memory, is taken when none is asked for.
 QUANT_ORDER = re.findall(
     r"\w+",
     "q4_k_m q4_k_s q4_0 q5_k_m q5_k_s q6_k q8_0 iq4_nl iq4_xs mxfp4 q3_k_m q3_k_l q3_k_s iq3_m iq3_s iq3_xs iq3_xxs "
-    "q2_k iq2_m iq2_s iq2_xs iq2_xxs tq2_0 tq1_0 iq1_m iq1_s bf16 f16 f32",
+    "q2_k iq2_m iq2_s iq2_xs iq2_xxs pq2_0 q2_0 tq2_0 ptq1_0 tq1_0 iq1_m iq1_s q1_0 bf16 f16 f32",
 )
 _REFERENCE = re.compile(
     r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^/:]+)/([^/:]+?)/?(?::(.+))?", re.ASCII | re.IGNORECASE
@@ -320,11 +321,14 @@ def _check_listed(reference: Reference, endpoint: str, response: httpx.Response)
     raise ValueError(reason)
 
 
-def choose_files(reference: Reference, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """The files that make up the model asked for. Raises NotFound, which lists what there is."""
+def choose_files(reference: Reference, files: Sequence[RemoteFile], room_bytes: int | None = None) -> list[RemoteFile]:
+    """The files that make up the model asked for. Raises NotFound, which lists what there is.
+
+    Of several quantisations the usual one is taken that fits the memory, or the smallest where none does.
+    """
     models = _group_gguf(files)
     if models:
-        return models[_choose_model(reference, models)]
+        return models[_choose_model(reference, models, room_bytes)]
     if reference.selector:
         raise NotFound(f"{reference.repo_id} has no GGUF files, so there is no {reference.selector!r} to choose")
     top = [file for file in files if "/" not in file.path]
@@ -332,6 +336,35 @@ def choose_files(reference: Reference, files: Sequence[RemoteFile]) -> list[Remo
     if not weights or not any(file.path == "config.json" for file in top):
         raise NotFound(f"{reference.repo_id} has neither GGUF files nor config.json with model.safetensors")
     return weights + [file for file in top if _BESIDE.fullmatch(file.path)]
+
+
+def explain_choice(
+    reference: Reference, files: Sequence[RemoteFile], chosen: Sequence[RemoteFile], room_bytes: int | None
+) -> str:
+    """Why these files were chosen of several models of a repository; "" where there was nothing to choose."""
+    models = _group_gguf(files)
+    if reference.selector or len(models) < 2 or not chosen[0].name.lower().endswith(".gguf"):
+        return ""
+    name, size = chosen[0].name, _sum_bytes(chosen)
+    usual = models[_choose_model(reference, models, None)]
+    first = f"{name} of {len(models)} models: "
+    if room_bytes is None:
+        return first + "the usual choice; how much memory there is nobody tells"
+    has = f"{_show(room_bytes)} of memory"
+    if usual[0].path == chosen[0].path and fits_room(size, room_bytes):
+        return first + f"the usual choice, {_show(size)}, fits {has}"
+    why = f"the usual choice, {usual[0].name} of {_show(_sum_bytes(usual))}, does not fit {has}"
+    return (
+        first + f"{why}; this is the {'best that does' if fits_room(size, room_bytes) else 'smallest'}, {_show(size)}"
+    )
+
+
+def _sum_bytes(files: Sequence[RemoteFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+def _show(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"
 
 
 def choose_tower(model: Sequence[RemoteFile], files: Sequence[RemoteFile]) -> RemoteFile | None:
@@ -357,22 +390,36 @@ def _group_gguf(files: Sequence[RemoteFile]) -> dict[str, list[RemoteFile]]:
     return models
 
 
-def _choose_model(reference: Reference, models: dict[str, list[RemoteFile]]) -> str:
+def _choose_model(reference: Reference, models: dict[str, list[RemoteFile]], room_bytes: int | None) -> str:
     selector = reference.selector
     if selector:
         exact = [stem for stem, files in models.items() if selector in {stem + ".gguf", *(file.path for file in files)}]
-        found = exact or [stem for stem in models if _has_quant(stem, selector)]
+        found = _drop_mixtures(exact or [stem for stem in models if _has_quant(stem, selector)])
     else:
-        per_quant = ([stem for stem in models if _has_quant(stem, quant)] for quant in QUANT_ORDER)
-        found = list(models) if len(models) == 1 else next((stems for stems in per_quant if stems), [])
-    plain = [stem for stem in found if not _has_quant(stem, "ud")] or found  # the mixtures of one publisher
-    if len(plain) == 1:
-        _check_parts(reference, models[plain[0]])
-        return plain[0]
-    what = f"has {len(plain)} models" if plain else "has no model"
+        found = list(models) if len(models) == 1 else _choose_quant(models, room_bytes)
+    if len(found) == 1:
+        _check_parts(reference, models[found[0]])
+        return found[0]
+    what = f"has {len(found)} models" if found else "has no model"
     asked = f" for {selector!r}" if selector else " that is the usual choice"
-    names = ", ".join(sorted(plain or models)[:20])
+    names = ", ".join(sorted(found or models)[:20])
     raise NotFound(f"{reference.repo_id} {what}{asked}; add :file or :quant, there are {names}")
+
+
+def _choose_quant(models: dict[str, list[RemoteFile]], room_bytes: int | None) -> list[str]:
+    """The model of the first quantisation that fits the memory, else the smallest; several where it is ambiguous."""
+    per_quant = [_drop_mixtures([stem for stem in models if _has_quant(stem, quant)]) for quant in QUANT_ORDER]
+    ranked = [stems for stems in per_quant if stems]
+    single = [stems for stems in ranked if len(stems) == 1]
+    if not ranked or len(ranked[0]) > 1:
+        return ranked[0] if ranked else []
+    fitting = [stems for stems in single if fits_room(_sum_bytes(models[stems[0]]), room_bytes)]
+    return fitting[0] if fitting else min(single, key=lambda stems: _sum_bytes(models[stems[0]]))
+
+
+def _drop_mixtures(stems: list[str]) -> list[str]:
+    """The same without the mixtures of one publisher, where there are others."""
+    return [stem for stem in stems if not _has_quant(stem, "ud")] or stems
 
 
 def _has_quant(stem: str, quant: str) -> bool:

@@ -218,3 +218,9 @@ def _from_gguf(path: Path) -> Foreign | None:
 
 
 PLACES = {"ollama": find_ollama, "lmstudio": find_lmstudio, "hub": find_hub_cache}
+
+
+def fits_room(size_bytes: int, room_bytes: int | None) -> bool:
+    """Tell whether a model with files of that size fits the memory, or nobody knows how much that is: a short
+    conversation needs about a tenth of the weights more, and 512 MiB are left for what else runs."""
+    return room_bytes is None or size_bytes * 11 // 10 + (512 << 20) <= room_bytes

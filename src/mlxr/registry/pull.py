@@ -30,6 +30,7 @@ from mlxr.registry.hub import (
     RemoteFile,
     choose_files,
     choose_tower,
+    explain_choice,
     list_files,
     parse_reference,
 )
@@ -246,13 +247,15 @@ _LOCAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How far a pull is. While it fetches, `file`, its `digest` and bytes; `total_bytes` is that file's size."""
+    """How far a pull is. While it fetches, `file`, its `digest` and bytes; `total_bytes` is that file's size. Where it
+    chose among several models, `why`."""
 
-    stage: Literal["listing", "fetching", "checking", "adding"]
+    stage: Literal["listing", "choosing", "fetching", "checking", "adding"]
     file: str = ""
     digest: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
+    why: str = ""
 
 
 def pull(
@@ -265,14 +268,15 @@ def pull(
     stop: Stop | None = None,
     retry_delay_s: float = 1.0,
     replaces: bool = False,
+    room_bytes: int | None = None,
 ) -> ModelRecord:
     """Fetch `hf.co/owner/repo[:file or quant]` from the hub at `endpoint` and give it a name, by default that one.
 
-    A short name of the library means its repository. Under its own name a newer state of the repository takes the
-    place of an older one; another `name`, or a short one, that is taken by other files is refused unless it `replaces`
-    that model. The tower of the repository comes along where a GGUF model takes one. `report` is called from this
-    thread, for every piece. Raises InvalidRequest, NotFound, HubError, or what the loader says of a file that it cannot
-    run; then nothing is kept.
+    A short name of the library means its repository. Under its own name a newer state of the repository takes the place
+    of an older one; another `name`, or a short one, that is taken by other files is refused unless it `replaces` that
+    model. Among several quantisations the memory, `room_bytes`, decides. The tower of the repository comes along where
+    a GGUF model takes one. `report` is called from this thread, for every piece. Raises InvalidRequest, NotFound,
+    HubError, or what the loader says of a file that it cannot run; then nothing is kept.
     """
     from mlxr.registry.hub import HubClient
 
@@ -283,7 +287,9 @@ def pull(
     report(PullProgress("listing"))
     with HubClient(stop or Stop()) as client:
         listed = list_files(wanted, endpoint, client)
-        files = choose_files(wanted, listed)
+        files = choose_files(wanted, listed, room_bytes)
+        if why := explain_choice(wanted, listed, files, room_bytes):
+            report(PullProgress("choosing", why=why))
         tower = choose_tower(files, listed)
         if wanted.short:
             replaces = replaces or _was_pulled(registry, name or wanted.short, files)

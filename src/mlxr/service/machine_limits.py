@@ -24,6 +24,7 @@ from mlxr.core.settings import Settings
 from mlxr.core.stats import MachineLimits
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.loading import LoadedModel, make_context
+from mlxr.registry.library import fits_room
 from mlxr.service.catalogue import find_models_folder
 
 logger = logging.getLogger(__name__)
@@ -71,19 +72,20 @@ def find_read_rate(settings: Settings) -> float | None:
     return rates[-1] if rates else None
 
 
+def find_room_bytes(device: str = "auto") -> int | None:
+    """Bytes of memory that models may take now; None where the system does not tell."""
+    return read_room_bytes(device)
+
+
 def judge_fits(sizes_bytes: Sequence[int], device: str = "auto") -> list[str]:
     """Say of models with files of these sizes whether each alone fits the memory that is free now: yes, tight or no.
 
-    A short conversation needs about a tenth of the weights more, and 512 MiB are left for what else runs. Where the
-    system does not tell how much is free, the answer is unknown.
+    Where the system does not tell how much is free, the answer is unknown.
     """
-    room_bytes = read_room_bytes(device)
+    room_bytes = find_room_bytes(device)
     if room_bytes is None:
         return ["unknown"] * len(sizes_bytes)
-    return [
-        "yes" if size * 11 // 10 + (512 << 20) <= room_bytes else "tight" if size <= room_bytes else "no"
-        for size in sizes_bytes
-    ]
+    return ["yes" if fits_room(size, room_bytes) else "tight" if size <= room_bytes else "no" for size in sizes_bytes]
 
 
 def explain_missing(loaded: LoadedModel) -> str:

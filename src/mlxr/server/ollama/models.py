@@ -351,7 +351,8 @@ class Pulling:
         def work(registry: Registry, stop: Stop) -> None:
             from mlxr.registry.pull import pull as pull_model  # brings an HTTP client, which a start does without
 
-            pull_model(registry, self._name, endpoint=parts.settings.hub_url, report=self._report, stop=stop)
+            url, room_bytes = parts.settings.hub_url, parts.pool.budget_bytes
+            pull_model(registry, self._name, endpoint=url, report=self._report, stop=stop, room_bytes=room_bytes)
 
         task = start_pull(self._request, work)
         task.add_done_callback(lambda _: parts.pool.refresh())
@@ -380,7 +381,7 @@ class Pulling:
 
 def _describe(progress: PullProgress) -> JsonObject:
     if progress.stage != "fetching":
-        return {"status": _STATUS[progress.stage]}
+        return {"status": progress.why or _STATUS[progress.stage]}
     return {
         "status": f"pulling {progress.digest[:12]}",
         "digest": f"sha256:{progress.digest}",
