@@ -164,6 +164,15 @@ void append_join(PythonLayers& self, float factor, const char* target) {
     check_size("layers: columns that are joined", self.width(op.source), op.columns);
 }
 
+void append_hadamard(PythonLayers& self, OptionalVector signs, std::optional<Ints> order, int64_t block,
+                     const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::hadamard, source, target);
+    op.hadamard = mlxr::check_hadamard(self.width(op.source), signs, order, block, false);
+    if (signs) self.arrays.push_back(*signs);
+    if (order) self.orders.push_back(*order);
+    self.write("layers: columns that are transformed", op.target, op.hadamard.columns);
+}
+
 void append_route(PythonLayers& self, const mlxr::PythonRouter& router) {
     mlxr::Operator& op = self.append(mlxr::Kind::route);
     op.router = router.call;
@@ -295,6 +304,8 @@ void bind_layers(nb::module_& m) {
             [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },
             nb::arg("factor"))
         .def("append_scale", &append_scale, nb::arg("factor"), nb::arg("target"))
+        .def("append_hadamard", &append_hadamard, array("signs").none(), array("order").none(), nb::arg("block"),
+             nb::arg("source"), nb::arg("target"))
         .def("append_route", &append_route, nb::arg("router"))
         .def("append_mix", &append_mix, nb::arg("experts"), nb::arg("source"), nb::arg("target"),
              nb::keep_alive<1, 2>())

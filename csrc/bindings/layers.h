@@ -18,6 +18,7 @@ struct PythonLayers {
     std::vector<Vector> arrays;
     std::vector<RawBlocks> tables;
     std::vector<Matrix> matrices;
+    std::vector<Ints> orders;
     int64_t experts = 0;                          // that the last router of this layer chooses from
     int64_t columns = 0;                          // of the stream
     std::array<int64_t, kRegisters> widths = {};  // columns of what was last written there
@@ -88,7 +89,9 @@ struct PythonLayers {
         if (name == "x") return Register::x;
         if (name == "inputs") return Register::inputs;
         if (name == "kept") return Register::kept;
-        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x, kept, other or inputs");
+        if (name == "turned") return Register::turned;
+        if (name != "other")
+            refuse("layers: register", name, "stream, delta, normed, turned, x, kept, other or inputs");
         return Register::other;
     }
 };

@@ -149,6 +149,17 @@ void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
     run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
 }
 
+void run_hadamard(Runtime& runtime, Matrix x, OptionalVector signs, std::optional<Ints> order, int64_t block,
+                  bool inverse, MatrixOut out) {
+    const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
+    check_size("hadamard: rows of out", size_of(out, 0), rows);
+    check_size("hadamard: columns of out", size_of(out, 1), columns);
+    mlxr::HadamardCall call = mlxr::check_hadamard(columns, signs, order, block, inverse);
+    call.x = x.data();
+    call.out = out.data();
+    run_alone(runtime, [&] { mlxr::spread_hadamard(runtime, call, rows); });
+}
+
 // Without v values are in keys, and v_pool is not written.
 void run_write_pages(Runtime& runtime, Heads k, std::optional<Heads> v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
     mlxr::WritePagesCall keys = check_write(k_pool, v_pool, slots, size_of(k, 0)), values = keys;
@@ -219,6 +230,8 @@ void bind_operators(nb::module_& m) {
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
+    m.def("hadamard", &run_hadamard, nb::arg("runtime"), array("x"), array("signs").none(), array("order").none(),
+          nb::arg("block"), nb::arg("inverse"), array("out"));
     m.def("project_parts", &run_project_parts, nb::arg("runtime"), array("x"), nb::arg("weights"), nb::arg("passed"),
           array("out"));
     m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v").none(), array("k_pool"),

@@ -35,6 +35,8 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
             return op.columns;
         case Kind::product:
             return op.weight->out_features();
+        case Kind::hadamard:
+            return op.hadamard.columns;
         case Kind::rope_and_write_kv:
             return 2 * q + 4 * k;
         case Kind::rope_and_write_latent:
@@ -101,8 +103,7 @@ class LayersRun {
         switch (op.kind) {
             case Kind::norm:
                 if (op.source == Register::stream) {
-                    const bool fuses = at + 1 < ops.size() && ops[at + 1].kind == Kind::product;
-                    begin_norm(op.norm, op.target, fuses && op.target == Register::normed);
+                    begin_norm(op.norm, op.target, op.target == Register::normed && feeds_product(ops, at));
                 } else {
                     norm_rows(op);
                 }
@@ -134,6 +135,9 @@ class LayersRun {
             }
             case Kind::activate:
                 activate(op);
+                return kOne;
+            case Kind::hadamard:
+                transform(ops, at);
                 return kOne;
             case Kind::scale: {
                 float* const x = find(op.target);
@@ -211,6 +215,27 @@ class LayersRun {
                ops[at + 1].kind == Kind::activate && ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
                count_parameters(ops[at + 1].activation) == 0 &&
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
+    }
+
+    // Whether a product comes next, or behind a transform of what it reads.
+    static bool feeds_product(const std::vector<Operator>& ops, size_t at) {
+        const size_t next = at + 1 < ops.size() && ops[at + 1].kind == Kind::hadamard ? at + 2 : at + 1;
+        return next < ops.size() && ops[next].kind == Kind::product;
+    }
+
+    // The product that follows makes the rows itself, as it makes those that they are made of.
+    void transform(const std::vector<Operator>& ops, size_t at) {
+        const Operator& op = ops[at];
+        MakeRows make_x = take_pending();
+        HadamardCall call = op.hadamard;
+        call.x = read(op.source);
+        call.out = write(op.target, call.columns);
+        if (at + 1 < ops.size() && ops[at + 1].kind == Kind::product && ops[at + 1].source == op.target) {
+            pending_ = fuse_hadamard(runtime_, call, std::move(make_x));
+            return;
+        }
+        if (make_x != nullptr) make_x(0, call_.tokens);
+        spread_hadamard(runtime_, call, call_.tokens);
     }
 
     // With `fuses` the next product makes the rows of its input itself. The stream may be normed in its place.

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "layers/hadamard.h"
 #include "linear/linear.h"
 #include "lora/adapter.h"
 #include "mixers/mixers.h"
@@ -19,9 +20,9 @@ namespace mlxr {
 // Where operators read and write: (tokens, columns) of the residual stream; what is still to be added to it; what
 // blocks begin with; what is passed on within a block; what a block beside another one adds; what all layers get of
 // each token besides the stream, the columns of one layer after those of another; what a block keeps for its later
-// operators.
-enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept };
-constexpr int kRegisters = 7;
+// operators; and what it begins with in the basis of rotated weights.
+enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept, turned };
+constexpr int kRegisters = 8;
 
 struct Norm {
     const float* weight;
@@ -43,6 +44,7 @@ enum class Kind : uint8_t {
     scale,          // factor, columns
     join,           // factor, columns: the target becomes (target + other) * factor
     rows,           // table, columns
+    hadamard,       // hadamard
     // These read x, of which they make another one, and what was kept, of which `kept_first` is a column.
     gate_heads,   // kept_columns
     gated_norm,   // gated_norm
@@ -89,6 +91,7 @@ struct Operator {
     int64_t columns;  // of each token
     int64_t cuts;     // into which these are cut to be normed
     Table table;
+    HadamardCall hadamard;  // but for the arrays of the batch
     int64_t kept_first, kept_columns;
     // Complete but for arrays of the batch. States begin at `first` of a layer's own.
     GatedNormCall gated_norm;

@@ -18,6 +18,7 @@ constexpr const char* kKernels[] = {
 #include "tables/kernels.def"
 };
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
+constexpr const char* kScales[] = {"f32", "f32+softcap", "hadamard", "inverse hadamard"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
 constexpr const char* kActivations[] = {
 #define ACTIVATION(name, parameters) #name,
@@ -39,7 +40,7 @@ std::string name_form(OperatorName what, int form) {
         case OperatorName::layer_norm:
             return form == kResidual ? "f32+residual" : "f32";
         case OperatorName::scale:
-            return form == 1 ? "f32+softcap" : "f32";
+            return kScales[form];
         case OperatorName::gate_heads:
             return form == 1 ? "elements" : "heads";
         case OperatorName::gated_delta:

@@ -1,7 +1,8 @@
 """A model written anew as GGUF, its weights in the types of a recipe.
 
 Tensors go from file to file in pieces, so a model of any size needs little memory. An adapter can be added to them on
-the way. Knows files and types, no registry and no command.
+the way. An importance matrix tells which columns count: `InputTap` collects one while a model reads a text, in files as
+llama.cpp's `llama-imatrix` has them (its tools/imatrix/imatrix.cpp). Knows files and types, no registry and no command.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -18,15 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-from mlxr.formats import TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
+from mlxr.formats import TensorToWrite, WeightSource, by_name, open_gguf, read_adapter, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, is_converted, tensor_type
-from mlxr.kernels.sources import Updated, UpdatedStack
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sources import Updated, UpdatedStack, number_rows
 from mlxr.kernels.tensor import TensorSource
 from mlxr.loading import Progress, SourceModel
-from mlxr.models.adapter import merge_pairs
+from mlxr.models import Decoder, Model
+from mlxr.models.adapter import Adapter, merge_pairs, part_stack
+from mlxr.models.decoder import Pools
 from mlxr.models.fields import OWN, list_needed
-from mlxr.models.weights import from_gguf_name, gguf_name
+from mlxr.models.weights import from_gguf_name, gguf_name, split_rows
 
+Floats = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 _CHUNK_VALUES = 1 << 22  # of a changed weight that are decoded at a time
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, stated in every quantised file
@@ -65,13 +71,17 @@ def _find_usual(tensors: list[TensorToWrite]) -> str:
 
 
 def plan_tensors(
-    model: SourceModel, recipe_name: str | None, own: Mapping[str, str] = NO_OWN_TYPES
+    model: SourceModel,
+    recipe_name: str | None,
+    own: Mapping[str, str] = NO_OWN_TYPES,
+    importance: Importance | None = None,
 ) -> list[TensorToWrite]:
     """Return the tensors to write with the type that the recipe gives each; ModelError for an unknown recipe.
 
     Without one each keeps its type; ModelError for one that changes and is of a type that cannot be written. `own` are
     types by patterns: the first that is found in a weight's name, without regard to case, goes before the recipe's.
     ModelError, naming it, for a pattern that is none or that no weight has, and a type that is none or does not fit.
+    Weights are rounded by their `importance`, where it has them; ModelError for one of another model.
     """
     planned = []
     patterns = {_read_pattern(pattern): type_name.lower() for pattern, type_name in own.items()}
@@ -92,7 +102,10 @@ def plan_tensors(
         )
         found = [pattern for pattern in patterns if is_converted(name, source.shape) and pattern.search(name)]
         unused.difference_update(found)
-        planned.append(_plan_tensor(name, source, _fit_own(name, source, patterns[found[0]]) if found else wanted))
+        chosen = _fit_own(name, source, patterns[found[0]]) if found else wanted
+        planned.append(
+            _plan_tensor(name, source, chosen, None if importance is None else importance.find(source, name))
+        )
     if unused:
         raise ModelError(
             f"no weight has {min(one.pattern for one in unused)!r} in its name; mlxr show --tensors lists them"
@@ -168,7 +181,158 @@ def _write_updated(name: str, source: Updated, type_name: str) -> Iterator[NDArr
     source.release()
 
 
-def _plan_tensor(name: str, source: WeightSource, type_name: str) -> TensorToWrite:
+def _plan_tensor(name: str, source: WeightSource, type_name: str, importance: Floats | None) -> TensorToWrite:
     if isinstance(source, Updated):
         return TensorToWrite(name, type_name, source.shape, lambda: _write_updated(name, source, type_name))
-    return TensorToWrite.from_source(source, name=name, type_name=type_name)
+    return TensorToWrite.from_source(source, name=name, type_name=type_name, importance=importance)
+
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_DATASETS, _CHUNKS, _CHUNK_TOKENS = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+_LEAST = np.float32(1e-7)  # of the largest: what a column counts whose input was always 0
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """By a tensor's name the sums of the squares of each column of its input, f32 (matrices, columns), and of how many
+    rows (matrices,): one matrix, or each of a stack of experts. `datasets` the texts, in `chunks` of so many tokens.
+    """
+
+    sums: dict[str, Floats]
+    counts: dict[str, Floats]
+    datasets: tuple[str, ...] = ()
+    chunks: int = 0
+    chunk_tokens: int = 0
+
+    def find(self, source: WeightSource, name: str) -> Floats | None:
+        """Means (matrices, columns) for a tensor, 1 for experts that no token was sent to; None of one that was not
+        read. Raises ModelError for means of another number of columns or matrices."""
+        if name not in self.sums:
+            return None
+        sums, counts = self.sums[name], self.counts[name][:, None]
+        matrices = math.prod(source.shape[:-2])
+        if sums.shape[1] != source.shape[-1] or len(sums) not in (1, matrices):
+            raise ModelError(
+                f"the importance of {name} is of shape {sums.shape}, expected {matrices, source.shape[-1]}"
+            )
+        means: Floats = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+        raised: Floats = np.maximum(means, means.max(axis=1, keepdims=True) * _LEAST + np.finfo(np.float32).tiny)
+        return raised
+
+    def add(self, other: Importance) -> Importance:
+        """Return both together. Raises ModelError for those of two models."""
+        sums, counts = dict(self.sums), dict(self.counts)
+        for name, own in other.sums.items():
+            if name in sums and sums[name].shape != own.shape:
+                raise ModelError(f"the importance of {name} is of shape {own.shape}, and of {sums[name].shape} before")
+            sums[name] = own + sums.get(name, np.float32(0))
+            counts[name] = other.counts[name] + counts.get(name, np.float32(0))
+        chunks = self.chunks + other.chunks
+        return Importance(sums, counts, self.datasets + other.datasets, chunks, self.chunk_tokens or other.chunk_tokens)
+
+
+def note_importance(model: SourceModel, path: Path, importance: Importance) -> SourceModel:
+    """The model with the keys by which llama.cpp's files say what weighted their rounding. Raises ModelError for an
+    importance matrix that has none of its tensors."""
+    known = len(importance.sums.keys() & model.tensors.keys())
+    if not known:
+        raise ModelError(f"{path} is the importance matrix of another model: it has none of this one's tensors")
+    keys = {"file": str(path), "dataset": importance.datasets[-1] if importance.datasets else ""}
+    numbers = {"entries_count": known, "chunks_count": importance.chunks}
+    own = {f"quantize.imatrix.{key}": value for key, value in (keys | numbers).items()}
+    types = {**model.metadata_types, **{f"quantize.imatrix.{key}": "i32" for key in numbers}}
+    return replace(model, metadata={**model.metadata, **own}, metadata_types=types)
+
+
+def read_importance(path: Path) -> Importance:
+    """Read an importance matrix in GGUF. Raises NotFound, and FormatError or ModelError for what is none."""
+    with open_gguf(path) as file:
+        names = [name.removesuffix(_SUMS) for name in file.tensors if name.endswith(_SUMS)]
+        if not names:
+            raise ModelError(f"{path} has no tensor whose name ends in {_SUMS}: it is no importance matrix in GGUF")
+        sums, counts = dict[str, Floats](), dict[str, Floats]()
+        for name in names:
+            squares, rows = file.tensors[name + _SUMS], file.tensors.get(name + _COUNTS)
+            if rows is None or {squares.type_name, rows.type_name} != {"f32"} or not 1 <= len(squares.shape) <= 3:
+                raise ModelError(f"{path}: tensor {name}{_SUMS} has no f32 {name}{_COUNTS} beside it, or is none")
+            counts[name] = rows.to_float32().reshape(-1)
+            total = squares.to_float32()
+            matrices = len(counts[name])
+            if not matrices or not total.size or total.size % matrices or not _are_sums(total, counts[name]):
+                raise ModelError(f"{path}: tensor {name}{_SUMS} does not fit its {matrices} counts, or holds no sums")
+            sums[name] = total.reshape(matrices, -1)
+        datasets, chunks, tokens = (file.metadata.get(key) for key in (_DATASETS, _CHUNKS, _CHUNK_TOKENS))
+        texts = tuple(str(text) for text in datasets) if isinstance(datasets, list) else ()
+        numbers = [value if isinstance(value, int) else 0 for value in (chunks, tokens)]
+        return Importance(sums, counts, texts, *numbers)
+
+
+def _are_sums(*arrays: Floats) -> bool:
+    return all(bool(np.isfinite(array).all()) and float(array.min()) >= 0 for array in arrays)
+
+
+def write_importance(path: Path, importance: Importance) -> int:
+    """Write an importance matrix, as llama.cpp's tools read it; gives the size in bytes."""
+    tensors = []
+    for name in sorted(importance.sums):
+        tensors.append(TensorToWrite.from_array(name + _SUMS, "f32", importance.sums[name]))
+        tensors.append(TensorToWrite.from_array(name + _COUNTS, "f32", importance.counts[name][:, None]))
+    metadata: dict[str, object] = {
+        "general.type": "imatrix",
+        _DATASETS: list(importance.datasets),
+        _CHUNKS: importance.chunks,
+        _CHUNK_TOKENS: importance.chunk_tokens,
+    }
+    return write_gguf(path, metadata, tensors, metadata_types={_DATASETS: "array[string]"})
+
+
+class InputTap:
+    """Stands in for a model in an engine, and adds up the squares of what its weights multiply."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._counts: dict[str, int] = {}
+
+    @property
+    def config(self) -> Model:
+        """The configuration of the model."""
+        return self._model.config
+
+    def forward(self, batch: RaggedBatch, arena: Pools) -> Floats:
+        """The model's logits, whose products are seen."""
+        return self.project(self.forward_hidden(batch, arena))
+
+    def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> Floats:
+        """The model's states, whose products are seen on the way."""
+        return self._model.forward_seen(batch, arena, self._see)
+
+    def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
+        """The model's logits of such states."""
+        return self._model.project(hidden, adapters)
+
+    def _see(self, weight: LinearWeight, x: Floats) -> None:
+        squares = np.einsum("tc,tc->c", x, x, dtype=np.float64)
+        for name in weight.names:
+            self._sums[name] = squares + self._sums.get(name, 0.0)
+            self._counts[name] = len(x) + self._counts.get(name, 0)
+
+    def collect(self, model: SourceModel, dataset: str, chunk_tokens: int) -> Importance:
+        """What was added up over chunks of so many tokens, by the names that the model's file has."""
+        sums, counts = dict[str, Floats](), dict[str, Floats]()
+        for stored, source in model.tensors.items():
+            parts = _list_parts(model.config, from_gguf_name(stored, model.config), source.shape)
+            if parts and any(part in self._sums for part in parts):
+                none = np.zeros(source.shape[-1])
+                sums[stored] = np.array([self._sums.get(part, none) for part in parts], np.float32)
+                counts[stored] = np.array([self._counts.get(part, 0) for part in parts], np.float32)
+        return Importance(sums, counts, (dataset,), max(self._counts.values(), default=0) // chunk_tokens, chunk_tokens)
+
+
+def _list_parts(model: Model, name: str, shape: tuple[int, ...]) -> list[str]:
+    """The weight that layers multiply by, of a tensor by its canonical name, or the matrices of a stack of experts."""
+    if len(shape) == 2 and name.startswith("blk.") and name.endswith(".weight"):
+        return list(split_rows(model, name, number_rows(name, shape[0])))[:1]
+    if len(shape) == 3:
+        return [next(iter(part_stack(name, expert, number_rows(name, shape[1]))), "") for expert in range(shape[0])]
+    return []

@@ -12,7 +12,7 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import ACTIVATIONS, PARAMETER_COUNTS, Activation, activate
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import add, gate_heads, scale
+from mlxr.kernels.elementwise import Hadamard, add, gate_heads, hadamard, scale
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.norms import layer_norm, rms_norm
@@ -105,6 +105,17 @@ def test_gates(gpu: Context, heads: int, width: int) -> None:
     result = gate_heads(gpu, mx.array(x), mx.array(gates))
     assert relative_error(result, gate_heads(REFERENCE, x, gates)) < EXACT
     assert relative_error(result, gate_heads(REFERENCE, x, gates * np.float32(1.1))) > 0.01
+
+
+@pytest.mark.smoke
+def test_rotations_have_the_bits_of_the_reference(gpu: Context) -> None:
+    mx, rng = gpu.gpu.mx, np.random.default_rng(3)
+    columns, block = 3072, 1024
+    x, signs = random_floats(1, 3, columns), rng.choice(np.array([-1, 1], np.float32), columns)
+    forward = Hadamard(columns, block, signs, rng.permutation(columns).astype(np.int32))
+    for rotation in (forward, Hadamard(columns, 2, signs, inverse=True)):
+        result = np.asarray(hadamard(gpu, mx.array(x), rotation))
+        assert (result == hadamard(REFERENCE, x, rotation)).all(), rotation.block
 
 
 def test_sum_of_a_product_goes_into_the_layer_norm(gpu: Context) -> None:

@@ -51,8 +51,7 @@ def test_what_nobody_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("prism.hadamard.version", 1),
-        ("prism.hadamard.weight_names", ["blk.0.ffn_up.weight"]),
+        ("prism.rotation", "r1"),
         ("quarot.block", 64),
         ("llama.attention.rotation", "r1"),
         ("ik.spinquant.r3", True),

@@ -12,7 +12,16 @@ import typer
 
 from mlxr.cli.flags import Json
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, print_note, show_progress
-from mlxr.conversion import NO_OWN_TYPES, find_lossy, merge_adapter, plan_tensors, write_model
+from mlxr.conversion import (
+    NO_OWN_TYPES,
+    Importance,
+    find_lossy,
+    merge_adapter,
+    note_importance,
+    plan_tensors,
+    read_importance,
+    write_model,
+)
 from mlxr.core.errors import InvalidRequest
 from mlxr.formats.recipes import RECIPES, find_recipe
 from mlxr.loading import SourceModel, open_source
@@ -31,6 +40,10 @@ OwnTypes = Annotated[
         "and the first that is found counts.",
     ),
 ]
+Matrix = Annotated[
+    Path | None,
+    typer.Option("--imatrix", metavar="FILE", help="An importance matrix (GGUF) that says which columns count most."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
 
 
@@ -39,15 +52,19 @@ def convert(
     out: Target,
     type_name: TypeName,
     tensor_type: OwnTypes = None,
+    imatrix: Matrix = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Write a model as a GGUF file of a given type."""
     recipe = find_recipe(type_name).name
     own = dict(_cut_pair(pair) for pair in tensor_type or ())
+    importance = None if imatrix is None else read_importance(imatrix)
     model = open_target(source, out, force)
+    if imatrix is not None and importance is not None:
+        model = note_importance(model, imatrix, importance)
     note = "the source is quantised already ({}); what that lost does not come back"
-    write(model, out, recipe, note, as_json=json, own=own)
+    write(model, out, recipe, note, as_json=json, own=own, importance=importance)
 
 
 def _cut_pair(pair: str) -> tuple[str, str]:
@@ -81,10 +98,11 @@ def write(
     *,
     as_json: bool,
     own: Mapping[str, str] = NO_OWN_TYPES,
+    importance: Importance | None = None,
 ) -> None:
     """Write the model and print what was written; `lossy_note` tells of quantised types in place of its {}."""
     start_s = time.perf_counter()
-    tensors = plan_tensors(model, recipe, own)
+    tensors = plan_tensors(model, recipe, own, importance)
     if lossy := find_lossy(model, tensors):
         print_note(lossy_note.format(", ".join(lossy)))
     with show_progress(f"writing {out.name}") as progress:

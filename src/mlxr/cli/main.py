@@ -80,6 +80,7 @@ GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
         CommandRow("rm", "mlxr.cli.models", "Remove models."),
         CommandRow("adapters", "mlxr.cli.models", "List the adapters (LoRA) here, add or remove one."),
         CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
+        CommandRow("imatrix", "mlxr.cli.validate", "Collect what a text uses of a model's weights, for `convert`."),
         CommandRow("merge", "mlxr.cli.convert", "Write a model with an adapter added to its weights."),
     ),
     "Server": (
@@ -123,6 +124,7 @@ EXAMPLE_OF: Mapping[str, str] = {  # below the help of a command
     "import": "mlxr import model.gguf coder",
     "create": "mlxr create helper -f Modelfile",
     "convert": "mlxr convert f16.gguf small.gguf --type q4_k_m",
+    "imatrix": "mlxr imatrix f16.gguf text.txt imatrix.gguf",
     "connect": "mlxr connect claude-code",
     "embed": 'mlxr embed model.gguf "a text"',
     "rerank": 'mlxr rerank model.gguf "a question" *.txt',

@@ -209,14 +209,16 @@ def find_states(path: Path, settings: Settings) -> StateUse | None:
 def describe_footprint(footprint: Footprint | None) -> dict[str, object]:
     """The bytes of all tensors and of what a token reads, and the experts, as JSON fields."""
     if footprint is None:
-        nothing = ("tensor_bytes", "active_bytes", "expert_bytes", "experts", "draft_bytes")
-        return dict.fromkeys(nothing)
+        names = "tensor_bytes active_bytes expert_bytes experts draft_bytes bits_per_weight rotated_tensors"
+        return dict.fromkeys(names.split())
     return {
         "tensor_bytes": footprint.total_bytes,
         "active_bytes": footprint.active_bytes,
         "expert_bytes": footprint.expert_bytes,
         "experts": describe_experts(footprint.experts),
         "draft_bytes": footprint.draft_bytes,
+        "bits_per_weight": round(footprint.bits_per_weight, 3),
+        "rotated_tensors": footprint.rotated,
     }
 
 
@@ -226,9 +228,12 @@ def list_footprint(footprint: Footprint | None) -> list[tuple[str, str]]:
         return []
     share = footprint.active_bytes / footprint.total_bytes
     read = f"{format_bytes(footprint.active_bytes)} of weights, {share:.0%} of all"
-    rows = [("each token", f"reads {read}")]
+    rows = [("each weight", f"{footprint.bits_per_weight:.2f} bits on average"), ("each token", f"reads {read}")]
     if footprint.experts is not None:
         rows.insert(0, ("experts", f"{format_experts(footprint.experts)}: {format_bytes(footprint.expert_bytes)}"))
+    if footprint.rotated:
+        blocks = f"blocks of {format_count(footprint.rotated_block)} (Hadamard)"
+        rows.append(("rotated", f"{format_count(footprint.rotated)} tensors in {blocks}, and what they multiply"))
     if footprint.draft_bytes:
         rows.append(("drafts", f"by a layer of the file (mtp): {format_bytes(footprint.draft_bytes)}"))
     return rows

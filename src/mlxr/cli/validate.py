@@ -1,4 +1,5 @@
-"""`mlxr validate` and `mlxr perplexity`: whether a model computes what it should, and how well it predicts a text."""
+"""`mlxr validate`, `perplexity` and `imatrix`: whether a model computes what it should, how well it predicts a text,
+and which columns of its weights it uses there."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ import typer
 from mlxr.cli.flags import Json, Model, OptionalModel
 from mlxr.cli.show import describe_experts, describe_states, format_reading, list_experts, list_states
 from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
+from mlxr.conversion import InputTap, read_importance, write_importance
 from mlxr.core.errors import InvalidRequest, NotFound, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.stats import MachineLimits
 from mlxr.core.types import SamplingParams
-from mlxr.loading import LoadedModel
+from mlxr.loading import LoadedModel, open_source
 from mlxr.service.chat import Chat
 from mlxr.service.machine_limits import KeptLimits
 from mlxr.service.measures import TokenScore, score_text
@@ -219,6 +221,12 @@ PerToken = Annotated[
     typer.Option("--per-token", metavar="FILE", help="Also write the loss of each token, as lines of JSON."),
 ]
 
+MatrixFile = Annotated[Path, typer.Argument(metavar="OUT", help="The .gguf file to write.")]
+Added = Annotated[
+    list[Path] | None,
+    typer.Option("--add", metavar="FILE", help="Add an importance matrix that is there; may be repeated."),
+]
+
 
 def perplexity(
     model: Model,
@@ -265,6 +273,44 @@ def perplexity(
             ("speed", f"{score.tokens / seconds:.0f} tokens/s on {loaded.ctx.device}, {loaded.ctx.threads} threads"),
         ]
     )
+
+
+def imatrix(
+    model: Model,
+    file: TextFile,
+    out: MatrixFile,
+    settings: Settings,
+    context: Context = None,
+    add: Added = None,
+    json: Json = False,
+) -> None:
+    """Collect an importance matrix: which columns of its weights a model uses on a text.
+
+    `mlxr convert --imatrix` and llama.cpp's llama-quantize read it. The text is cut as
+    for `perplexity`, and read on the CPU.
+    """
+    if out.suffix != ".gguf" or not out.parent.is_dir():
+        raise InvalidRequest("OUT", f"{out} must end in .gguf, in a folder that is there")
+    text, before = read_text(file), [read_importance(path) for path in add or ()]
+    with show_progress("loading") as progress:
+        loaded = open_model(model, replace(settings, device="cpu", draft="off"), progress)
+    with loaded:
+        tap = InputTap(loaded.model)
+        engine = build_engine(loaded, replace(settings, device="cpu", draft="off", max_sequences=1), tap)
+        window_tokens = min(DEFAULT_WINDOW_TOKENS, engine.context_tokens) if context is None else context
+        with show_progress("reading") as progress:
+            score = score_text(engine, loaded.tokenizer, text, window_tokens, progress)
+        collected = tap.collect(open_source(loaded.path), str(file), window_tokens)
+    for one in before:
+        collected = one.add(collected)
+    size_bytes = write_importance(out, collected)
+    fields = {"path": str(out), "size_bytes": size_bytes, "tensors": len(collected.sums), "tokens": score.tokens}
+    if json:
+        print_json(fields | {"perplexity": score.perplexity})
+        return
+    counts = f"{format_count(len(collected.sums))}, over {format_count(score.tokens)} tokens"
+    print_fields([("written", f"{out}, {format_bytes(size_bytes)}"), ("tensors", counts)])
+    print_fields([("perplexity", f"{score.perplexity:.4f}")])
 
 
 @contextmanager

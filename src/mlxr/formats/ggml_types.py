@@ -173,18 +173,26 @@ def encode_tensor(type_name: str, rows: NDArray[np.float32]) -> Bytes:
     return result
 
 
-def encode_pieces(row: GGMLType, rows: NDArray[np.float32]) -> Iterator[Bytes]:
-    """`encode_tensor` bit by bit: uint8 pieces whose concatenation is the whole."""
+def encode_pieces(row: GGMLType, rows: NDArray[np.float32], importance: Floats | None = None) -> Iterator[Bytes]:
+    """`encode_tensor` bit by bit: uint8 pieces whose concatenation is the whole.
+
+    `importance` (columns,) weights the errors of columns, in types whose encoders search for the smallest one.
+    """
     if row.encode is None:
         raise ModelError(f"cannot write type {row.name}; it is read only")
     row.row_bytes(rows.shape[-1])
     values = np.ascontiguousarray(rows, np.float32).reshape(-1, row.block_size)
     step = max(1, _PIECE_VALUES // row.block_size)
+    weighted = None if importance is None else quants_encode.WEIGHTED.get(row.name)
+    blocks = None if importance is None or weighted is None else importance.reshape(-1, row.block_size)
     for start in range(0, len(values), step):
         piece = values[start : start + step]
         _check_values(row, piece)
         with np.errstate(all="ignore"):  # 1 / a subnormal scale overflows; the encoders give what ggml gives
-            yield row.encode(piece).reshape(-1)
+            if weighted is None or blocks is None:
+                yield row.encode(piece).reshape(-1)
+            else:
+                yield weighted(piece, blocks[np.arange(start, start + len(piece)) % len(blocks)]).reshape(-1)
 
 
 def _check_values(row: GGMLType, values: Floats) -> None:

@@ -169,29 +169,43 @@ class TensorToWrite:
 
     @classmethod
     def from_source(
-        cls, source: WeightSource, *, name: str, type_name: str, row_order: NDArray[np.intp] | None = None
+        cls,
+        source: WeightSource,
+        *,
+        name: str,
+        type_name: str,
+        row_order: NDArray[np.intp] | None = None,
+        importance: NDArray[np.float32] | None = None,
     ) -> TensorToWrite:
         """Take a tensor of another file, under `name`, in type `type_name`; unchanged bytes when the type is its own.
 
-        row_order: for a matrix, which row of the source comes where (rows,); None keeps the order.
+        row_order: for a matrix, which row of the source comes where (rows,); None keeps the order. importance:
+        (matrices, columns), see `encode_pieces`; a stack may have one for each of its matrices, or one for all.
         """
-        return cls(name, type_name, source.shape, lambda: _convert(source, name, type_name, row_order))
+        return cls(name, type_name, source.shape, lambda: _convert(source, name, type_name, row_order, importance))
 
 
-def _encode(name: str, type_name: str, values: NDArray[np.float32]) -> Iterator[NDArray[np.uint8]]:
+def _encode(
+    name: str, type_name: str, values: NDArray[np.float32], importance: NDArray[np.float32] | None = None
+) -> Iterator[NDArray[np.uint8]]:
     try:
-        yield from encode_pieces(by_name(type_name), values)
+        yield from encode_pieces(by_name(type_name), values, importance)
     except ModelError as error:
         raise ModelError(f"tensor {name}: {error}") from error
 
 
 def _convert(
-    source: WeightSource, name: str, type_name: str, row_order: NDArray[np.intp] | None
+    source: WeightSource,
+    name: str,
+    type_name: str,
+    row_order: NDArray[np.intp] | None,
+    importance: NDArray[np.float32] | None,
 ) -> Iterator[NDArray[np.uint8]]:
     """The source's rows in the order and type wanted, some at a time; of a stack one part after another."""
     if len(source.shape) > 2:
         for index in range(source.shape[0]):
-            yield from _convert(source.take_matrix(index), name, type_name, row_order)
+            own = None if importance is None else importance[index % len(importance)][None]
+            yield from _convert(source.take_matrix(index), name, type_name, row_order, own)
         return
     row = by_name(source.type_name)
     columns = source.shape[-1]
@@ -202,7 +216,8 @@ def _convert(
         if type_name == source.type_name:
             yield piece.reshape(-1)
         else:
-            yield from _encode(name, type_name, decode_blocks(row, piece.reshape(-1)).reshape(-1, columns))
+            weights = None if importance is None else importance[0]
+            yield from _encode(name, type_name, decode_blocks(row, piece.reshape(-1)).reshape(-1, columns), weights)
     source.release()
 
 

@@ -8,13 +8,14 @@ The method is that of ggml's k-quants: try a row of scales around the one that s
 scale for that rounding by weighted least squares, keep the best. Where levels are few, two things go further:
 `fit_symmetric` repeats rounding and fitting from there, and as the scales are stored in a few bits themselves,
 `settle_symmetric` and `settle_affine` look at the neighbours of the nearest codes and keep the one that loses least,
-which the nearest often is not. mxfp4 follows ggml's plain rule: the exponent of the largest magnitude, nearest level.
+which the nearest often is not. With `importance`, of each value, errors are weighted as llama.cpp weights them with an
+importance matrix. mxfp4 follows ggml's plain rule: the exponent of the largest magnitude, nearest level.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -244,10 +245,17 @@ def _steps(middle: int, first: float, count: int) -> list[float]:
     return [middle + first + 0.1 * index for index in range(count)]
 
 
-def encode_q2_k(values: Floats) -> Bytes:
+def _weigh(values: Floats, importance: Floats, group: int, spread: float) -> Floats:
+    """The importance times the root of the square plus `spread` times the block's mean square, in columns."""
+    square = values * values
+    mean = np.float32(spread) * np.mean(square, axis=1, keepdims=True)
+    return _columns(importance * np.sqrt(square + mean), group)
+
+
+def encode_q2_k(values: Floats, importance: Floats | None = None) -> Bytes:
     """Groups of 16; scales and minima of 4 bits; weighted by magnitude."""
     x = _columns(values, 16)
-    weights = np.abs(x)
+    weights = np.abs(x) if importance is None else _weigh(values, importance, 16, 1.0)
     parts = _quantize_affine(x, weights, fit_affine(x, weights, 3, _steps(3, -0.5, 16), refinements=2), 15, 3)
     block = np.empty(len(values), quants.Q2_K)
     block["d"], block["dmin"] = parts.d, parts.dmin
@@ -256,10 +264,10 @@ def encode_q2_k(values: Floats) -> Bytes:
     return block.view(np.uint8).reshape(len(values), -1)
 
 
-def encode_q3_k(values: Floats) -> Bytes:
+def encode_q3_k(values: Floats, importance: Floats | None = None) -> Bytes:
     """Groups of 16; signed scales of 6 bits; weighted by magnitude."""
     x = _columns(values, 16)
-    weights = np.abs(x)
+    weights = np.abs(x) if importance is None else _weigh(values, importance, 16, 2.0)
     scales = fit_symmetric(x, weights, 4, _steps(4, -1.0, 21))
     block = np.empty(len(values), quants.Q3_K)
     block["d"], unit, codes = _signed_codes(scales.reshape(len(values), -1), 32)
@@ -278,10 +286,10 @@ def _weigh_affine(x: Floats) -> Floats:
     return weights
 
 
-def encode_q4_k(values: Floats) -> Bytes:
+def encode_q4_k(values: Floats, importance: Floats | None = None) -> Bytes:
     """Groups of 32; scales and minima of 6 bits."""
     x = _columns(values, 32)
-    weights = _weigh_affine(x)
+    weights = _weigh_affine(x) if importance is None else _weigh(values, importance, 32, 2.0)
     parts = _quantize_affine(x, weights, fit_affine(x, weights, 15, _steps(15, -1.0, 21)), 63, 15)
     block = np.empty(len(values), quants.Q4_K)
     block["d"], block["dmin"] = parts.d, parts.dmin
@@ -290,10 +298,10 @@ def encode_q4_k(values: Floats) -> Bytes:
     return block.view(np.uint8).reshape(len(values), -1)
 
 
-def encode_q5_k(values: Floats) -> Bytes:
+def encode_q5_k(values: Floats, importance: Floats | None = None) -> Bytes:
     """Groups of 32; scales and minima of 6 bits."""
     x = _columns(values, 32)
-    weights = _weigh_affine(x)
+    weights = _weigh_affine(x) if importance is None else _weigh(values, importance, 32, 2.0)
     parts = _quantize_affine(x, weights, fit_affine(x, weights, 31, _steps(31, -0.5, 16)), 63, 31)
     block = np.empty(len(values), quants.Q5_K)
     block["d"], block["dmin"] = parts.d, parts.dmin
@@ -303,11 +311,12 @@ def encode_q5_k(values: Floats) -> Bytes:
     return block.view(np.uint8).reshape(len(values), -1)
 
 
-def encode_q6_k(values: Floats) -> Bytes:
-    """Groups of 16; signed scales of 8 bits; weighted by the square plus the group's mean square."""
+def encode_q6_k(values: Floats, importance: Floats | None = None) -> Bytes:
+    """Groups of 16; signed scales of 8 bits; weighted by the square plus the group's mean square, or the importance."""
     x = _columns(values, 16)
     square = x * x
-    scales = fit_symmetric(x, square + sum_down(square) / np.float32(16), 32, _steps(32, -0.9, 19))
+    weights = square + sum_down(square) / np.float32(16) if importance is None else _columns(importance, 16)
+    scales = fit_symmetric(x, weights, 32, _steps(32, -0.9, 19))
     block = np.empty(len(values), quants.Q6_K)
     block["d"], unit, codes = _signed_codes(scales.reshape(len(values), -1), 128)
     q = _rows(round_to_levels(x * invert(unit * codes), -32, 31) + 32)
@@ -339,11 +348,10 @@ def _find_half(scaled: Floats) -> NDArray[np.intp]:
     return index
 
 
-def _fit_levels(x: Floats) -> Floats:
-    """Scales (groups,) that make scale * level nearest to x (values, groups) in square error weighted by magnitude."""
+def _fit_levels(x: Floats, weights: Floats) -> Floats:
+    """Scales (groups,) that make scale * level nearest to x (values, groups) in weighted square error."""
     at = np.abs(x).argmax(axis=0)[None]
     inverse_extreme = invert(np.take_along_axis(x, at, axis=0)[0])
-    weights = np.abs(x)
     weighted = weights * x
     best_gain, scale = np.zeros_like(inverse_extreme), np.zeros_like(inverse_extreme)
 
@@ -365,19 +373,21 @@ def _fit_levels(x: Floats) -> Floats:
     return scale
 
 
-def encode_iq4_nl(values: Floats) -> Bytes:
-    """One float16 scale per 32 values."""
+def encode_iq4_nl(values: Floats, importance: Floats | None = None) -> Bytes:
+    """One float16 scale per 32 values; weighted by magnitude."""
     block = np.empty(len(values), IQ4_NL)
-    block["d"] = _fit_levels(np.ascontiguousarray(values.T))
+    x = _columns(values, 32)
+    block["d"] = _fit_levels(x, np.abs(x) if importance is None else _weigh(values, importance, 32, 2.0))
     inverse = invert(block["d"].astype(np.float32))[:, None]
     block["qs"] = pack_nibbles(_CODE_BY_HALF[_find_half(values * inverse)], 16)
     return block.view(np.uint8).reshape(len(values), -1)
 
 
-def encode_iq4_xs(values: Floats) -> Bytes:
-    """Scales of 6 bits per 32 values under one float16 scale per 256."""
-    groups = values.reshape(-1, 32)
-    scales = _fit_levels(np.ascontiguousarray(groups.T)).reshape(len(values), 8)
+def encode_iq4_xs(values: Floats, importance: Floats | None = None) -> Bytes:
+    """Scales of 6 bits per 32 values under one float16 scale per 256; weighted by magnitude."""
+    groups, x = values.reshape(-1, 32), _columns(values, 32)
+    weights = np.abs(x) if importance is None else _weigh(values, importance, 32, 2.0)
+    scales = _fit_levels(x, weights).reshape(len(values), 8)
     at = np.abs(scales).argmax(axis=1)[:, None]
     block = np.empty(len(values), IQ4_XS)
     block["d"] = np.take_along_axis(scales, at, axis=1)[:, 0] / np.float32(-32)
@@ -407,3 +417,14 @@ def encode_mxfp4(values: Floats) -> Bytes:
     q[(values < 0) & (q > 0)] |= 8
     block["qs"] = pack_nibbles(q, 16)
     return block.view(np.uint8).reshape(len(values), -1)
+
+
+WEIGHTED: dict[str, Callable[[Floats, Floats], Bytes]] = {
+    "q2_k": encode_q2_k,
+    "q3_k": encode_q3_k,
+    "q4_k": encode_q4_k,
+    "q5_k": encode_q5_k,
+    "q6_k": encode_q6_k,
+    "iq4_nl": encode_iq4_nl,
+    "iq4_xs": encode_iq4_xs,
+}  # those that an importance changes

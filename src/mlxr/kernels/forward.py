@@ -18,11 +18,11 @@ from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.collectives import all_gather
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import NO_SOFTCAP, add, scale
+from mlxr.kernels.elementwise import NO_SOFTCAP, Hadamard, add, hadamard, scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.layers import Layers, NormWeight, StepInput, run_layers
 from mlxr.kernels.layers.cpu import list_arrays
-from mlxr.kernels.layers.reference import norm
+from mlxr.kernels.layers.reference import See, norm, run_seen
 from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.lora import AdapterRows, add_lora, add_lora_rows
 from mlxr.kernels.ragged import RowsOver
@@ -60,6 +60,7 @@ class ModelWeights:
     added: TensorSource | None = None
     added_rows: int = 1
     input_norm: NormWeight | None = None
+    table_rotation: Hadamard | None = None  # of the table's rows, once they are looked up
     first_layers: tuple[Layers, ...] = ()  # one by one, then the others together: pictures add rows behind them
 
 
@@ -98,6 +99,7 @@ def _run_operators(ctx: Context, model: ModelWeights, step: StepInput) -> FloatA
 def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Sequence[AdapterRows] = ()) -> FloatArray:
     """Logits (R, vocabulary) of states (R, hidden) after the final norm, some of whose rows `adapters` update."""
     assert model.output is not None, "the model has no output"
+    states = hadamard(ctx, states, model.output.rotation)
     logits = linear(ctx, states, model.output)
     if model.output_columns:
         logits = all_gather(ctx, logits, model.output_columns)
@@ -140,6 +142,12 @@ def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatA
     return _end(ctx, model, stream, delta, step)
 
 
+def compute_seen(ctx: Context, model: ModelWeights, step: StepInput, see: See) -> FloatArray:
+    """`compute_states`, whose products `see` is told of; pictures are left out."""
+    stream, delta = run_seen(ctx, _embed(ctx, model, step), model.layers, step, see)
+    return _end(ctx, model, stream, delta, step)
+
+
 def _run_with_rows(
     ctx: Context, model: ModelWeights, step: StepInput, rows: RowsOver
 ) -> tuple[FloatArray, FloatArray | None]:
@@ -172,7 +180,7 @@ def _end(
 
 def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     """The stream before the first layer."""
-    stream = embed(ctx, step.batch.token_ids, model.table)
+    stream = hadamard(ctx, embed(ctx, step.batch.token_ids, model.table), model.table_rotation)
     if step.adapters:
         stream = add_lora_rows(ctx, step.batch.token_ids, stream, step.adapters)
     stream = scale(ctx, stream, model.ends.embedding_scale)
@@ -187,8 +195,8 @@ def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
 def _forward_native(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     """Run the whole model in one call."""
     batch, norm = step.batch, model.norm
-    is_plain = norm is not None and model.output is not None and model.added is None and model.input_norm is None
-    is_plain = is_plain and batch.rows_over is None
+    is_plain = norm is not None and model.added is None and model.input_norm is None and batch.rows_over is None
+    is_plain = is_plain and model.table_rotation is None and model.output is not None and model.output.rotation is None
     if len(batch.output_rows) != batch.tokens or not model.layers.layers or not is_plain:
         return _run_operators(ctx, model, step)
     assert norm is not None

@@ -116,6 +116,9 @@ class NativeLayers(Protocol):
     def append_gated_norm(
         self, weight: FloatArray | None, width: int, eps: float, gate_first: bool, first: int
     ) -> None: ...
+    def append_hadamard(
+        self, signs: FloatArray | None, order: IntArray | None, block: int, source: str, target: str
+    ) -> None: ...
     def append_heads(
         self, heads: int, kv_heads: int, head_dim: int, scale: float, window: int, symmetric: bool,
         softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int, whole_pictures: bool,
@@ -219,6 +222,10 @@ class Native(Protocol):
     def gated_norm(
         self, runtime: NativeRuntime, x: FloatArray, gate: FloatArray, first: int, weight: FloatArray | None,
         width: int, eps: float, gate_first: bool, out: FloatArray
+    ) -> None: ...
+    def hadamard(
+        self, runtime: NativeRuntime, x: FloatArray, signs: FloatArray | None, order: IntArray | None, block: int,
+        inverse: bool, out: FloatArray
     ) -> None: ...
     def layer_norm(
         self, runtime: NativeRuntime, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float,

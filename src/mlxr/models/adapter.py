@@ -17,6 +17,7 @@ from typing import Protocol
 
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import rotate_rows
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
@@ -237,6 +238,10 @@ def merge_pairs(
     A model whose output is its table of embeddings gets an output of its own when either is updated. Raises ModelError
     for an update that is of none of the tensors, or of another shape.
     """
+    if model.rotated is not None:
+        raise ModelError(
+            f"adapter {adapter}: weights of the model are rotated, so that it can only be served with them"
+        )
     merged = dict(tensors)
     updates = list(list_updates(adapter, pairs, model, is_gguf=is_gguf))
     if OUTPUT not in merged and not {TABLE, OUTPUT}.isdisjoint(update.name for update in updates):
@@ -358,7 +363,8 @@ def make_adapter(
             )
         weight, first, count = places[update.name]
         update.check_shape(count, weight.in_features)
-        part = found[update.name] = LoraPart(first, update.a, update.b, update.scale)
+        a = update.a if weight.rotation is None else rotate_rows(update.a, weight.rotation)
+        part = found[update.name] = LoraPart(first, a, update.b, update.scale)
         parts.setdefault(weight, []).append(part)
     return Adapter(name, _digest(found), (AdapterPart(prepare(ctx, parts, table)),))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -18,7 +18,16 @@ from mlxr.cache.shapes import form_groups
 from mlxr.core.memory import read_available_bytes
 from mlxr.kernels.arrays import fetch_rows, place_rows
 from mlxr.kernels.context import Context
-from mlxr.kernels.forward import Ends, ModelWeights, compute_states, compute_tapped, forward, make_model, project
+from mlxr.kernels.forward import (
+    Ends,
+    ModelWeights,
+    compute_seen,
+    compute_states,
+    compute_tapped,
+    forward,
+    make_model,
+    project,
+)
 from mlxr.kernels.layers import Layers, StepInput, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,
@@ -30,19 +39,20 @@ from mlxr.kernels.layers.operators import (
     list_weights,
 )
 from mlxr.kernels.layers.operators import Layer as LoadedLayer
+from mlxr.kernels.layers.reference import See
 from mlxr.kernels.linear import LinearWeight, compare_products, move_weight, prepare
 from mlxr.kernels.moe import ExpertsUse, read_use
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
-from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
+from mlxr.models.adapter import OUTPUT, TABLE, Adapter, group_batch, group_rows
 from mlxr.models.components import Weights
 from mlxr.models.components.weights import plan_experts
 from mlxr.models.footprint import AttentionWork, ExpertsWork, StepWork, list_expert_bytes
 from mlxr.models.model import Model
 from mlxr.models.rotations import ROPE_FACTORS, Rotations, read_rope_factors
 from mlxr.models.shares import take_share
-from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, split_joined
+from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, refuse_parted, split_joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +143,11 @@ class Decoder:
         progress: Callable[[int, int], None] | None = None,
         expert_bytes: int | None = None,
     ) -> None:
+        stored = tensors.keys()
         tensors = arrange_tensors(config, tensors)
         check_tensors(config, tensors)
-        tensors = split_joined(config, tensors)
+        whole, tensors = tensors, split_joined(config, tensors)
+        refuse_parted(config, whole, tensors)
         share = take_share(ctx, config, tensors)
         config, tensors = share.model, share.tensors
         self.ctx = ctx
@@ -144,7 +156,7 @@ class Decoder:
         layers, sizes = config.layers, list_expert_bytes(config, tensors)
         total_bytes = sum(tensor.nbytes for tensor in tensors.values())
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
-        weights = Weights(ctx, tensors, budget, share.summed)
+        weights = Weights(ctx, tensors, budget, share.summed, config.rotated)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
         self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for those who look between them
         self._rotations = Rotations(layers, config.context_length, factors)
@@ -159,8 +171,13 @@ class Decoder:
         is_tied = config.is_tied and not share.columns
         bias = [read_vector(tensors["output.bias"])] if config.has_output_bias else None
         output = None
+        turned = config.rotated
+        table_rotation = turned.make(TABLE, config.hidden) if turned is not None and turned.has_table else None
         if config.has_output:
-            output = prepare(ctx, [table if is_tied else tensors["output.weight"]], bias, (OUTPUT,))
+            rotation = table_rotation if is_tied else weights.turn([OUTPUT])
+            output = prepare(ctx, [table if is_tied else tensors[OUTPUT]], bias, (OUTPUT,))
+            output = replace(output, rotation=rotation)
+        weights.check_turned(stored - whole.keys())  # those of a layer that drafts
         ends = weights.of_model(layers[-1].norms)
         added, input_norm = (None, None) if config.embeddings is None else config.embeddings.load(ends)
         self._dense = [dense.load(ends) for dense in config.dense]
@@ -176,6 +193,7 @@ class Decoder:
                 added,
                 max(1, 0 if config.embeddings is None else config.embeddings.positions),
                 input_norm,
+                None if table_rotation is None else table_rotation.invert(),
                 self._part_first(loaded),
             )
         )
@@ -304,6 +322,11 @@ class Decoder:
         """
         tables = self._turn(batch)
         states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
+        return fetch_rows(self.ctx, states)
+
+    def forward_seen(self, batch: RaggedBatch, arena: Pools, see: See) -> FloatArray:
+        """`forward_hidden`, operator after operator; `see` gets each weight with the rows that it multiplies."""
+        states = compute_seen(self.ctx, self._weights, _join(batch, self._turn(batch), arena), see)
         return fetch_rows(self.ctx, states)
 
     def forward_tapped(self, batch: RaggedBatch, arena: Pools, taps: Sequence[int]) -> tuple[FloatArray, FloatArray]:

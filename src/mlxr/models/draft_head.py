@@ -20,7 +20,7 @@ from typing import Any
 from mlxr.cache.shapes import LayerCache
 from mlxr.core.errors import ModelError
 from mlxr.kernels.arrays import join_columns, take_outputs
-from mlxr.kernels.elementwise import scale
+from mlxr.kernels.elementwise import hadamard, scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward import ModelWeights, project
 from mlxr.kernels.layers import NormWeight, StepInput, prepare_layers, run_layers
@@ -80,11 +80,12 @@ class DraftHead:
         self.config = HeadShape(model.cache_layers, model.heads, model.vocab_size, model.context_length)
         self.read_share = 2 / (1 + len(target.config.layers))  # of the time that the model takes to read as many tokens
         self._rotations = Rotations([own_layer], model.context_length)
-        weights = Weights(ctx, tensors)
+        weights = Weights(ctx, tensors, rotated=model.rotated)
         around = weights.of_model(Norms(own_layer.norms.eps))
         self._product = prepare(ctx, [tensors[PRODUCT]])
         self._token_norm, self._state_norm = (around.norm(name) for name in (TOKEN_NORM, STATE_NORM))
         layers = prepare_layers(ctx, [own_layer.load(weights, 0, model.hidden)])
+        weights.check_turned()
         assert shared.norm is not None, "only decoders have layers that draft"
         own_output: LinearWeight | None = prepare(ctx, [tensors[OUTPUT]]) if OUTPUT in tensors else None
         self._norm = around.norm(HEAD_NORM) if f"{HEAD_NORM}.weight" in tensors else shared.norm
@@ -95,6 +96,7 @@ class DraftHead:
             self._norm,
             own_output or shared.output,
             shared.ends,
+            table_rotation=None if TABLE in tensors else shared.table_rotation,
         )
         own = sum(map(count_weight_bytes, layers.layers[0].program)) + self._product.nbytes
         own += self._token_norm.nbytes + self._state_norm.nbytes
@@ -125,7 +127,8 @@ class DraftHead:
         """
         ctx, weights = self.ctx, self._weights
         tables = self._rotations.cover(batch.longest_context)
-        tokens = scale(ctx, embed(ctx, batch.token_ids, weights.table), weights.ends.embedding_scale)
+        rows = hadamard(ctx, embed(ctx, batch.token_ids, weights.table), weights.table_rotation)
+        tokens = scale(ctx, rows, weights.ends.embedding_scale)
         normed_tokens, _ = norm(ctx, tokens, self._token_norm)
         normed_states, _ = norm(ctx, states, self._state_norm)
         stream = linear(ctx, join_columns(ctx, normed_tokens, normed_states), self._product)
@@ -218,6 +221,7 @@ class EagleHead:
         self._state_norm = _read_norm(named, "hidden_norm.weight", own)
         self._norm = _read_norm(named, _NORM, own)
         self._table = named.get(_TABLE, shared.table)
+        self._table_rotation = None if _TABLE in named else shared.table_rotation
         output = prepare(self.ctx, [named[_OUTPUT]]) if _OUTPUT in named else shared.output
         assert output is not None, "only decoders have heads"
         self._output = output
@@ -241,7 +245,8 @@ class EagleHead:
         `states` (T, hidden) are fused ones, or what this gave. Raises as a model's `forward` does.
         """
         ctx, tables = self.ctx, self._rotations.cover(batch.longest_context)
-        tokens, _ = norm(ctx, embed(ctx, batch.token_ids, self._table), self._token_norm)
+        rows = hadamard(ctx, embed(ctx, batch.token_ids, self._table), self._table_rotation)
+        tokens, _ = norm(ctx, rows, self._token_norm)
         normed, _ = norm(ctx, states, self._state_norm)
         stream = normed if self._norms_first else states
         registers: Registers = {"stream": stream, "normed": join_columns(ctx, tokens, normed), "delta": None}
@@ -249,7 +254,7 @@ class EagleHead:
         run_layer(ctx, registers, self._operators, step, 0)
         delta = take_outputs(ctx, take(registers, "delta"), batch)
         made, summed = norm(ctx, take_outputs(ctx, take(registers, "stream"), batch), self._norm, delta)
-        return linear(ctx, made, self._output), summed
+        return linear(ctx, hadamard(ctx, made, self._output.rotation), self._output), summed
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """Return the target's token ids of columns of the logits."""

@@ -104,7 +104,8 @@ def _find_prefix(model: Model, tensors: Collection[str]) -> str | None:
 def _describe_alone(model: Model) -> Model:
     """Return a model of the layer alone."""
     assert model.draft_layer is not None
-    return replace(model, layers=(model.draft_layer,))
+    rotated = None if model.rotated is None else model.rotated.of_layer(len(model.layers))
+    return replace(model, layers=(model.draft_layer,), rotated=rotated)
 
 
 def _check(

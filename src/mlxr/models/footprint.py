@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -83,13 +84,24 @@ class ExpertsSummary:
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of all tensors of a file, of its experts, and of those that one token reads: not the rows of tables, nor
-    the experts that it is not sent to. The `draft_bytes` of a layer that drafts are none of these."""
+    the experts that it is not sent to. The `draft_bytes` of a layer that drafts are none of these.
+
+    `parameters` are the numbers of all tensors; so many `rotated` tensors have rows that are rotated in blocks.
+    """
 
     total_bytes: int
     expert_bytes: int
     active_bytes: int
     experts: ExpertsSummary | None
     draft_bytes: int = 0
+    parameters: int = 0
+    rotated: int = 0
+    rotated_block: int = 0
+
+    @property
+    def bits_per_weight(self) -> float:
+        """How many bits a number of the tensors has on average."""
+        return 8 * self.total_bytes / self.parameters
 
 
 def summarise_experts(model: Model) -> ExpertsSummary | None:
@@ -123,4 +135,14 @@ def measure_footprint(model: Model, tensors: Mapping[str, TensorSource], draft_b
         if spec.experts is not None
     )
     active_bytes = total_bytes - table_bytes - sum(sizes) + round(used_bytes)
-    return Footprint(total_bytes, sum(sizes), active_bytes, summarise_experts(model), draft_bytes)
+    rotated = model.rotated
+    return Footprint(
+        total_bytes,
+        sum(sizes),
+        active_bytes,
+        summarise_experts(model),
+        draft_bytes,
+        sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        0 if rotated is None else len(rotated.names) + rotated.has_table,
+        0 if rotated is None else rotated.block,
+    )

@@ -33,7 +33,7 @@ from mlxr.models.components.encoder import (
 )
 from mlxr.models.fields import BARE, MAX_LABELS, NEEDED, NO_ORIGINS, Fields, Origin, open_own_keys, says_nothing
 from mlxr.models.model import RANK_POOLINGS, Model
-from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS, read_rope_factors
+from mlxr.models.rotations import LONG_FACTORS, PRISM, SHORT_FACTORS, read_rope_factors, read_rotated_weights
 
 Flags = tuple[bool, ...]  # of each layer
 
@@ -682,13 +682,14 @@ class Metadata:
         picture_layers: int = 0,
     ) -> Model:
         """Return the model of these layers, with the ends that the file states."""
+        is_tied = has_output and self.own.flag("tied_embeddings", "output.weight" not in self.tensors)
         return Model(
             self.architecture,
             tuple(layers),
             hidden=self.hidden,
             vocab_size=self.vocabulary,
             context_length=self.context,
-            is_tied=has_output and self.own.flag("tied_embeddings", "output.weight" not in self.tensors),
+            is_tied=is_tied,
             has_output_bias=has_output and self.own.flag("output_bias", "output.bias" in self.tensors),
             output_norm=output_norm,
             has_output=has_output,
@@ -702,6 +703,7 @@ class Metadata:
             final_softcap=final_softcap,
             joins=joins,
             picture_layers=picture_layers,
+            rotated=read_rotated_weights(self._values, is_tied=is_tied),
             interleaved_dim=self._interleaved_dim,
         )
 
@@ -721,7 +723,8 @@ class Metadata:
     def list_unknown(self) -> list[str]:
         """Return the keys that state something of the model and that nothing here reads."""
         unread = [self.fields.key(name) for name in self.fields.list_unread() if name not in _HARMLESS]
-        return unread + [name for name in self._values if name.startswith(_EXTENSIONS)]
+        own = [name for name in self._values if name.startswith(_EXTENSIONS) and not name.startswith(PRISM)]
+        return unread + own
 
 
 def _round(number: float) -> float:
@@ -733,7 +736,7 @@ def _round(number: float) -> float:
 def _refuse_other_bases(values: Mapping[str, object]) -> None:
     """Refuse files whose weights, or whose whole computation, are others than the family's."""
     for key, value in values.items():
-        if key.startswith(("general.", "tokenizer.")) or says_nothing(value):
+        if key.startswith(("general.", "tokenizer.", PRISM)) or says_nothing(value):
             continue
         if _ROTATED.search(key.lower()):
             raise ModelError(f"{key} is there: the weights are rotated, which mlxr does not undo; take another file")

@@ -13,7 +13,7 @@ from mlxr.cache.shapes import LayerCache, SharedWith
 from mlxr.core.errors import ModelError
 from mlxr.models import limits
 from mlxr.models.components import Attention, Dense, Embeddings, LatentAttention, Layer
-from mlxr.models.components.weights import Tensors
+from mlxr.models.components.weights import RotatedWeights, Tensors
 
 RANK_POOLINGS = ("mean", "cls", "last")
 
@@ -46,6 +46,7 @@ class Model:
     final_softcap: float | None = None  # of logits
     joins: tuple[str, ...] = ()  # what files keep as one tensor: attn_qkv, and gate and up as ffn_up
     picture_layers: int = field(default=0, repr=False)  # the first layers, behind each of which pictures add rows
+    rotated: RotatedWeights | None = field(default=None, repr=False)  # weights of the file, and how
     interleaved_dim: int = 0  # so many numbers of each head of queries and keys are neighbouring pairs that rotate
 
     def __post_init__(self) -> None:

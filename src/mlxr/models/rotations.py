@@ -1,20 +1,27 @@
 """The rotation tables of a model's layers: as long as the longest context so far, one for layers that turn alike.
 
-GGUF files hold the factors of each pair that rotates as tensors, as their metadata has no keys for these.
+GGUF files hold the factors of each pair that rotates as tensors, as their metadata has no keys for these. Weights that
+PrismML's files have rotated are a matter of their own: `read_rotated_weights` reads which they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.elementwise import MAX_BLOCK
 from mlxr.kernels.rope import RopeTable, build_table, gather_table
 from mlxr.kernels.tensor import IntArray, TensorSource, read_vector
 from mlxr.models.components import Layer
+from mlxr.models.components.weights import RotatedWeights
+from mlxr.models.fields import Fields, says_nothing
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+_TABLE = "token_embd.weight"
 STANDS_STILL = 1e30  # the factor of a pair that does not turn
 
 
@@ -29,6 +36,86 @@ def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[fl
         if not 0.0 < factor < math.inf:
             raise ModelError(f"tensor {name} holds {factor} at {index}; it must be finite and above 0")
     return factors
+
+
+PRISM = "prism.hadamard."
+_STATED = {"transform": "normalized-sylvester-walsh-hadamard", "axis": "input-last-dimension"}
+_SIGNS = ("sign_widths", "sign_values")
+_KNOWN = (
+    *("version", "block_size", "sign_mode", "weight_names", "inverse_weight_names", "gdn_v_grouped", "tied_output"),
+    *(*_STATED, *_SIGNS),
+)
+_MAX_NAMES, _MAX_WIDTHS = 1 << 16, 64
+
+
+def read_rotated_weights(values: Mapping[str, object], *, is_tied: bool) -> RotatedWeights | None:
+    """Return which weights the keys `prism.hadamard.*` say to be rotated, None without such keys.
+
+    The contract is that of PrismML's llama.cpp (its pull requests 120 and 121): signs for each width, then the
+    normalised Walsh-Hadamard transform of blocks, before the product of each named weight; the inverse after a lookup
+    in the table of embeddings. By version 2 a table is also the output. Raises ModelError, naming the key, for what is
+    not understood, and for values that contradict each other.
+    """
+    if not any(name.startswith(PRISM) and not says_nothing(value) for name, value in values.items()):
+        return None
+    fields = Fields(values, PRISM)
+    for name in fields.names():
+        if name not in _KNOWN:
+            fields.refuse(name, f"none, as mlxr knows rotations by {', '.join(_KNOWN)} alone")
+    version, shares = fields.integer("version", 1, 2), fields.flag("tied_output", False)
+    for name, known in _STATED.items():
+        if fields.text(name) != known:
+            fields.refuse(name, known)
+    mode = fields.text("sign_mode")
+    if mode not in ("identity", "explicit"):
+        fields.refuse("sign_mode", "identity or explicit")
+    block = fields.integer("block_size", 1, MAX_BLOCK)
+    if block & (block - 1):
+        fields.refuse("block_size", f"a power of two up to {MAX_BLOCK}")
+    names, tables = _list_names(fields, "weight_names"), _list_names(fields, "inverse_weight_names")
+    if not names:
+        fields.refuse("weight_names", "names of tensors")
+    if tables not in ([], [_TABLE]) or _TABLE in names:
+        fields.refuse("inverse_weight_names", f"{_TABLE} alone, or nothing")
+    if (version == 2) != shares or (shares and not (is_tied and tables)) or (is_tied and tables and not shares):
+        fields.refuse("tied_output", "true in version 2, of a rotated table that is the output, too, else false")
+    return RotatedWeights(
+        block,
+        frozenset(names),
+        _read_signs(fields, block) if mode == "explicit" else (),
+        has_table=bool(tables),
+        groups_heads=fields.flag("gdn_v_grouped", False),
+    )
+
+
+def _list_names(fields: Fields, name: str) -> list[str]:
+    value = fields.get(name)
+    names = [] if value is None else list(value) if isinstance(value, list | tuple) else [None]
+    if len(names) > _MAX_NAMES or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
+        fields.refuse(name, f"up to {_MAX_NAMES} different names of tensors")
+    return [str(one) for one in names]
+
+
+def _read_signs(fields: Fields, block: int) -> tuple[tuple[int, ...], ...]:
+    """The signs of each width, which the file has one after another."""
+    widths, values = (_list_numbers(fields, name) for name in _SIGNS)
+    if not 0 < len(widths) <= _MAX_WIDTHS or len(set(widths)) < len(widths):
+        fields.refuse("sign_widths", f"up to {_MAX_WIDTHS} different widths")
+    if any(width < 1 or width % block for width in widths):
+        fields.refuse("sign_widths", f"multiples of the block size {block}")
+    if len(values) != sum(widths) or not {1, -1}.issuperset(values):
+        fields.refuse("sign_values", f"{sum(widths)} numbers that are 1 or -1, as the widths say")
+    ends = [*accumulate(widths)]
+    return tuple(tuple(values[end - width : end]) for end, width in zip(ends, widths, strict=True))
+
+
+def _list_numbers(fields: Fields, name: str) -> list[int]:
+    value = fields.get(name)
+    items: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [None]
+    numbers = [int(item) for item in items if hasattr(item, "__index__") and not isinstance(item, bool)]
+    if len(numbers) < len(items):
+        fields.refuse(name, "whole numbers")
+    return numbers
 
 
 FIRST_POSITIONS = 2048  # a table starts this long and doubles

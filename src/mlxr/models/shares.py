@@ -133,6 +133,8 @@ def _cut(tensor: TensorSource, whole: Shape, own: Sequence[Shape], rank: int) ->
 def _find_obstacle(model: Model, count: int) -> str | None:
     if not model.is_causal or model.dense or model.classifier:
         return "it is an encoder, or has products behind its layers"
+    if model.rotated is not None:
+        return "its weights are rotated"
     for index, layer in enumerate(model.layers):
         mixer, block = layer.mixer, layer.feed_forward
         if not isinstance(mixer, Attention):

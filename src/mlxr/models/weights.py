@@ -128,6 +128,15 @@ def split_joined(model: Model, tensors: Mapping[str, TensorSource]) -> Mapping[s
     return split
 
 
+def refuse_parted(model: Model, stored: Mapping[str, TensorSource], split: Mapping[str, TensorSource]) -> None:
+    """Raise ModelError for a rotated tensor of a file that layers do not multiply by as it is `stored`."""
+    for name in () if model.rotated is None else sorted(model.rotated.names & stored.keys()):
+        if name not in split or split[name].shape != stored[name].shape:
+            raise ModelError(
+                f"tensor {name} is rotated and has the weights of several products, which is not supported"
+            )
+
+
 def _split_layer(split: dict[str, TensorSource], model: Model, index: int) -> None:
     """Part what a file has as one tensor of a layer."""
     layer = model.layers[index]

@@ -1,13 +1,15 @@
-"""Operators that take numbers one by one: `add`, `scale` and `gate_heads`.
+"""Operators that take numbers one by one, `add`, `scale` and `gate_heads`, or block by block, `hadamard`.
 
 Each has its checks, then its reference in NumPy, which defines its numbers, then the call of the native kernel
-(csrc/operators/scale.inc). `gpu.py` has the launches.
+(csrc/operators/scale.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import FloatArray, IntArray
 
 NO_SOFTCAP = 0.0  # what native kernels take where nothing is capped
 
@@ -108,3 +110,91 @@ def _gate_heads_native(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatA
 
 
 GATE_HEADS = Choice("gate_heads", _gate_heads_reference, _gate_heads_native, f"{__name__}.gpu")
+
+
+MAX_BLOCK = 8192  # of a transform: what a GPU's threadgroup has memory for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hadamard:
+    """A rotation of rows: H (signs * x[order]) of each `block` neighbours, or `inverse`: signs * (H x).
+
+    H is the normalised Walsh-Hadamard matrix in Sylvester's order, its own inverse: entry (i, j) is 1 / sqrt(block),
+    negative where i & j has an odd number of ones. Sums and differences are made of numbers that stand 1, 2, 4, ...
+    apart, and the result is multiplied by 1 / sqrt(block); each step is rounded.
+    """
+
+    columns: int
+    block: int  # a power of two that divides the columns
+    signs: FloatArray | None = None  # (columns,) of 1 and -1
+    order: IntArray | None = None  # (columns,): which number of a row stands there
+    inverse: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= MAX_BLOCK or self.block & (self.block - 1) or self.columns % self.block:
+            refuse("hadamard", "block", self.block, f"a power of two that divides {self.columns}, up to {MAX_BLOCK}")
+        for name, array in (("signs", self.signs), ("order", self.order)):
+            if array is not None:
+                check_size("hadamard", f"length of {name}", len(array), self.columns)
+        if self.order is not None and self.inverse:
+            refuse("hadamard", "order", "given", "None, as it is the inverse")
+
+    @property
+    def variant(self) -> str:
+        """What the ledger calls it, among what scales rows."""
+        return "inverse hadamard" if self.inverse else "hadamard"
+
+    @property
+    def scale(self) -> float:
+        """What all sums are multiplied by."""
+        return 1.0 / math.sqrt(self.block)
+
+    def invert(self) -> Hadamard:
+        """Return what takes this one back, where it has no order."""
+        return replace(self, inverse=not self.inverse)
+
+
+def make_hadamard(columns: int, block: int, signs: Sequence[int] = (), order: Sequence[int] = ()) -> Hadamard:
+    """A rotation with these signs and this order, if there are some. Raises ValueError for what does not fit."""
+    own_signs = np.array(signs, np.float32) if signs else None
+    return Hadamard(columns, block, own_signs, np.array(order, np.int32) if order else None)
+
+
+def hadamard(ctx: Context, x: FloatArray, rotation: Hadamard | None) -> FloatArray:
+    """Rotate the rows of x (T, columns); x itself where there is no rotation."""
+    if rotation is None:
+        return x
+    check_floats("hadamard", "x", x, 2)
+    check_size("hadamard", "columns of x", x.shape[1], rotation.columns)
+    name, implementation = HADAMARD.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("scale", name, rotation.variant)
+    return implementation(ctx, x, rotation)
+
+
+def rotate_rows(x: FloatArray, rotation: Hadamard) -> FloatArray:
+    """What `hadamard` means, of rows (T, columns) in NumPy."""
+    signs = np.float32(1) if rotation.signs is None else rotation.signs
+    ordered = x if rotation.order is None else x[:, rotation.order]
+    blocks = (ordered if rotation.inverse else ordered * signs).reshape(-1, rotation.block)
+    step = 1
+    while step < rotation.block:
+        pairs = blocks.reshape(len(blocks), -1, 2, step)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        blocks = np.stack([first + second, first - second], axis=2)
+        step *= 2
+    scaled: FloatArray = blocks.reshape(x.shape) * np.float32(rotation.scale)
+    return scaled * signs if rotation.inverse else scaled
+
+
+def _hadamard_reference(ctx: Context, x: FloatArray, rotation: Hadamard) -> FloatArray:
+    return rotate_rows(x, rotation)
+
+
+def _hadamard_native(ctx: Context, x: FloatArray, rotation: Hadamard) -> FloatArray:
+    out = empty(ctx, *x.shape)
+    ctx.module.hadamard(ctx.native, x, rotation.signs, rotation.order, rotation.block, rotation.inverse, out)
+    return out
+
+
+HADAMARD = Choice("hadamard", _hadamard_reference, _hadamard_native, f"{__name__}.gpu")

@@ -1,4 +1,4 @@
-"""`add`, `scale` and `gate_heads` on a GPU, each a launch of its own only where no other launch does it in passing.
+"""`add`, `scale` and `gate_heads` on a GPU, each a launch only where no other does it in passing; and `hadamard`.
 
 A sum is made by the product that makes one side of it, or by the norm that follows; sums of what experts made are left
 to whoever reads them, and take the shared expert in, with its gate. A factor goes along with the sum that waits. Rows
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import Hadamard
 from mlxr.kernels.gpu.deferred import (
     Deferred,
     Gated,
@@ -44,7 +45,15 @@ SCALE = Kernel("scale", Path(__file__).parent, "scale.body", ("x", "numbers", "s
 GATE = Kernel(
     "gate_heads", Path(__file__).parent, "gate.body", ("x", "gates", "sizes"), ("out",), operator="gate_heads"
 )
-KERNELS = (ADD, SCALE, GATE)
+HADAMARD = Kernel(
+    "hadamard",
+    Path(__file__).parent,
+    "hadamard.body",
+    ("x", "signs", "order", "numbers", "sizes"),
+    ("out",),
+    operator="scale",
+)
+KERNELS = (ADD, SCALE, GATE, HADAMARD)
 
 
 def add(ctx: Context, x: Value, other: Value, factor: float) -> Value:
@@ -170,3 +179,55 @@ def _compose_gate(gpu: Gpu, x: DeviceArray, gates: DeviceArray) -> DeviceArray:
     (rows, columns), count = x.shape, gates.shape[1]
     heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
     return heads.reshape(rows, columns).astype(gpu.operands)
+
+
+def hadamard(ctx: Context, x: Value, rotation: Hadamard) -> DeviceArray:
+    """The rows of x in another basis, a threadgroup for each block."""
+    gpu, array, block = ctx.gpu, settle(x), rotation.block
+    rows, columns = array.shape
+    signs = None if rotation.signs is None else gpu.hold(rotation.signs)
+    order = None if rotation.order is None else gpu.hold(rotation.order)
+    if gpu.launcher is None:
+        return gpu.watch.run_mlx(
+            "scale", rotation.variant, lambda: _compose_hadamard(gpu, array, rotation, signs, order), array
+        )
+    numbers = gpu.launcher.numbers
+    (out,) = gpu.launcher.launch(
+        HADAMARD,
+        [
+            array,
+            numbers(1.0) if signs is None else signs,
+            numbers(0) if order is None else order,
+            numbers(rotation.scale),
+            numbers(columns),
+        ],
+        groups=(columns // block, rows, 1),
+        threads=max(LANES, min(THREADS, block // 2)),
+        outputs=[((rows, columns), gpu.operands)],
+        constants={
+            "BLOCK": block,
+            "SIGNS": int(signs is not None),
+            "ORDER": int(order is not None),
+            "INVERSE": int(rotation.inverse),
+        },
+        types={"Y": gpu.operands},
+    )
+    return out
+
+
+def _compose_hadamard(
+    gpu: Gpu, x: DeviceArray, rotation: Hadamard, signs: DeviceArray | None, order: DeviceArray | None
+) -> DeviceArray:
+    mx, (rows, columns) = gpu.mx, x.shape
+    values = (x if order is None else x[:, order]).astype(mx.float32)
+    if signs is not None and not rotation.inverse:
+        values = values * signs
+    blocks = values.reshape(rows, columns // rotation.block, rotation.block)
+    step = 1
+    while step < rotation.block:
+        pairs = blocks.reshape(rows, -1, 2, step)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        blocks = mx.stack([first + second, first - second], axis=2)
+        step *= 2
+    values = blocks.reshape(rows, columns) * rotation.scale
+    return (values * signs if signs is not None and rotation.inverse else values).astype(gpu.operands)

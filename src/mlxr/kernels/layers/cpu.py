@@ -72,6 +72,8 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
         case op.MatMul(weight, source, target):
             native.append_product(weight.payload, source, target)
+        case op.Turn(rotation, source, target):
+            native.append_hadamard(rotation.signs, rotation.order, rotation.block, source, target)
         case op.RopeAndWriteKV(heads):
             norms = heads.norms
             q_norm, k_norm, eps, values, kind = None, None, 0.0, False, "each"

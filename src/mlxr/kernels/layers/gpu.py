@@ -94,6 +94,8 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return len(parts.weights) * made * result
         case op.Activate(features=features):
             return features * operand
+        case op.Turn(rotation):
+            return rotation.columns * operand
         case op.Convolve(conv):
             return conv.channels * result
         case op.Recur(rule):

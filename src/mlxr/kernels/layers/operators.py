@@ -2,9 +2,10 @@
 
 Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
-operator to operator, `kept` what it keeps for later ones, and `other` what a block beside another one adds to the
-stream. `chosen` and `shares` (T, used) are the experts of each token and their shares. `inputs` (T, layers * features)
-is what each layer gets of each token besides the stream, where a model has such embeddings (Gemma 4 E2B and E4B).
+operator to operator, `kept` what it keeps for later ones, `turned` what it begins with in the basis of weights that are
+rotated, and `other` what a block beside another one adds to the stream. `chosen` and `shares` (T, used) are the experts
+of each token and their shares. `inputs` (T, layers * features) is what each layer gets of each token besides the
+stream, where a model has such embeddings (Gemma 4 E2B and E4B).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.elementwise import Hadamard
 from mlxr.kernels.latent import Parts
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, choose_rows
@@ -24,7 +26,7 @@ from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 
-Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept"]
+Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept", "turned"]
 Routes = Literal["chosen", "shares"]
 NormKind = Literal["rms", "layer"]
 
@@ -103,6 +105,15 @@ class MatMul:
     """Multiply `source` by a weight, into `target`."""
 
     weight: LinearWeight
+    source: Register
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """Rotate `source` into `target`, where the weights that read it are rotated."""
+
+    rotation: Hadamard
     source: Register
     target: Register
 
@@ -241,7 +252,7 @@ class GatedNorm:
 
 Operator = (
     Norm | AddResidual | MatMul | AllReduce | RopeAndWriteKV | Attend | Activate | Scale | Add | GetRows | Route
-    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts
+    | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts | Turn
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mlxr.kernels.activate import activate
@@ -9,18 +10,18 @@ from mlxr.kernels.arrays import cut_rows
 from mlxr.kernels.attend import attend
 from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import add, gate_heads, scale
+from mlxr.kernels.elementwise import add, gate_heads, hadamard, scale
 from mlxr.kernels.embed import embed
 from mlxr.kernels.latent import project_parts, rope_and_write_latent
 from mlxr.kernels.layers import operators as op
 from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, Operator, Register, Routes, StepInput
-from mlxr.kernels.linear import linear
+from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.lora import add_lora
-from mlxr.kernels.moe import mix, route
+from mlxr.kernels.moe import Experts, mix, route
 from mlxr.kernels.norms import gated_norm, layer_norm, rms_norm
 from mlxr.kernels.recurrent import DeltaRule, gated_delta, mamba2, short_conv
 from mlxr.kernels.rope_and_write_kv import rope_and_write_kv
-from mlxr.kernels.tensor import FloatArray, PoolArray
+from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
 Registers = dict[Register | Routes, Any]  # arrays, or None
 Programs = tuple[tuple[Operator, ...], ...]
@@ -48,6 +49,33 @@ def run_programs(
     return take(registers, "stream"), registers["delta"]
 
 
+See = Callable[[LinearWeight, FloatArray], None]  # a weight, and the rows (T, in_features) that it multiplies
+
+
+def run_seen(
+    ctx: Context, stream: FloatArray, layers: Layers, step: StepInput, see: See
+) -> tuple[FloatArray, FloatArray | None]:
+    """Run layer after layer, operator after operator; `see` is told the input of each product before it is made."""
+    registers: Registers = {"stream": stream, "delta": None}
+    for index, layer in enumerate(layers.layers):
+        for operator in layer.program:
+            match operator:
+                case op.MatMul(weight, source):
+                    see(weight, take(registers, source))
+                case op.MixExperts(experts, _, source):
+                    _see_experts(ctx, take(registers, source), registers["chosen"], experts, see)
+            run_layer(ctx, registers, (operator,), step, index)
+    return take(registers, "stream"), registers["delta"]
+
+
+def _see_experts(ctx: Context, x: FloatArray, chosen: IntArray, experts: Experts, see: See) -> None:
+    for expert, (up, down) in enumerate(zip(experts.up, experts.down, strict=True)):
+        rows = x[(chosen == expert).any(axis=1)]
+        if len(rows):
+            see(up, rows)
+            see(down, activate(ctx, linear(ctx, rows, up), experts.activation, gated=experts.is_gated))
+
+
 def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...], step: StepInput, index: int) -> None:
     """One layer, whose pools are number `index`."""
     k_pool, v_pool, batch = step.k_pools[index], step.v_pools[index], step.batch
@@ -66,6 +94,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = linear(ctx, x, weight)
                 if step.adapters:
                     registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
+            case op.Turn(rotation, source, target):
+                registers[target] = hadamard(ctx, take(registers, source), rotation)
             case op.AllReduce(target):
                 registers[target] = all_reduce(ctx, take(registers, target))
             case op.RopeAndWriteKV(heads):

@@ -22,6 +22,7 @@ from mlxr.kernels.arrays import empty, fetch_rows, place_rows
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import Hadamard
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 PROBES = 4  # rows that products are compared by
@@ -39,6 +40,7 @@ class LinearWeight:
     implementation: str  # the one whose payload this is,
     payload: Any  # which only that knows
     names: tuple[str, ...] = ()  # those that the model gives to the tensors, where adapters may update them
+    rotation: Hadamard | None = None  # of its rows, which whoever multiplies gives the input, too
     is_share: bool = False  # other ranks have the other inputs, and what it makes is a part of a sum
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.errors import ModelError
@@ -187,27 +187,30 @@ class Attention:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
+        source = yield from w.turn(flow.source, *self.parts)
         if self.gated:
             gate, qkv = self._take_gate(w)
-            yield MatMul(gate, flow.source, "kept")
+            yield MatMul(gate, source, "kept")
         else:
             qkv = w.product(*self.parts)
             if self.own_gate:
                 yield MatMul(w.product(OWN_GATE), flow.source, "kept")
-        yield MatMul(qkv, flow.source, "x")
+        yield MatMul(qkv, source, "x")
         heads = self._read_heads(w)
         yield RopeAndWriteKV(heads)
         yield Attend(heads)
         if self.gated or self.own_gate:
             yield GateHeads()
+        yield from w.turn("x", "attn_output")
         yield from flow.finish(w.product("attn_output"))
 
     def _take_gate(self, w: LayerWeights) -> tuple[LinearWeight, LinearWeight]:
         """The weights of the gate, and of the rest: files have of each head the rows of its query, then of its gate."""
-        query, gate = take_halves(w.take("attn_q.weight"), self.heads)
         names = [f"{name}.weight" for name in self.parts]
-        sources = [query, *(w.take(name) for name in names[1:])]
-        return w.prepare([gate], GATE), w.prepare(sources, *names)
+        first, *others = (w.model.take_turned(w.prefix + name) for name in names)
+        query, gate = take_halves(first, self.heads)
+        qkv = w.prepare([query, *others], *names)
+        return replace(w.prepare([gate], GATE), rotation=qkv.rotation), qkv
 
     def _read_heads(self, w: LayerWeights) -> Heads:
         return Heads(

@@ -108,7 +108,9 @@ class GatedDelta:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        yield MatMul(w.product("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"), flow.source, "kept")
+        names = "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"
+        source = yield from w.turn(flow.source, *names)
+        yield MatMul(w.product(*names), source, "kept")
         conv = _read_convolution(w, "ssm_conv1d", "silu")
         yield Convolve(conv)
         heads = self.key_heads, self.value_heads, self.key_dim, self.value_dim
@@ -118,6 +120,8 @@ class GatedDelta:
         gain = _read_flat(w, "ssm_norm.weight")
         norm = MixerNorm(gain, w.norms.eps, self.results, self.value_dim, gate_first=False)
         yield GatedNorm(norm, conv.inputs)
+        is_grouped = w.model.rotated is not None and w.model.rotated.groups_heads and self.tiled
+        yield from w.turn("x", "ssm_out", order=self._group_results() if is_grouped else ())
         yield from flow.finish(w.product("ssm_out"))
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
@@ -157,6 +161,11 @@ class GatedDelta:
     def order_output(self) -> list[int] | None:
         """Return the same of the columns of the output's weight."""
         return None if self.key_heads in (1, self.value_heads) else self._order_columns()
+
+    def _group_results(self) -> list[int]:
+        """Where what it gives stands that a folder's output reads, column after column."""
+        columns = self.order_output() or []
+        return sorted(range(len(columns)), key=columns.__getitem__)
 
     def _order_heads(self) -> list[int]:
         each = self.value_heads // self.key_heads

@@ -7,15 +7,26 @@ experts, layers share an `ExpertBudget`: each keeps those that were used last, t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlxr.core.errors import DeviceError, ModelError, SettingError
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.operators import AllReduce, MatMul, Norm, NormKind, NormWeight, Operator, Register, Scale
+from mlxr.kernels.elementwise import MAX_BLOCK, Hadamard, make_hadamard, rotate_rows
+from mlxr.kernels.layers.operators import (
+    AllReduce,
+    MatMul,
+    Norm,
+    NormKind,
+    NormWeight,
+    Operator,
+    Register,
+    Scale,
+    Turn,
+)
 from mlxr.kernels.linear import LinearWeight, leave, prepare
-from mlxr.kernels.sources import as_float32, make_vector, make_zeros
+from mlxr.kernels.sources import Decoded, as_float32, make_vector, make_zeros
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 
 TABLE = "token_embd.weight"
@@ -109,11 +120,48 @@ class Flow:
             yield Scale(self.factor, self.target)
 
 
+@dataclass(frozen=True, slots=True)
+class RotatedWeights:
+    """Weights that a file has rotated, each row w as H (signs * w): what they multiply must be rotated alike.
+
+    `signs` are those of rows of as many numbers; without any all are 1. Rows of a rotated table of embeddings are
+    rotated back when they are looked up. `groups_heads`: the output of a gated delta net reads the values of one key's
+    heads after those of another's, as folders have them.
+    """
+
+    block: int
+    names: frozenset[str]
+    signs: tuple[tuple[int, ...], ...] = ()
+    has_table: bool = False
+    groups_heads: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
+            raise ModelError(
+                f"weights are rotated in blocks of {self.block}, expected a power of two up to {MAX_BLOCK}"
+            )
+
+    def make(self, name: str, columns: int, order: Sequence[int] = ()) -> Hadamard:
+        """Return the rotation of a tensor's rows. Raises ModelError, naming it, for blocks or signs that do not fit."""
+        if columns % self.block:
+            raise ModelError(f"tensor {name} has {columns} columns, expected a multiple of the blocks of {self.block}")
+        signs = next((own for own in self.signs if len(own) == columns), ())
+        if self.signs and not signs:
+            raise ModelError(f"tensor {name} has {columns} columns, expected some that its rotation has signs for")
+        return make_hadamard(columns, self.block, signs, order)
+
+    def of_layer(self, index: int) -> RotatedWeights:
+        """Return those of a layer alone, as if it were the first."""
+        prefix = f"blk.{index}."
+        own = frozenset(f"blk.0.{name.removeprefix(prefix)}" for name in self.names if name.startswith(prefix))
+        return replace(self, names=own)
+
+
 class Weights:
     """Prepares the weights of one model; `of_layer` gives those of a layer.
 
     With an `expert_budget` some experts of each layer are in memory at a time, else all of them. What the weights named
-    in `summed` make are parts of sums over all ranks.
+    in `summed` make are parts of sums over all ranks. Of `rotated` ones `turned` has the rotations once they are read.
     """
 
     def __init__(
@@ -122,8 +170,38 @@ class Weights:
         tensors: Mapping[str, TensorSource],
         expert_budget: ExpertBudget | None = None,
         summed: Collection[str] = (),
+        rotated: RotatedWeights | None = None,
     ) -> None:
         self.ctx, self.tensors, self.expert_budget, self.summed = ctx, tensors, expert_budget, summed
+        self.rotated = rotated
+        self.turned: dict[str, Hadamard] = {}
+        self._rotations: dict[tuple[int, tuple[int, ...]], Hadamard] = {}
+
+    def turn(self, names: Sequence[str], order: Sequence[int] = ()) -> Hadamard | None:
+        """Return what rotates the input of these weights; None where the file has rotated none of them.
+
+        `order` says which number of the input each of theirs is. Raises ModelError for a rotation that does not fit.
+        """
+        if self.rotated is None or self.rotated.names.isdisjoint(names):
+            return None
+        key = self.tensors[names[0]].shape[1], tuple(order)
+        if key not in self._rotations:
+            self._rotations[key] = self.rotated.make(names[0], *key)
+        self.turned |= dict.fromkeys(names, self._rotations[key])
+        return self._rotations[key]
+
+    def take_turned(self, name: str) -> TensorSource:
+        """Return a tensor in the basis of the input that it reads: one beside rotated ones is decoded and rotated."""
+        tensor, rotation = self.tensors[name], self.turned.get(name)
+        if rotation is None or (self.rotated is not None and name in self.rotated.names):
+            return tensor
+        return Decoded(name, rotate_rows(tensor.to_float32(), rotation))
+
+    def check_turned(self, others: Collection[str] = ()) -> None:
+        """Raise ModelError for a weight that the file says to be rotated, is none of `others`, and was not turned."""
+        names = () if self.rotated is None else self.rotated.names - self.turned.keys() - {*others}
+        for name in sorted(names):
+            raise ModelError(f"tensor {name} is said to be rotated, and mlxr rotates no input of such a tensor")
 
     def of_model(self, norms: Norms) -> LayerWeights:
         """Return the weights of no layer."""
@@ -164,21 +242,34 @@ class LayerWeights:
         """Return the tensor itself, as its file has it."""
         return self.model.tensors[self.prefix + name]
 
+    def turn(self, source: Register, *names: str, order: Sequence[int] = ()) -> Generator[Operator, None, Register]:
+        """List what rotates `source` for the weights of these names, if some of them are rotated; returns where they
+        find their input. `order` says which number of the source each of theirs is."""
+        rotation = self.model.turn([f"{self.prefix}{name}.weight" for name in names], order)
+        if rotation is None:
+            return source
+        target: Register = "x" if source == "x" else "turned"
+        yield Turn(rotation, source, target)
+        return target
+
     def product(self, *names: str) -> LinearWeight:
         """Return the weights of these names in one, each with its bias, if it has one."""
         full_names = tuple(f"{self.prefix}{name}.weight" for name in names)
         biases = [self.model.tensors.get(f"{self.prefix}{name}.bias") for name in names]
         weight = prepare(
             self.ctx,
-            [self.model.tensors[name] for name in full_names],
+            [self.model.take_turned(name) for name in full_names],
             [None if bias is None else read_vector(bias) for bias in biases],
             full_names,
         )
-        return replace(weight, is_share=True) if full_names[0] in self.model.summed else weight
+        is_share, rotation = full_names[0] in self.model.summed, self.model.turned.get(full_names[0])
+        return replace(weight, is_share=is_share, rotation=rotation)
 
     def prepare(self, sources: list[TensorSource], *names: str) -> LinearWeight:
         """Weights without biases that are not as the file has them, which adapters know by these names."""
-        return prepare(self.ctx, sources, None, tuple(self.prefix + name for name in names))
+        full_names = tuple(self.prefix + name for name in names)
+        weight = prepare(self.ctx, sources, None, full_names)
+        return replace(weight, rotation=self.model.turned.get(full_names[0])) if full_names else weight
 
     def exact_product(self, name: str, *, bias: bool = False) -> LinearWeight:
         """Return a weight that is multiplied by in float32."""
