@@ -156,8 +156,8 @@ def describe_layers(kind: Kind) -> list[components.Layer]:
             mixer = ParallelMixers(attention, recurrent[kind.recurrent])
         elif kind.recurrent and index != 1:
             mixer = recurrent[kind.recurrent]
-        scales = kind.residual_scale, kind.output_scale != 1.0
-        layers.append(components.Layer(mixer, second, norms, kind.parallel, *scales, inputs))
+        scales = {"residual_scale": kind.residual_scale, "scales_output": kind.output_scale != 1.0}
+        layers.append(components.Layer(mixer, second, norms, kind.parallel, **scales, inputs=inputs))
     return layers
 
 

@@ -80,7 +80,7 @@ GROUPS: Mapping[str, tuple[CommandRow, ...]] = {
         CommandRow("rm", "mlxr.cli.models", "Remove models."),
         CommandRow("adapters", "mlxr.cli.models", "List the adapters (LoRA) here, add or remove one."),
         CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
-        CommandRow("imatrix", "mlxr.cli.validate", "Collect what a text uses of a model's weights, for `convert`."),
+        CommandRow("imatrix", "mlxr.cli.validate", "Collect which columns of its weights a model uses."),
         CommandRow("merge", "mlxr.cli.convert", "Write a model with an adapter added to its weights."),
     ),
     "Server": (

@@ -284,10 +284,10 @@ def imatrix(
     add: Added = None,
     json: Json = False,
 ) -> None:
-    """Collect an importance matrix: which columns of its weights a model uses on a text.
+    """Collect which columns of its weights a model uses.
 
-    `mlxr convert --imatrix` and llama.cpp's llama-quantize read it. The text is cut as
-    for `perplexity`, and read on the CPU.
+    The file is an importance matrix, which `mlxr convert --imatrix` and llama.cpp's
+    llama-quantize read. The text is cut as for `perplexity`, and read on the CPU.
     """
     if out.suffix != ".gguf" or not out.parent.is_dir():
         raise InvalidRequest("OUT", f"{out} must end in .gguf, in a folder that is there")
