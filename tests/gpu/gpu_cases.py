@@ -136,6 +136,8 @@ class Scene:
     values_normed: bool = False
     projected: Projected = "qkv"
     temperature: QueryTemperature | None = None
+    symmetric: bool = False
+    picture: tuple[int, int] | None = None  # from which position to which all texts have a picture, seen both ways
 
     def table(self) -> RopeTable:
         rot_dim = self.head_dim if self.rot_dim == 0 else max(self.rot_dim, 0)
@@ -166,7 +168,7 @@ class Scene:
         counts = np.subtract(lasts, firsts)
         owners = np.repeat(np.arange(len(counts)), counts)
         slots = table[owners, positions // self.page_size] * self.page_size + positions % self.page_size
-        return RaggedBatch(
+        batch = RaggedBatch(
             token_ids=np.zeros(len(positions), np.int32),
             positions=positions,
             slots=slots.astype(np.int32),
@@ -175,6 +177,12 @@ class Scene:
             page_table=table,
             output_rows=np.arange(len(positions), dtype=np.int32),
         )
+        if self.picture is None:
+            return batch
+        start, stop = self.picture
+        inside = (positions >= start) & (positions < stop)
+        ends = np.where(inside, np.minimum(stop, np.asarray(lasts)[owners]), positions + 1).astype(np.int32)
+        return batch.with_pictures(None, np.zeros((3, 0), np.int32), ends)
 
 
 def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
@@ -200,5 +208,7 @@ def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
             sliding_window=scene.window,
             softcap=scene.softcap,
             sinks=random_floats(3, scene.heads) if scene.sunk else None,
+            symmetric=scene.symmetric,
+            whole_pictures=scene.picture is not None,
         )
     return np.asarray(result)

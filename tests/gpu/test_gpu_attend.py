@@ -61,6 +61,16 @@ PANELS = {
     "head of 256, sinks": Scene(4, 2, 256, 16, (150, 70), (40, 70), sunk=True),
     "capped, sinks, window": Scene(4, 2, 128, 16, (290, 40), (60, 33), window=37, softcap=0.7, sunk=True),
 }
+BOTH_WAYS = {  # texts of encoders, and pictures in prompts
+    "texts": Scene(4, 4, 64, 16, (40, 1, 150, 33), (40, 1, 150, 33), symmetric=True, kv_type="f16"),
+    "texts, heads of 32": Scene(4, 4, 32, 16, (40, 1, 90), (40, 1, 90), symmetric=True, kv_type="f16"),
+    "texts, groups, window": Scene(6, 2, 64, 16, (40, 9, 150), (40, 9, 150), window=21, symmetric=True),
+    "texts, heads of 256": Scene(2, 1, 256, 16, (70, 33), (70, 33), symmetric=True),
+    "texts, head of 20": Scene(2, 2, 20, 16, (40, 5), (40, 5), symmetric=True),
+    "pictures": Scene(4, 2, 64, 16, (150, 70, 9), (150, 20, 1), picture=(20, 65)),
+    "pictures, window, heads of 256": Scene(4, 2, 256, 16, (150, 70), (130, 60), window=33, picture=(40, 70)),
+    "pictures, gathered": Scene(4, 2, 96, 16, (150, 70), (130, 20), window=33, picture=(55, 66), kv_type="f32"),
+}
 MIXED = {
     "capped prefill": Scene(4, 2, 96, 8, (40, 12), (40, 12), softcap=0.5),
     "capped chunk, window": Scene(4, 2, 96, 16, (90, 40), (30, 1), window=21, softcap=0.5, sunk=True, kv_type="f32"),
@@ -102,6 +112,18 @@ def test_panels_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, 
     result = play(gpu, PANELS[name])
     assert relative_error(result, play(REFERENCE, PANELS[name])) < (6e-4 if PANELS[name].kv_type == "f16" else NARROW)
     if takes_panels(gpu, PANELS[name]):
+        assert gpu.ledger.snapshot().copied_bytes == 0
+
+
+@pytest.mark.parametrize("tiled_pairs", [0, 2**40])
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_what_follows_is_seen(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str, tiled_pairs: int) -> None:
+    """By panels and by tiles, without a copy where these take the heads."""
+    scene = BOTH_WAYS[name]
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", tiled_pairs)
+    gpu.ledger.reset()
+    assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW
+    if scene.symmetric and scene.head_dim in (32, 64) and takes_tiles(gpu):
         assert gpu.ledger.snapshot().copied_bytes == 0
 
 

@@ -176,7 +176,7 @@ def plan_arena(
 
     Of the bytes that there are it gets this `share`.
     """
-    groups, kind = form_groups(config.cache_layers), choose_kv_type(config, settings)
+    groups, kind = form_groups(config.cache_layers), choose_kv_type(ctx, config, settings)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
     steps = size_steps(settings, ctx.device)
     needs = PageNeeds(groups.shapes, plan.page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
@@ -193,9 +193,12 @@ def plan_arena(
     return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes, needs.snapshot_pages)
 
 
-def choose_kv_type(config: ModelShape, settings: ModelSettings) -> KVType | None:
-    """How pages keep numbers; of an encoder, which reads them once and is made for exact vectors, in full."""
-    return parse_kv_type("f32" if settings.kv_type is None and not config.is_causal else settings.kv_type)
+def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType | None:
+    """How pages keep numbers; of an encoder, which reads them once and is made for exact vectors, in full, or on a GPU
+    in f16: matrix units read no more."""
+    if settings.kv_type is not None or config.is_causal:
+        return parse_kv_type(settings.kv_type)
+    return parse_kv_type("f32" if ctx.gpu is None else "f16")
 
 
 def plan_arenas(
@@ -215,7 +218,7 @@ def plan_arenas(
     """
 
     def measure_token(shape: ModelShape) -> float:
-        groups, kind = form_groups(shape.cache_layers), choose_kv_type(shape, settings)
+        groups, kind = form_groups(shape.cache_layers), choose_kv_type(ctx, shape, settings)
         return sum(measure_pages(ctx, groups, plan.page_size, kind)) / plan.page_size
 
     own, other = measure_token(config), 0.0 if draft is None else measure_token(draft)

@@ -15,8 +15,10 @@ import numpy as np
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.attend.pages import (
+    HEAD_DIMS,
     MERGE,
     PANELS,
+    SMALL_DIM,
     STREAM,
     TILES,
     attend_panels,
@@ -104,11 +106,14 @@ def attend(
 def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:
     """Choose "stream", "lanes", "tiles", "panels" or "gather" for one query, a few, many and very many."""
     head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention caps nothing
-    if ctx.gpu.launcher is None or scores.symmetric or scores.biases is not None:
+    if ctx.gpu.launcher is None or scores.biases is not None:
         return "gather", "gather", "gather", "gather"
     many = most = "gather"
     if scores.value_dim is None and takes_panels(ctx, pool):
         many, most = "panels", "gather" if head_dim <= FUSED_DIM and not capped else "panels"
+    if scores.symmetric:  # texts of encoders are many and short
+        tiled = "tiles" if takes_pool(ctx, pool, (SMALL_DIM, *HEAD_DIMS)) else many
+        return tiled, tiled, *(("panels", "panels") if many == "panels" else (tiled, tiled))
     if takes_pool(ctx, pool):
         return ("stream", "tiles", *(("tiles", "tiles") if capped and many == "gather" else (many, most)))
     return ("lanes" if head_dim % 8 == 0 and head_dim <= MAX_LANES_DIM else "gather"), many, many, most
@@ -233,7 +238,7 @@ def _place_run(
     with biases those of each head.
     """
     gpu, placed, sliding_window = ctx.gpu, ctx.gpu.place(batch), scores.sliding_window
-    key = ("run", sequence, sliding_window, scores.symmetric, kind, id(scores.biases))
+    key = ("run", sequence, sliding_window, scores.symmetric, scores.whole_pictures, kind, id(scores.biases))
     found: Run | None = placed.parts.get(key)
     if found is None:
         queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
@@ -245,10 +250,15 @@ def _place_run(
         front, padding = (seen - queries) % step, -seen % step
         mask: DeviceArray | str = "causal"
         has_window = sliding_window is not None and seen > sliding_window
-        if scores.symmetric or has_window or scores.biases is not None:
+        if scores.sees_ahead or has_window or scores.biases is not None:
             mx, window = gpu.mx, sliding_window or seen + padding
             own, others = mx.arange(seen - queries - front, seen + padding)[:, None], mx.arange(seen + padding)[None]
             visible = (others > own - window) & (others < own + window if scores.symmetric else others <= own)
+            if scores.whole_pictures:
+                start, stop = (int(one) for one in batch.query_starts[sequence : sequence + 2])
+                ends = mx.array(batch.ends[start:stop] - np.int32(first_page * page_size))
+                ends = mx.pad(ends, ((front, padding),))[:, None]  # of padding 0
+                visible = visible | ((others > own - window) & (others < ends))
             if scores.symmetric and padding:  # rows of padding see the first position, as softmax needs one
                 visible = (visible & (others < seen) & (own < seen)) | ((own >= seen) & (others == 0))
             added: DeviceArray | float = 0.0

@@ -157,21 +157,22 @@ def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> 
 SIMD_GROUPS = 4
 TILE_ROWS = 16
 HEAD_DIMS = (64, 128)
+SMALL_DIM = 32  # of encoders; tiles take such heads, streams do not
 DEVICES = ("cuda", "emulated")  # Metal's matrix units have no fragments of this form
 TILES = Kernel(
     "attend_tiles",
     Path(__file__).parent,
     "tiles.body",
-    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "sinks", "numbers", "sizes"),
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "ends", "tiles", "sinks", "numbers", "sizes"),
     ("out", "stats"),
     ("powers.h",),
     cuda_only=True,
 )
 
 
-def takes_pool(ctx: Context, pool: Pool) -> bool:
+def takes_pool(ctx: Context, pool: Pool, dims: tuple[int, ...] = HEAD_DIMS) -> bool:
     """Tell whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
-    fits = pool.shape[3] in HEAD_DIMS and pool.shape[2] % TILE_POSITIONS == 0
+    fits = pool.shape[3] in dims and pool.shape[2] % TILE_POSITIONS == 0
     return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES
 
 
@@ -182,13 +183,12 @@ def attend_tiles(
     heads, (_, kv_heads, page_size, _) = q.shape[1], k_pool.shape
     per_tile = min(heads // kv_heads, TILE_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
-    owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
+    *where, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile, scores)
     groups = -(-count // SIMD_GROUPS)
     shares = choose_shares(count_positions(batch, page_size, scores.sliding_window), parts * groups)
     sizes = heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares, count
-    where = owners, lengths, tiles
-    shape = parts, groups, shares
-    return _launch(ctx, TILES, q, (k_pool, v_pool), batch, where, scores, sizes, {"G": per_tile}, shape, SIMD_GROUPS)
+    shape, constants = (parts, groups, shares), {"G": per_tile, "ENDS": int(scores.sees_ahead)}
+    return _launch(ctx, TILES, q, (k_pool, v_pool), batch, (*where,), scores, sizes, constants, shape, SIMD_GROUPS)
 
 
 PANELS = replace(TILES, name="attend_panels", body="panels.body", headers=("powers.h", "panels.h"), has_rings=True)
@@ -211,31 +211,49 @@ def attend_panels(
     (_, heads, head_dim), (_, kv_heads, _, _) = q.shape, k_pool.shape
     per_tile = min(heads // kv_heads, PANEL_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
-    owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, PANEL_ROWS // per_tile)
+    *where, count = _place_tiles(ctx, batch, first, last, PANEL_ROWS // per_tile, scores)
     sizes = heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0
     positions, stages = PANEL_TILES[head_dim]
     constants = {"G": per_tile, "TILE": positions, "STAGES": stages, "AHEAD": PANEL_AHEAD, "RESIDENT": 1}
-    where, groups, pools = (owners, lengths, tiles), (parts, count, 1), (k_pool, v_pool)
+    constants["ENDS"] = int(scores.sees_ahead)
+    groups, pools = (parts, count, 1), (k_pool, v_pool)
     room_bytes = 2 * head_dim * (PANEL_ROWS + stages * positions)
-    return _launch(ctx, PANELS, q, pools, batch, where, scores, sizes, constants, groups, PANEL_SIMD_GROUPS, room_bytes)
+    return _launch(
+        ctx, PANELS, q, pools, batch, (*where,), scores, sizes, constants, groups, PANEL_SIMD_GROUPS, room_bytes
+    )
 
 
-def _place_tiles(
-    ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int
-) -> tuple[DeviceArray, DeviceArray, DeviceArray, int]:
-    """Owners and lengths of the tokens, the tiles and their number; made once for all layers of a step."""
-    placed = ctx.gpu.place(batch)
-    key = ("tiles", first, last, tile_tokens)
-    found: tuple[DeviceArray, DeviceArray, DeviceArray, int] | None = placed.parts.get(key)
+Tiles = tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray, int]
+
+
+def _place_tiles(ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int, scores: Scores) -> Tiles:
+    """Owners, lengths and ends of the tokens, the tiles and their number; made once for all layers of a step.
+
+    A token sees positions before its end: of a causal text that is its length, its own position and all before it.
+    """
+    placed, window = ctx.gpu.place(batch), scores.sliding_window if scores.symmetric else None
+    key = ("tiles", first, last, tile_tokens, scores.symmetric, window, scores.whole_pictures)
+    found: Tiles | None = placed.parts.get(key)
     if found is None:
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         owners, lengths = placed.owners, placed.lengths
         if stop - start < batch.tokens:
             owners, lengths = owners[start:stop], lengths[start:stop]
         tiles = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
-        found = owners, lengths, ctx.gpu.mx.array(tiles), len(tiles)
+        ends = ctx.gpu.mx.array(_list_ends(batch, scores)[start:stop]) if scores.sees_ahead else lengths
+        found = owners, lengths, ends, ctx.gpu.mx.array(tiles), len(tiles)
         placed.parts[key] = found
     return found
+
+
+def _list_ends(batch: RaggedBatch, scores: Scores) -> IntArray:
+    """Before which position what each token of the batch sees ends, where that is behind the token itself."""
+    if scores.whole_pictures:
+        return batch.ends
+    ends = np.repeat(batch.context_lengths, np.diff(batch.query_starts)).astype(np.int32)
+    return (
+        ends if scores.sliding_window is None else np.minimum(ends, batch.positions + np.int32(scores.sliding_window))
+    )
 
 
 def cut_tiles(query_starts: IntArray, tile_tokens: int) -> IntArray:

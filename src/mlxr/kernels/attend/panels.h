@@ -1,15 +1,16 @@
 // What panels.body does with scores on their way to weights. Of a lane's scores, 4 j + 2 r + i is that of row r of two and
 // position 8 j + 2 (lane % 4) + i of a tile.
 
-// Scores of positions that a row does not see; `seen` are those that it may, `window` of them at most (0: all).
+// Scores of positions that a row does not see; it sees those before `seen`, with a window (0: none) so many before
+// `behind`.
 template <int TILE>
-FUNCTION void hide_scores(PRIVATE float *scores, int first, PRIVATE const int *seen, int window) {
+FUNCTION void hide_scores(PRIVATE float *scores, int first, PRIVATE const int *seen, PRIVATE const int *behind, int window) {
   UNROLL
   for (int j = 0; j < TILE / 8; ++j)
     UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int position = first + 8 * j + i % 2, limit = seen[i / 2];
-      if (position >= limit || (window > 0 && position < limit - window))
+      const int position = first + 8 * j + i % 2;
+      if (position >= seen[i / 2] || (window > 0 && position < behind[i / 2] - window))
         scores[4 * j + i] = -2e30f;
     }
 }

@@ -43,6 +43,11 @@ class Scores:
         """Which of it a GPU kernel is compiled for."""
         return {"CAPPED": int(self.softcap is not None), "SINKS": int(self.sinks is not None)}
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Tell whether a position sees others behind it."""
+        return self.symmetric or self.whole_pictures
+
     def name_variant(self, kv_type: str) -> str:
         """What the ledger calls attention of this kind over such pages."""
         parts = (
