@@ -287,7 +287,7 @@ def load(
         with name_in_errors(path):
             model = Decoder(ctx, parts.config, parts.tensors, progress, expert_bytes)
         fingerprint = _fingerprint(ctx, parts)
-        seen_by, blind = find_tower(path, parts.file, parts.config, ctx.device, mmproj, tower)
+        seen_by, blind = find_tower(path, parts.file, parts.config, mmproj, tower)
         _tell_residency(str(path_or_name), model)
     except BaseException:
         parts.file.close()

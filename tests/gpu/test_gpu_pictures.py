@@ -38,7 +38,7 @@ def answer(ctx: Context, folder: Path, case: str) -> list[list[Any]]:
     return [[(one.token_id, one.logprob) for one in events[index] if one.token_id is not None] for index in range(2)]
 
 
-@pytest.mark.parametrize("case", ["qwen3vl", "qwen35"])
+@pytest.mark.parametrize("case", ["qwen3vl", "qwen35", "gemma3"])
 def test_answers_are_those_of_the_reference(gpu: Context, case: str, tmp_path: Path) -> None:
     write_folder(tmp_path, read_golden(case))
     for found, expected in zip(answer(gpu, tmp_path, case), answer(REFERENCE, tmp_path, case), strict=True):

@@ -286,12 +286,12 @@ def test_a_file_beside_a_model_has_the_same_tower(folders: Path, case: str, tmp_
         ("least_pixels", "most_pixels", "tile", "most_tiles") if case == "lfm2vl" else ()
     )  # those of all its files
     assert (family, replace(spec, **{key: getattr(file.spec, key) for key in unstated})) == (file.family, file.spec)
-    found, reason = find_tower(tmp_path / "model.gguf", beside, model.config, "cpu")
+    found, reason = find_tower(tmp_path / "model.gguf", beside, model.config)
     assert found is not None, reason
     assert np.array_equal(encode_all(found.load(model.ctx), golden), encode_all(file.load(model.ctx), golden))
     assert found.fingerprint != file.fingerprint
     found.close()
-    nothing = find_tower(folders / "model.gguf", beside, model.config, "cpu")
+    nothing = find_tower(folders / "model.gguf", beside, model.config)
     assert nothing[0] is None
     assert "no file mmproj*.gguf beside" in nothing[1]
     beside.close()

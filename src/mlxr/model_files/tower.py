@@ -89,7 +89,6 @@ def find_tower(
     path: Path,
     opened: GGUFFile | SafetensorsFolder,
     model: Model,
-    device: str,
     mmproj: str | Path | None = None,
     recorded: Path | None = None,
 ) -> tuple[TowerFile | None, str]:
@@ -98,11 +97,6 @@ def find_tower(
     A file that is named must have one that fits; raises NotFound, FormatError or ModelError. Of what lies beside a
     model nothing is refused, as it may belong to another one; nor is a `recorded` file, which counts instead of those.
     """
-    if model.sees_whole_pictures and device not in ("cpu", "reference"):
-        reason = f"a GPU sees no picture's tokens both ways, and it runs on {device!r}; take --device cpu"
-        if mmproj is not None:
-            raise ModelError(f"mmproj: {reason}, or leave it out")
-        return None, reason
     if mmproj is not None:
         return _open_tower(Path(mmproj).expanduser(), model), ""
     try:

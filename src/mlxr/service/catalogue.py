@@ -97,7 +97,7 @@ def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
     """
     source = open_source(find_model(path))
     with source.file:
-        seen_by, _ = find_tower(path, source.file, source.config, "cpu", recorded=tower)
+        seen_by, _ = find_tower(path, source.file, source.config, recorded=tower)
         beside: tuple[Path, ...] = ()
         if seen_by is not None:
             seen_by.close()
