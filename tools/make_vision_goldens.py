@@ -21,6 +21,7 @@ import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
     get_optimal_tiled_canvas,
@@ -313,6 +314,41 @@ INTERNVL = {
         },
     }
 }
+GLM = {
+    name: {
+        "model_type": kind,
+        "architectures": [architecture],
+        "image_token_id": IMAGE,
+        "image_start_token_id": START,
+        "image_end_token_id": END,
+        "video_token_id": 123,
+        "video_start_token_id": 124,
+        "video_end_token_id": 125,
+        "tie_word_embeddings": False,
+        "text_config": QWEN2_TEXT
+        | {
+            "model_type": f"{kind}_text",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1000.0,
+                "mrope_section": sections,
+                "partial_rotary_factor": sum(sections) / 8,
+            },
+        },
+        "vision_config": {key: value for key, value in TOWER.items() if key != "num_position_embeddings"}
+        | {
+            "model_type": f"{kind}_vision",
+            "hidden_act": "silu",
+            "image_size": 40,
+            "attention_bias": kind == "glm_ocr",
+            "rms_norm_eps": 1e-5,
+        },
+    }
+    for name, kind, architecture, sections in (
+        ("glm4v", "glm4v", "Glm4vForConditionalGeneration", [2, 1, 1]),
+        ("glmocr", "glm_ocr", "GlmOcrForConditionalGeneration", [4, 2, 2]),
+    )
+}
 MEAN, DEVIATION = [0.5, 0.4, 0.5], [0.5, 0.5, 0.6]
 QWEN_PREPARES = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -460,6 +496,20 @@ def show_internvl(_: dict[str, Any], pictures: list[Any]) -> Answer:
     return {"pixel_values": inputs["pixel_values"]}, list_tiles(made["pixel_values"]), words
 
 
+GLM_PREPARES = QWEN_PREPARES | {
+    "image_processor_type": "Glm4vImageProcessor",
+    "size": {"shortest_edge": 8 * 256, "longest_edge": 48 * 256},  # of two frames
+}
+
+
+def show_glm(_: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a GLM-4.1V sees them."""
+    inputs = Glm4vImageProcessorPil(**settle(GLM_PREPARES))(pictures, return_tensors="pt")
+    made = Glm4vImageProcessorPil(**settle(GLM_PREPARES, **RAW))(pictures, return_tensors="np")
+    counts = [rows * columns // 4 for _, rows, columns in inputs["image_grid_thw"].tolist()]
+    return dict(inputs), join_qwen(made, 8), [[START, *[IMAGE] * count, END] for count in counts]
+
+
 LFM_PREPARES = {
     "image_processor_type": "Lfm2VlImageProcessor",
     "min_image_tokens": 4,
@@ -499,6 +549,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     **{name: (config, GEMMA4_PREPARES, show_gemma4, "mm_token_type_ids") for name, config in GEMMA4.items()},
     **{name: (config, SMOL_PREPARES, show_smol, "") for name, config in SMOL.items()},
     **{name: (config, INTERN_PREPARES, show_internvl, "") for name, config in INTERNVL.items()},
+    **{name: (config, GLM_PREPARES, show_glm, "mm_token_type_ids") for name, config in GLM.items()},
     **{name: (config, LFM_PREPARES, show_lfm, "") for name, config in LFM.items()},
     **{name: (config, MISTRAL_PREPARES, show_mistral, "") for name, config in MISTRAL.items()},
 }
@@ -516,6 +567,14 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
                 lambda one, made=qwen, half=factor // 2: ((1, 1), join_qwen(made(one, return_tensors="np"), half)),
             )
         )
+    stated = {"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 2 * 12544, "longest_edge": 2 * 50176}}
+    glm = Glm4vImageProcessorPil(**stated, **RAW)
+    rules.append(
+        (
+            {"kind": "near", "factor": 28, "least": 12544, "most": 50176, "grows": 1},
+            lambda one: ((1, 1), join_qwen(glm(one, return_tensors="np"), 14)),
+        )
+    )
     gemma = Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, **RAW)
     rules.append(
         (

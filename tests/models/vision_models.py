@@ -141,6 +141,7 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
         "qwen2.5vl_merger": qwen
         | {"n_wa_pattern": spec.whole_layers and spec.whole_layers[0] + 1, "window_size": spec.window * spec.factor},
         "qwen2vl_merger": qwen,
+        "glm4v": {"spatial_merge_size": spec.merge},
         "gemma3": {"projector.scale_factor": spec.merge},
         "gemma4v": {"projector.scale_factor": spec.merge, "projector_type": "gemma4v", "image_size": 224},
         "lfm2": {"projector.scale_factor": spec.merge},
@@ -150,7 +151,7 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
     }[family.projector]
     metadata |= {f"clip.vision.{key}": value for key, value in own.items()}
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
-    if family.projector.startswith("qwen"):
+    if family.projector.startswith(("qwen", "glm")):
         tensors = _name_qwen_tensors(weights, spec.taps)
     else:
         tensors = (_name_gemma4_tensors if family.projector == "gemma4v" else _name_siglip_tensors)(weights)
@@ -166,6 +167,17 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
     return path
 
 
+_GLM = {
+    "post_conv_layernorm": "v.norm_embd",
+    "embeddings.position_embedding": "v.position_embd",
+    "post_layernorm": "v.post_ln",
+    "downsample": "mm.patch_merger",
+    "merger.proj": "mm.model.fc",
+    "merger.post_projection_norm": "mm.post_norm",
+    **{f"merger.{part}_proj": f"mm.{part}" for part in ("gate", "up", "down")},
+}
+
+
 def _name_qwen_tensors(weights: Weights, taps: tuple[int, ...]) -> Weights:
     tensors: Weights = {}
     for full_name, values in weights.items():
@@ -178,18 +190,24 @@ def _name_qwen_tensors(weights: Weights, taps: tuple[int, ...]) -> Weights:
             tensors |= {"v.patch_embd.weight": values[:, :, 0], "v.patch_embd.weight.1": values[:, :, 1]}
         elif parts[0] == "patch_embed":
             tensors["v.patch_embd.bias"] = values
+        elif stem in _GLM:
+            tensors[f"{_GLM[stem]}.{end}"] = values
         elif parts[0] == "pos_embed":
             tensors["v.position_embd.weight"] = values
         elif parts[0] == "blocks":
-            block = {"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2"} | {
-                f"mlp.{one}": f"ffn_{name}"
-                for name, others in {
-                    "up": ("linear_fc1", "fc1", "up_proj"),
-                    "down": ("linear_fc2", "fc2", "down_proj"),
-                    "gate": ("gate_proj",),
-                }.items()
-                for one in others
-            }
+            block = (
+                {f"attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+                | {"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2"}
+                | {
+                    f"mlp.{one}": f"ffn_{name}"
+                    for name, others in {
+                        "up": ("linear_fc1", "fc1", "up_proj"),
+                        "down": ("linear_fc2", "fc2", "down_proj"),
+                        "gate": ("gate_proj",),
+                    }.items()
+                    for one in others
+                }
+            )
             tensors[f"v.blk.{parts[1]}.{block['.'.join(parts[2:])]}.{end}"] = values
         elif parts[0] == "merger":
             merger = {"norm": "v.post_ln", "ln_q": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}

@@ -274,7 +274,7 @@ def test_a_tower_of_ollama_belongs_to_its_model(
     ("case", "places"),
     [
         *(("gemma3", 9 + 2), ("smolvlm", 5 * 4 + 10), ("mistral3", 12 + 3), ("lfm2vl", 4 + 2)),
-        *(("qwen25vl", 20 + 2), ("gemma4", 540 + 2), ("internvl", 5 * 4 + 2)),
+        *(("qwen25vl", 20 + 2), ("gemma4", 540 + 2), ("internvl", 5 * 4 + 2), ("glmocr", 20 + 2)),
     ],
 )
 def test_other_families_are_shown_pictures_in_their_own_words(tmp_path: Path, case: str, places: int) -> None:

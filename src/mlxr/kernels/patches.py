@@ -75,6 +75,30 @@ def resize_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, c
     return np.ascontiguousarray(made[rows, columns])
 
 
+def sample_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
+    """Positions (N, hidden) of patches at these rows and columns, sampled out of a table (side * side, hidden) of a
+    square by cubic curves (Keys, with -0.75) through the four nearest rows and columns of each."""
+    side = round(len(table) ** 0.5)
+    square = table.reshape(side, side, -1)
+    axes = []
+    for count, places in zip(grid, (rows, columns), strict=True):
+        exact = (places.astype(np.float64) + 0.5) * side / count - 0.5
+        low = np.floor(exact)
+        away = np.abs(exact[:, None] - low[:, None] - np.arange(-1, 3))
+        near = (1.25 * away - 2.25) * away**2 + 1
+        far = ((-0.75 * away + 3.75) * away - 6) * away + 3
+        taps = np.clip(low[:, None] + np.arange(-1, 3), 0, side - 1).astype(np.int32)
+        axes.append((taps, np.where(away <= 1, near, far).astype(np.float32)[:, :, None]))
+    (down, shares_down), (across, shares_across) = axes
+    total = np.zeros((len(rows), square.shape[2]), np.float32)
+    for row in range(4):  # one after another, so that the bits are the same everywhere
+        line = np.zeros_like(total)
+        for column in range(4):
+            line += square[down[:, row], across[:, column]] * shares_across[:, column]
+        total += line * shares_down[:, row]
+    return total
+
+
 def join_neighbours(x: FloatArray, count: int, *, by_columns: bool) -> FloatArray:
     """Rows (N / count, count * columns) of x (N, columns): neighbours after one another, or column by column."""
     parts = x.reshape(len(x) // count, count, -1)

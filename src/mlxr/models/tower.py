@@ -39,6 +39,7 @@ from mlxr.kernels.patches import (
     pick_positions,
     resize_positions,
     restore_squares,
+    sample_positions,
     sum_axes,
     sum_neighbours,
     sum_slices,
@@ -170,6 +171,42 @@ class Multiply:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivateRows:
+    """Apply an activation to each number."""
+
+    activation: Activation
+
+    def tensors(self) -> Tensors:
+        """List no tensors, as it has none."""
+        yield from ()
+
+    def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
+        """Return the step with its weights."""
+        return lambda ctx, x: activate(ctx, x, self.activation, gated=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GateRows:
+    """A feed-forward block with a gate: (N, columns) to (N, columns), by so many `features`."""
+
+    name: str
+    columns: int
+    features: int
+    activation: Activation
+
+    def tensors(self) -> Tensors:
+        """List the tensors of the step."""
+        for part in ("gate", "up"):
+            yield from list_product(f"{self.name}.{part}", self.features, self.columns)
+        yield from list_product(f"{self.name}.down", self.columns, self.features)
+
+    def load(self, w: LayerWeights) -> Run:
+        """Return the step with its weights."""
+        both, down = w.product(f"{self.name}.gate", f"{self.name}.up"), w.product(f"{self.name}.down")
+        return lambda ctx, x: linear(ctx, activate(ctx, linear(ctx, x, both), self.activation, gated=True), down)
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """The texts around a picture in a prompt; `place` is a token that becomes as many as there are rows."""
 
@@ -200,9 +237,9 @@ class Words:
 
 
 PixelRule = Mapping[str, int | str]  # what `mlxr.pictures.worker` is told of sizes
-# Learned positions: a square of them is blended for other grids, between its corners or as a picture is resized, or it
-# is that of the only grid; or each row and each column has one; or there are none.
-Positions = Literal["blended", "resized", "own", "axes", "none"]
+# Learned positions: a square of them is blended for other grids, between its corners or as a picture is resized, or
+# sampled by cubic curves, or it is that of the only grid; or each row and each column has one; or there are none.
+Positions = Literal["blended", "resized", "sampled", "own", "axes", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +265,7 @@ class TowerSpec:
     bias: bool = True  # of their products
     activation: Activation = "gelu_tanh"
     gated: bool = False
-    begin: tuple[Step, ...] = ()  # what becomes of patches before the first layer
+    begin: tuple[Step, ...] = ()  # what becomes of patches before they get positions
     taps: tuple[int, ...] = ()  # layers whose output is added behind the text's first layers, in their order
     tap_ends: tuple[tuple[Step, ...], ...] = ()  # what becomes of it
     least_pixels: int = 1
@@ -236,12 +273,14 @@ class TowerSpec:
     resample: int = 3  # Pillow's number of the filter that brings pictures to size
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
+    grows: bool = False  # a picture with a side shorter than a row's counts as large as makes it one
     is_whole: bool = False  # the text's tokens of a picture see all of it
     turns: bool = False  # they stand on the axes of time, rows and columns
     window: int = 0  # patches see those of a square of so many rows of the text to each side, else all; 0: all do
     whole_layers: tuple[int, ...] = ()  # where there is a window: layers in which patches see all of a picture
     slope: float = 1.0  # silu is that of so many times its input, divided by as much
     has_class: bool = False  # a token stands besides the patches; what products of layers give is scaled
+    norms_heads: bool = False  # heads of queries and keys are normed
     norms_all: bool = False  # what blocks add is normed, too, and heads, whose scores are not scaled then
     budgets: tuple[int, ...] = ()  # rows, ascending, of which pictures fill one as far as their shape lets them
     tile: int = 0  # pixels of the side of a tile where pictures of more rows are cut, and others keep their shape
@@ -306,7 +345,8 @@ class TowerSpec:
         if self.longest:
             return {"kind": "within", "factor": self.factor, "longest": self.longest, "most": tokens}
         most = min(self.most_pixels, tokens * self.factor**2)
-        return {"kind": "near", "factor": self.factor, "least": min(self.least_pixels, most), "most": most}
+        grows = {"grows": 1} if self.grows else {}
+        return {"kind": "near", "factor": self.factor, "least": min(self.least_pixels, most), "most": most, **grows}
 
     @property
     def layer(self) -> Layer:
@@ -321,7 +361,7 @@ class TowerSpec:
             is_causal=False,
             qkv_bias=self.bias,
             output_bias=self.bias,
-            head_norms="each" if self.norms_all else None,
+            head_norms="each" if self.norms_all or self.norms_heads else None,
             norms_values=self.norms_all,
         )
         feed_forward = FeedForward(self.features, self.activation, bias=self.bias, gated=self.gated)
@@ -465,10 +505,9 @@ class Tower:
         if spec.window:
             patches = move_squares(patches, order, spec.merge)
             rows, columns = (move_squares(axis, order, spec.merge) for axis in (rows, columns))
-        x = linear(ctx, patches, self._patches)
+        x, count = self._finish(linear(ctx, patches, self._patches), self._begin), len(rows)
         if self._positions is not None:
             x = add(ctx, x, self._place(self._positions, grid, rows, columns))
-        x, count = self._finish(x, self._begin), len(rows)
         if self._class is not None:
             x, rows, columns = add_token(x, self._class, rows, columns)
         whole = batch_parts([len(x)], _PAGE_SIZE)
@@ -496,6 +535,8 @@ class Tower:
                 return pick_positions(table, rows, columns)
             case "axes":
                 return sum_axes(table, rows, columns)
+            case "sampled":
+                return sample_positions(table, grid, rows, columns)
             case "resized":
                 return resize_positions(table, grid, rows, columns)
             case _:

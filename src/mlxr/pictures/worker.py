@@ -93,8 +93,12 @@ Tiles = tuple[list[Image.Image], tuple[int, int]]  # and how many there are to b
 
 
 def _take_near(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture near its own size (qwen2_vl)."""
-    rows, columns = choose_size(image.height, image.width, rule["factor"], rule["least"], rule["most"])
+    """The picture near its own size (qwen2_vl), which counts as at least one row and column if it `grows` (glm4v)."""
+    sides, factor = (image.height, image.width), rule["factor"]
+    if rule.get("grows") and min(sides) < factor:
+        scale = max(factor / sides[0], factor / sides[1])
+        sides = int(sides[0] * scale), int(sides[1] * scale)
+    rows, columns = choose_size(*sides, factor, rule["least"], rule["most"])
     return [image.resize((columns, rows), Image.Resampling.BICUBIC)], (1, 1)
 
 

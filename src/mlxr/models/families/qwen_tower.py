@@ -113,10 +113,11 @@ def _read_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
     sizes = read_gguf_sizes(fields)
     flags = fields.flags(V + "is_deepstack_layers", sizes["layers"]) or ()
     taps = tuple(index for index, is_tap in enumerate(flags) if is_tap)
-    return _make_spec(sizes, _read_merge(fields, V), taps, _read_eps(fields), fields)
+    return _make_spec(sizes, read_merge(fields, V), taps, _read_eps(fields), fields)
 
 
-def _read_merge(fields: Fields, prefix: str = "") -> int:
+def read_merge(fields: Fields, prefix: str = "") -> int:
+    """The side of a square of patches that becomes one row."""
     return fields.integer(f"{prefix}spatial_merge_size", 1, MAX_MERGE, default=2)
 
 
@@ -140,7 +141,7 @@ def _read_folder(_: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
     indexes = (
         tower.integers("deepstack_visual_indexes", len(taps), 0, layers - 1) if isinstance(taps, list) and taps else ()
     )
-    return _make_spec(sizes, _read_merge(tower), indexes, _EPS, prepares)
+    return _make_spec(sizes, read_merge(tower), indexes, _EPS, prepares)
 
 
 def _name_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
@@ -159,13 +160,13 @@ def _name_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[s
         for at in range(len(spec.taps))
         for part, name in _MERGERS.items()
     }
-    return _join_times(spec, TowerNames(_PREFIXES, "blocks.", _BLOCK, _ENDS | deep).rename(tensors))
+    return join_times(spec, TowerNames(_PREFIXES, "blocks.", _BLOCK, _ENDS | deep).rename(tensors))
 
 
 _PREFIXES = "model.visual.", "visual."
 
 
-def _join_times(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
+def join_times(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
     """The tensors with the matrix of patches, whose weights folders have for two pictures after one another."""
     if "patch_embd.weight" in named:
         whole = read_numbers(named["patch_embd.weight"])
@@ -186,7 +187,7 @@ def _make_older_spec(
         eps,
         stated,
         least_rows=4,
-        colours=(_CLIP_MEAN, _CLIP_DEVIATION),
+        colours=CLIP_COLOURS,
         positions="none",
         patch_bias=False,
         activation="silu",
@@ -200,7 +201,7 @@ def _read_older_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec
     is_newer = fields.get(V + "n_wa_pattern") is not None
     if fields.flag("clip.use_silu", False) != is_newer or fields.flag("clip.use_gelu", False):
         fields.refuse("clip.use_silu", "true of Qwen2.5-VL, else a quick GELU")
-    sizes, merge = read_gguf_sizes(fields), _read_merge(fields, V)
+    sizes, merge = read_gguf_sizes(fields), read_merge(fields, V)
     every = fields.integer(V + "n_wa_pattern", 1, MAX_LAYERS) if is_newer else 0
     whole = tuple(range(every - 1, sizes["layers"], every)) if every else ()
     window = _count_window(fields, V, sizes["patch"] * merge) if is_newer else 0
@@ -229,7 +230,7 @@ def _read_older_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerS
         "side": 1,
         "columns": tower.integer("out_hidden_size" if is_newer else "hidden_size", 1, MAX_WIDTH),
     }
-    stated, merge = tower.get("fullatt_block_indexes"), _read_merge(tower)
+    stated, merge = tower.get("fullatt_block_indexes"), read_merge(tower)
     count = len(stated) if isinstance(stated, list) else 0
     indexes = tower.integers("fullatt_block_indexes", count, 0, layers - 1) if count else ()
     if is_newer and stated is None:
@@ -241,13 +242,13 @@ def _read_older_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerS
 def _name_older_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     ends = {"patch_embed.proj": "patch_embd", "merger.ln_q": "merge.norm"}
     ends |= {"merger.mlp.0": "merge.fc1", "merger.mlp.2": "merge.fc2"}
-    return _join_times(spec, TowerNames(_PREFIXES, "blocks.", _OLDER_BLOCK, ends).rename(tensors))
+    return join_times(spec, TowerNames(_PREFIXES, "blocks.", _OLDER_BLOCK, ends).rename(tensors))
 
 
 _OLDER_BLOCK = _BLOCK | {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
 _OLDER_BLOCK |= {"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
-_CLIP_MEAN = 0.48145466, 0.4578275, 0.40821073
-_CLIP_DEVIATION = 0.26862954, 0.26130258, 0.27577711
+# What each colour's mean and deviation were where a tower was trained as CLIP is.
+CLIP_COLOURS = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 QWEN25 = TowerFamily(
     "qwen2.5vl_merger", ("qwen2_5_vl",), _read_older_gguf, _read_older_folder, _name_gguf, _name_older_folder
 )

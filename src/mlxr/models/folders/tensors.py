@@ -321,8 +321,9 @@ def order_rows(name: str, model: Model) -> list[int] | None:
     """Return which row of a folder's tensor becomes row i in GGUF, for each i; None when rows stay as they are.
 
     Files of architecture llama rotate neighbouring elements of a head, where folders rotate halves; so the rows (and
-    biases) of q and k are reordered: pair i of a head, (i, i + dim / 2), becomes rows (2i, 2i + 1). Gated delta nets
-    have their value heads in another order there.
+    biases) of q and k are reordered: pair i of a head, (i, i + dim / 2), becomes rows (2i, 2i + 1), or the other way
+    round where folders rotate neighbours and files halves. Gated delta nets have their value heads in another order
+    there.
     """
     layer, part = _find_layer(name, model)
     if layer is None:
@@ -332,13 +333,17 @@ def order_rows(name: str, model: Model) -> list[int] | None:
     attention, dim, layout = layer.attention, model.interleaved_dim, find_layout(model)
     if attention is not None and layout.joins_heads and part.startswith(f"{QKV}."):
         return attention.order_joined()
-    if attention is None or not dim or layout.turns_neighbours:
+    is_apart = attention is not None and attention.rope.sections is not None and layout.turns_neighbours and not dim
+    if attention is None or not (is_apart or (dim and not layout.turns_neighbours)):
         return None
     heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads}.get(part.rsplit(".", 1)[0])
     if heads is None:
         return None
-    half = dim // 2
-    head = [i + side * half for i in range(half) for side in (0, 1)] + list(range(dim, attention.head_dim))
+    half, count = dim // 2, attention.rope.dim
+    if dim:
+        head = [i + side * half for i in range(half) for side in (0, 1)] + list(range(dim, attention.head_dim))
+    else:
+        head = [*range(0, count, 2), *range(1, count, 2), *range(count, attention.head_dim)]
     return [number * attention.head_dim + row for number in range(heads) for row in head]
 
 
