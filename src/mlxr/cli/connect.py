@@ -22,6 +22,7 @@ USUAL_CONTEXT_TOKENS = 32768  # where the model is not here, so that its context
 ANSWER_TOKENS = 8192
 ASK_S = 3.0  # for the server to say what it is
 AGENT_TOKENS = 16384  # what instructions and tools of coding agents take, about
+PATIENCE_MS = 3_600_000  # of agents until an answer begins; their five minutes are few where processors are small
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ def _codex(server: Server) -> str:
     return (
         f'model = "{server.model}"\nmodel_provider = "mlxr"\nmodel_context_window = {server.context_tokens}\n\n'
         f'[model_providers.mlxr]\nname = "mlxr"\nbase_url = "{server.url}/v1"\nwire_api = "responses"\n'
+        f"stream_idle_timeout_ms = {PATIENCE_MS}\n"
         f'http_headers = {{ "Authorization" = "Bearer {server.key}" }}\n'
     )
 
@@ -119,6 +121,8 @@ RECIPES: Mapping[str, Recipe] = {
             "ANTHROPIC_MODEL": "MODEL",
             "ANTHROPIC_SMALL_FAST_MODEL": "MODEL",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE_MS),
+            "API_TIMEOUT_MS": str(PATIENCE_MS),
         },
         {".claude.json": '{"hasCompletedOnboarding": true}\n'},  # which would want an account of Anthropic
     ),

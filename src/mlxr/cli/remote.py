@@ -111,7 +111,7 @@ def _explain_silence(address: str, reason: Exception | str) -> MlxrError:
     import httpx
 
     if isinstance(reason, httpx.TimeoutException):
-        return MlxrError(f"{address}: the server does not answer in time; it may be loading a model, so try again")
+        return MlxrError(f"{address}: the server does not answer in time; it may be busy or loading a model: try again")
     if isinstance(reason, ValueError) and not isinstance(reason, httpx.InvalidURL):
         return MlxrError(f"{address}: another program answers there; name mlxr's server with --url or --port")
     told = "nothing listens there" if "Connection refused" in str(reason) else str(reason) or type(reason).__name__
@@ -496,8 +496,8 @@ def choose_url(settings: Settings, url: str | None, port: int | None) -> str | N
 def ps(url: ServerUrl = None, port: Port = None, json: Json = False) -> None:
     """Show the models that a server has loaded, and the memory that they take.
 
-    SIZE is that of the weights. CACHE is what the conversations take now, and what
-    they may take at most.
+    SIZE is what a model takes now: its weights, and of its cache what conversations
+    use. CACHE is that part, and the most that it may become.
     """
     settings = resolve()
     models = list_loaded(settings, choose_url(settings, url, port))
