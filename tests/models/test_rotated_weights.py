@@ -6,6 +6,8 @@ here by its definition, give the same logits but for rounding: with wrong signs,
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,12 @@ from random_model import make_head_weights, make_tokens, make_weights
 from test_draft_head import run_head
 from tiny_models import TinyRun, build_head, make_gguf, make_hf_tensors, make_source, read_golden
 
+from mlxr.cli.main import main
 from mlxr.core.errors import ModelError
-from mlxr.formats import TensorSource
+from mlxr.formats import TensorSource, TensorToWrite, open_gguf, write_gguf
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, model_from_gguf
+from mlxr.models.adapter import merge_pairs
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 
@@ -177,3 +181,27 @@ def test_keys_that_say_something_else_are_refused_by_name(what: str) -> None:
     keys, message = BAD[what]
     with pytest.raises(ModelError, match=message):
         build(*fold(*make("llama-mha"), **keys))
+
+
+def test_files_are_shown_and_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The keys stay, so a converted file gives the same logits; an adapter is not merged into rotated weights."""
+    metadata, tensors = fold(*make("qwen35"))
+    path, out = tmp_path / "folded.gguf", tmp_path / "out.gguf"
+    rows = [TensorToWrite.from_source(one, name=name, type_name="f32") for name, one in tensors.items()]
+    write_gguf(path, metadata, rows)
+    assert main(["show", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rotated_tensors"] == len(metadata["prism.hadamard.weight_names"]) + 1  # type: ignore[arg-type]
+    assert shown["bits_per_weight"] == 32
+    assert shown["unknown_keys"] == []
+    assert main(["show", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "tensors in blocks of 32 (Hadamard), and what they multiply" in text
+    assert "32.00 bits on average" in text
+    assert main(["convert", str(path), str(out), "--type", "bf16", "--tensor-type", "weight=f32"]) == 0
+    with open_gguf(out) as file:
+        made = file.metadata
+        result = run(Context("reference"), made, dict(file.tensors))
+    np.testing.assert_array_equal(result, run(Context("reference"), metadata, tensors))
+    with pytest.raises(ModelError, match="weights of the model are rotated"):
+        merge_pairs("a", [], tensors, model_from_gguf(metadata, tensors), is_gguf=True)

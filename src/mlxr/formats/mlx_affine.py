@@ -346,8 +346,8 @@ def _join_floats(
 
 
 class Bf16Tensor(ABC):
-    """Numbers that a folder keeps in another form, as bf16. `data` is made when it is first asked for, and kept until
-    `release`."""
+    """Numbers that a folder keeps in another form, as bf16, or another type of 16 bits. `data` is made when it is first
+    asked for, and kept until `release`."""
 
     __slots__ = ("_made", "name", "shape")
 
@@ -373,18 +373,18 @@ class Bf16Tensor(ABC):
 
     @property
     def data(self) -> Bytes:
-        """The numbers in bf16, uint8 (nbytes,)."""
+        """The numbers in 16 bits, uint8 (nbytes,)."""
         if self._made is None:
             step, rows = max(1, _PIECE_VALUES // math.prod(self.shape[1:])), self.shape[0]
             pieces = [self._make(at, min(at + step, rows)) for at in range(0, rows, step)]
-            self._made = np.concatenate([encode_tensor("bf16", piece) for piece in pieces])
+            self._made = np.concatenate([encode_tensor(self.type_name, piece) for piece in pieces])
         return self._made
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
         """Rows [start:stop], or parts of a stack, of what `data` has, decoded."""
         first, last, _ = slice(start, stop).indices(self.shape[0])
-        rounded = encode_tensor("bf16", self._make(first, max(first, last)))
-        return decode_blocks(by_name("bf16"), rounded).reshape(-1, *self.shape[1:])
+        rounded = encode_tensor(self.type_name, self._make(first, max(first, last)))
+        return decode_blocks(by_name(self.type_name), rounded).reshape(-1, *self.shape[1:])
 
     def release(self) -> None:
         """Forget the numbers; they come back when asked for."""

@@ -2,7 +2,8 @@
 
 Integers of 2, 3, 4 and 8 bits mean (q - zero) * scale for each group of columns. They go into MLX's affine blocks with
 scale and -zero * scale, which f32 keeps exactly of scales in 16 bits; a tensor where it does not is refused, never
-rounded. FP8 numbers times their scales become bf16, as transformers dequantises them, exact where scales are powers of
+rounded. Where the columns of a group stand apart (`g_idx`), the numbers themselves become f16, as the libraries have
+them. FP8 numbers times their scales become bf16, as transformers dequantises them, exact where scales are powers of
 two. `quantization_config` in `config.json` names the method; bits and groups follow from shapes. Knows no models.
 
 - AWQ (gemm): `qweight` (columns, rows / 8) words, in each the rows 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up;
@@ -242,6 +243,42 @@ class CompressedTensor(PackedTensor):
         return np.ascontiguousarray(zeros[:, first - start : last - start].T).astype(np.int16)
 
 
+class ScatteredTensor(Bf16Tensor):
+    """A weight whose columns' groups stand apart: (q - zero) * scale of each column's group, rounded to f16."""
+
+    __slots__ = ("_groups", "_packed")
+
+    type_name = "f16"
+
+    def __init__(self, packed: PackedTensor, groups: NDArray[np.int32]) -> None:
+        super().__init__(packed.name, packed.shape)
+        self._packed, self._groups = packed, groups
+
+    @property
+    def recipe(self) -> str:
+        """As others call it."""
+        return self._packed.recipe
+
+    def take_rows(self, start: int, stop: int) -> ScatteredTensor:
+        """Rows [start:stop] as a tensor of their own, under the same name."""
+        return ScatteredTensor(self._packed.take_rows(start, stop), self._groups)
+
+    def take_matrix(self, index: int) -> ScatteredTensor:
+        """Refuse: this is one."""
+        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
+
+    def release(self) -> None:
+        """Forget the numbers and let the mapped pages go; all comes back when asked for."""
+        super().release()
+        self._packed.release()
+
+    def _make(self, first: int, last: int) -> Floats:
+        codes = self._packed._read_codes(first, last).reshape(last - first, -1).astype(np.float32)
+        steps, biases = (part[:, self._groups] for part in self._packed._read_steps(first, last))
+        values: Floats = codes * steps + biases  # both exact in f32, and so is the sum
+        return values
+
+
 class Float8Tensor(Bf16Tensor):
     """A matrix of FP8 numbers and their scales, or rows from `first` on of it.
 
@@ -295,7 +332,7 @@ class Float8Tensor(Bf16Tensor):
         return values
 
 
-Joined = TensorSource | AffineBlocks | MicroscaledTensor | FloatGroups | Float8Tensor
+Joined = TensorSource | AffineBlocks | MicroscaledTensor | FloatGroups | ScatteredTensor | Float8Tensor
 _RANGES = ("input_scale", "output_scale", "q_scale", "k_scale", "v_scale")  # of activations and the cache
 _FLOAT8 = ("f8_e4m3", "f8_e5m2")
 
@@ -336,17 +373,17 @@ def _join_columns_first(module: str, parts: Parts, kind: type[_ColumnsFirst], st
     _expect(zeros, ("i32",), (groups, words))
     _expect(scales, _FLOATS, (groups, rows))
     joined = kind(name, parts, (rows, columns), bits, groups)
-    if (order := parts.get("g_idx")) is not None:
-        _expect(order, ("i32",), (columns,))
-        found = order.data.view("<i4")
-        if found.min() < 0 or found.max() >= groups:
-            raise ModelError(f"tensor {order.name} names groups from {found.min()} to {found.max()} of {groups}")
-        if not np.array_equal(found, np.arange(columns) // joined.quantization.group_size):
-            raise ModelError(
-                f"tensor {order.name} puts the columns of a group apart (desc_act), which is not supported; take a "
-                "version without, or with static_groups"
-            )
-    return joined
+    return joined if (order := parts.get("g_idx")) is None else _scatter(joined, order)
+
+
+def _scatter(packed: PackedTensor, order: TensorSource) -> Joined:
+    """The weight with the groups that `order` gives its columns, which may stand apart (desc_act, actorder)."""
+    columns, size = packed.shape[1], packed.quantization.group_size
+    _expect(order, ("i32",), (columns,))
+    found = order.data.view("<i4")
+    if found.min() < 0 or found.max() >= columns // size:
+        raise ModelError(f"tensor {order.name} names groups from {found.min()} to {found.max()} of {columns // size}")
+    return packed if np.array_equal(found, np.arange(columns) // size) else ScatteredTensor(packed, found.copy())
 
 
 _COLUMN_PARTS = ("qweight", "qzeros", "scales")
@@ -367,8 +404,6 @@ def _join_compressed(module: str, parts: Parts, stated: Mapping[str, object]) ->
     weight = parts.get("weight_packed") or _need(module, parts, "weight")
     if weight.type_name in _FLOAT8:
         return Float8Tensor(weight, scale, _read_block(stated))
-    if "weight_g_idx" in parts:
-        raise ModelError(f"tensor {module}.weight_g_idx: columns in another order (actorder) are not supported")
     is_packed = "weight_packed" in parts
     shape = weight.shape
     if is_packed:
@@ -386,7 +421,8 @@ def _join_compressed(module: str, parts: Parts, stated: Mapping[str, object]) ->
     if zero is not None:
         is_byte = zero.type_name == "i8"
         _expect(zero, ("i8", "i32"), scale.shape if is_byte else (-(-rows * bits // 32), groups))
-    return CompressedTensor(name, parts, (rows, columns), bits, groups)
+    joined = CompressedTensor(name, parts, (rows, columns), bits, groups)
+    return joined if (order := parts.get("weight_g_idx")) is None else _scatter(joined, order)
 
 
 def _join_float8(module: str, parts: Parts, stated: Mapping[str, object]) -> Joined:
