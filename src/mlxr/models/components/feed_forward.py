@@ -51,20 +51,15 @@ class FeedForward:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        names, down = [name + self.suffix for name in self.projections], f"ffn_down{self.suffix}"
-        source = yield from w.turn(flow.source, *names)
-        yield MatMul(w.product(*names), source, "x")
+        yield MatMul(w.product(*(name + self.suffix for name in self.projections)), flow.source, "x")
         yield Activate(self.activation, self.features, self.gated, parameters=self.parameters)
-        yield from w.turn("x", down)
-        yield from flow.finish(w.product(down))
+        yield from flow.finish(w.product(f"ffn_down{self.suffix}"))
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Name the tensors as what they are, where a file has gate and up as one, or names them as beside experts."""
-        for joined_name in (prefix + _JOINED, f"{prefix}ffn_up_shexp.weight"):
-            joined = tensors.get(joined_name)
-            if joined is None or not self.gated or joined.shape[0] != 2 * self.features:
-                continue
-            del tensors[joined_name]
+        joined = tensors.get(prefix + _JOINED)
+        if joined is not None and joined.shape[0] == 2 * self.features:
+            del tensors[prefix + _JOINED]
             for name, half in HALVES:
                 rows = joined.take_rows(half * self.features, (half + 1) * self.features)
                 tensors[f"{prefix}{name}{self.suffix}.weight"] = rows

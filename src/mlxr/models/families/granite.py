@@ -77,10 +77,7 @@ def state_mixture(c: FolderConfig) -> None:
 def state_windowed(c: FolderConfig) -> None:
     """State a Granite SWA, whose layers see everything from the first on in steps of four where it does not say."""
     _state_common(c)
-    if "Moe" in str(c.fields.get("architectures")):
-        _state_experts(c, is_optional=False)
-    else:
-        c.state_width()
+    c.state_width()
     kinds = [WINDOWED if index % 4 else FULL for index in range(c.layers)]
     state_windows(c.rename({}, {"layer_types": kinds}), default=128, states_layers=True)
     thetas = c.fields.get("layer_rope_theta")
@@ -179,10 +176,7 @@ FAMILIES = (
     Family(
         "granite_swa",
         build_windowed,
-        (
-            Folder("granite_swa", "GraniteSWAForCausalLM", state_windowed),
-            Folder("granitemoe_swa", "GraniteMoeSWAForCausalLM", state_windowed, _TENSORS),
-        ),
+        (Folder("granite_swa", "GraniteSWAForCausalLM", state_windowed),),
     ),
     Family("granite", build, (Folder("granite", "GraniteForCausalLM", state_dense, _TENSORS),)),
     Family(
