@@ -17,7 +17,7 @@ from mlxr.kernels.context import Context
 from mlxr.model_files.tower import take_gguf_tower
 from mlxr.models import Model
 
-FILES, CASE, LARGEST = 200, "qwen3vl", 256
+FILES, LARGEST = 200, 256
 
 
 def mutate(whole: File, random: np.random.Generator) -> File:
@@ -53,11 +53,12 @@ def encode(path: Path, model: Model, ctx: Context) -> str:
 
 
 @pytest.mark.slow
-def test_mutated_towers_see_or_are_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path / CASE, read_golden(CASE))
-    model = open_model(tmp_path / CASE)[0].config
+@pytest.mark.parametrize("case", ["qwen3vl", "gemma4e", "internvl"])
+def test_mutated_towers_see_or_are_refused(tmp_path: Path, case: str) -> None:
+    write_folder(tmp_path / case, read_golden(case))
+    model = open_model(tmp_path / case)[0].config
     ctx = Context("cpu", threads=1)
-    with open_gguf(write_mmproj(tmp_path / "whole.gguf", CASE)) as file:
+    with open_gguf(write_mmproj(tmp_path / "whole.gguf", case)) as file:
         whole = File(dict(file.metadata), [*file.tensors.values()])
         found = []
         for seed in range(FILES if amounts.is_exhaustive else 50):
