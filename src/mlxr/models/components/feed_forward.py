@@ -51,9 +51,12 @@ class FeedForward:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        yield MatMul(w.product(*(name + self.suffix for name in self.projections)), flow.source, "x")
+        names, down = [name + self.suffix for name in self.projections], f"ffn_down{self.suffix}"
+        source = yield from w.turn(flow.source, *names)
+        yield MatMul(w.product(*names), source, "x")
         yield Activate(self.activation, self.features, self.gated, parameters=self.parameters)
-        yield from flow.finish(w.product(f"ffn_down{self.suffix}"))
+        yield from w.turn("x", down)
+        yield from flow.finish(w.product(down))
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Name the tensors as what they are, where a file has gate and up as one, or names them as beside experts."""
