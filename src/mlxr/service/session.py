@@ -480,8 +480,8 @@ class Session:
         if truncates:
             return self.tokenizer.cut(token_ids, limit)
         reason = (
-            f"this model's maximum context length is {limit} tokens for a text, and this one has {len(token_ids)}; "
-            "`truncate` cuts it"
+            f"is too large: this model's maximum context length is {limit} tokens for a text, and this one has "
+            f"{len(token_ids)}; `truncate` cuts it"
         )
         raise ContextFull("input", reason, len(token_ids), limit)
 
