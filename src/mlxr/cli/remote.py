@@ -496,8 +496,8 @@ def choose_url(settings: Settings, url: str | None, port: int | None) -> str | N
 def ps(url: ServerUrl = None, port: Port = None, json: Json = False) -> None:
     """Show the models that a server has loaded, and the memory that they take.
 
-    SIZE is what a model takes now: its weights, and of its cache what conversations
-    use. CACHE is that part, and the most that it may become.
+    SIZE is what a model takes now: its weights, and the part of its cache that
+    is in use. CACHE is that part, and the most that it may become.
     """
     settings = resolve()
     models = list_loaded(settings, choose_url(settings, url, port))
