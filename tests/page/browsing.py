@@ -7,6 +7,7 @@ about. The browser resolves one name, to this machine, so nothing of the page ca
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
 
 IS_FIREFOX = os.environ.get("PAGE_BROWSER") == "firefox"
 NAMES: tuple[str, ...] = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -41,6 +42,15 @@ INSERT_TEXT = """() => Object.defineProperty(window, "__pw_bidiInsertText", {
   get: () => (text) => void document.execCommand("insertText", false, text),
   set: () => {},
 })"""
+# Firefox tells nobody what a request carries, so the page notes it.
+NOTE_SENT = """() => {
+  const send = window.fetch;
+  window.sent = [];
+  window.fetch = (path, options) => {
+    if (typeof options?.body === "string") window.sent.push([String(path), options.body]);
+    return send(path, options);
+  };
+}"""
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
 HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
@@ -84,10 +94,18 @@ def make_context(browser: Browser, **options: Any) -> BrowserContext:
     """A context that remembers nothing, without service workers unless `options` allow them."""
     context = browser.new_context(**{"service_workers": "block", **options})
     if IS_FIREFOX:
-        context.add_init_script(f"({INSERT_TEXT})()")
+        context.add_init_script(f"({INSERT_TEXT})(); ({NOTE_SENT})()")
     else:  # Firefox has a preference for that
         context.grant_permissions(["clipboard-read", "clipboard-write"])
     return context
+
+
+def read_sent(request: Request) -> Any:
+    """The JSON that a request of the page carried; in Firefox, the last one to its path."""
+    text, path = request.post_data, urlsplit(request.url).path
+    if text is None and IS_FIREFOX:
+        text = request.frame.page.evaluate("(path) => window.sent.findLast(([to]) => path.endsWith(to))?.[1]", path)
+    return json.loads(text or "{}")
 
 
 @dataclass

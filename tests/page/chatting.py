@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, expect
 
 COMPLETIONS = "**/v1/chat/completions"
 QUESTION = "What does os.path.join do?"
@@ -113,17 +113,25 @@ def set_up(page: Page, **fields: str) -> None:
         field.blur()
 
 
+# Firefox tells nobody who listens what a request carries, so it is changed where it is sent.
+ENDLESS = """() => {
+  const send = window.fetch;
+  window.own = { fetch: send };
+  window.fetch = (path, options) => {
+    if (!String(path).includes("/v1/chat/completions")) return send(path, options);
+    const body = JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true, temperature: 1 });
+    return send(path, { ...options, body });
+  };
+}"""
+
+
 @contextmanager
 def endless_answers(page: Page) -> Iterator[None]:
     """Have the server go on after the end of an answer, so that there is time to do something in the middle."""
 
-    def add(route: Route) -> None:
-        body = json.loads(route.request.post_data or "{}")
-        route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "temperature": 1}))
-
-    page.route(COMPLETIONS, add)
+    page.evaluate(ENDLESS)
     yield
-    page.unroute(COMPLETIONS, add)
+    page.evaluate("() => { window.fetch = window.own?.fetch ?? window.fetch; }")
 
 
 def answer_with(page: Page, *deltas: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import ClassVar
 
 import pytest
-from browsing import Visit
+from browsing import Visit, read_sent
 from chatting import (
     COMPLETIONS,
     answer_with,
@@ -147,7 +147,7 @@ def test_a_model_without_a_template_continues_the_text(page: Page) -> None:
     expect(answers(page).last.get_by_role("alert")).to_contain_text("This is a base model")
     with page.expect_request("**/v1/completions") as waiting:
         page.get_by_role("button", name="Continue as text").click()
-    assert json.loads(waiting.value.post_data or "")["prompt"] == "import os"
+    assert read_sent(waiting.value)["prompt"] == "import os"
     expect(wait_for_answer(page)).not_to_be_empty()
     expect(answers(page).last.get_by_role("alert")).to_have_count(0)
     page.get_by_label("Continue as text, without the chat template").uncheck()
@@ -187,7 +187,7 @@ def test_dropped_text_files_become_part_of_the_message(page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text("“image.png” is no text file")
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page, "What do the notes say?")
-    sent = json.loads(waiting.value.post_data or "")["messages"]
+    sent = read_sent(waiting.value)["messages"]
     assert sent == [
         {"role": "user", "content": "notes.txt:\n```txt\nRemember the milk.\n```\n\nWhat do the notes say?"}
     ]
@@ -230,7 +230,7 @@ def test_calls_are_shown_and_their_results_typed(page: Page) -> None:
     field.fill('{"sky": "blue"}')
     with page.expect_request("**/v1/chat/completions") as waiting:
         page.get_by_role("button", name="Send the result").click()
-    sent = json.loads(waiting.value.post_data or "")["messages"]
+    sent = read_sent(waiting.value)["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
     assert sent[2]["content"] == '{"sky": "blue"}'
     assert sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"]
@@ -287,7 +287,7 @@ def test_built_in_tools_answer_by_themselves(page: Page) -> None:
     asked: list[dict[str, object]] = []
 
     def go_on(route: Route) -> None:
-        asked.append(json.loads(route.request.post_data or ""))
+        asked.append(read_sent(route.request))
         if len(asked) == 1:
             route.fallback()
         else:
@@ -404,7 +404,7 @@ def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
     expect(settings.get_by_label("System prompt")).to_have_value("Be brief.")
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page)
-    sent = json.loads(waiting.value.post_data or "")
+    sent = read_sent(waiting.value)
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["seed"]) == (0, 5)
     page.get_by_role("button", name="Delete the preset “Brief”").click()
@@ -419,7 +419,7 @@ def test_every_setting_reaches_the_server(page: Page) -> None:
     with page.expect_response("**/v1/chat/completions") as waiting:
         whole = text_of(ask(page))
     assert waiting.value.ok
-    sent = json.loads(waiting.value.request.post_data or "")
+    sent = read_sent(waiting.value.request)
     wanted = {"temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "seed": 7, "max_tokens": 24}
     wanted |= {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.2}
     assert {name: sent.get(name) for name in wanted} == wanted
@@ -437,7 +437,7 @@ def test_wrong_numbers_are_told_and_not_sent(page: Page) -> None:
     expect(settings.get_by_role("alert")).to_have_text("Temperature is a number.")
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page)
-    assert json.loads(waiting.value.post_data or "{}")["temperature"] == 0  # the usual one of this model
+    assert read_sent(waiting.value)["temperature"] == 0  # the usual one of this model
 
 
 def test_the_model_is_chosen_for_each_conversation(page: Page) -> None:

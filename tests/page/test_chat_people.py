@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from browsing import read_sent
 from chatting import answer_with, answers, ask, composer, model_button, open_settings, send, set_up, wait_for_answer
 from page_server import PageServer
 from playwright.sync_api import Page, expect
@@ -154,7 +155,7 @@ def test_ones_own_model_answers_by_default_and_usual_numbers_are_shown_and_sent(
         expect(page.get_by_label(label, exact=True)).to_have_attribute("placeholder", usual)
     with page.expect_request("**/v1/chat/completions") as asked:
         page.get_by_role("button", name="Explain recursion with a short example.").click()
-    body = asked.value.post_data_json
+    body = read_sent(asked.value)
     assert {name: body[name] for name in ("temperature", "top_k", "top_p", "min_p")} == {
         "temperature": 0,
         "top_k": 7,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import read_sent
 from chatting import ask, choose_model, composer, questions, set_up
 from playwright.sync_api import Page, expect
 
@@ -47,7 +47,7 @@ def give(page: Page, kind: str, name: str, data: bytes) -> None:
     page.evaluate(GIVE, [target, kind, name, "image/png", base64.b64encode(data).decode()])
 
 
-def read_sent(part: dict[str, Any]) -> bytes:
+def decode_part(part: dict[str, Any]) -> bytes:
     return base64.b64decode(part["image_url"]["url"].partition(";base64,")[2])
 
 
@@ -69,10 +69,10 @@ def test_pictures_are_seen_shown_and_kept(make_server: MakePageServer, tab: Open
     with page.expect_request("**/v1/chat/completions") as asking:
         answer = ask(page, "What is this?")
     expect(answer.get_by_role("alert")).to_have_count(0)
-    (message,) = json.loads(asking.value.post_data or "")["messages"]
+    (message,) = read_sent(asking.value)["messages"]
     first, second, text = message["content"]
-    assert (read_sent(second), text) == (small, {"type": "text", "text": "What is this?"})
-    seen = Image.open(io.BytesIO(read_sent(first)))
+    assert (decode_part(second), text) == (small, {"type": "text", "text": "What is this?"})
+    seen = Image.open(io.BytesIO(decode_part(first)))
     assert seen.size == (819, 2048)
     red, blue = seen.getpixel((400, 500)), seen.getpixel((400, 1500))
     assert red[0] > 200 > 50 > red[2]

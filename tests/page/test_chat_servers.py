@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tool_server
-from browsing import Visit
+from browsing import Visit, read_sent
 from chatting import COMPLETIONS, answer_with, open_settings, questions, send, set_up, start_chat, wait_for_answer
 from made_documents import make_pdf
 from page_server import PageServer
@@ -68,7 +68,7 @@ def test_the_model_calls_tools_of_mcp_servers_once_they_are_confirmed(page: Page
     expect(page.get_by_role("article", name="Result of add")).to_have_count(0)
     with page.expect_request(COMPLETIONS) as asked:
         page.get_by_role("button", name="Run once on tools").click()
-    sent = json.loads(asked.value.post_data or "{}")
+    sent = read_sent(asked.value)
     assert sent["messages"][-1]["content"] == "5"
     assert [tool["function"]["description"] for tool in sent["tools"]] == ["Adds two numbers"] * 2
     wait_for_answer(page)
@@ -101,7 +101,7 @@ def test_a_pdf_becomes_text_of_the_message(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
     with page.expect_request(COMPLETIONS) as asked:
         send(page, "Which number?")
-    content = json.loads(asked.value.post_data or "{}")["messages"][-1]["content"]
+    content = read_sent(asked.value)["messages"][-1]["content"]
     assert content == "notes.pdf:\n```pdf\nThe number is 4711.\n```\n\nWhich number?"
     wait_for_answer(page)
     expect(questions(page).last).to_contain_text("notes.pdf")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from browsing import read_sent
 from chatting import QUESTION, answers, ask, set_up, text_of, wait_for_answer
 from playwright.sync_api import Locator, Page, expect
 
@@ -25,10 +24,10 @@ def ask_for_tokens(page: Page) -> Locator:
 def test_probabilities_are_asked_for_only_when_they_are_shown(page: Page) -> None:
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page)
-    assert "logprobs" not in json.loads(waiting.value.post_data or "")
+    assert "logprobs" not in read_sent(waiting.value)
     with page.expect_request("**/v1/chat/completions") as waiting:
         answer = ask_for_tokens(page)
-    assert json.loads(waiting.value.post_data or "")["logprobs"] is True
+    assert read_sent(waiting.value)["logprobs"] is True
     assert "".join(tokens_of(answer).all_inner_texts()) == text_of(answer)
     page.get_by_role("button", name="Tokens by probability").click()
     expect(tokens_of(answer)).to_have_count(0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chatting import ask, open_settings, set_up
+from chatting import COMPLETIONS, answer_with, ask, open_settings, set_up
 from page_server import PageServer, wait_until
 from playwright.sync_api import Page, expect
 from questions import QUESTION
@@ -21,6 +21,7 @@ from conftest import ROOT, OpenTab
 FOLDER = ROOT / "docs" / "img"
 WIDTHS, HEIGHT, SCHEMES = (1280, 820, 360), 800, ("light", "dark")
 SCALE, QUALITY = 0.5, 55  # of a sheet, which is a WebP file
+DIAGRAM = "flowchart LR\n  A[Request] --> B{Prefix cached?}\n  B -->|yes| D[Decode]\n  B -->|no| C[Prefill] --> D"
 Prepare = Callable[[Page, PageServer], None]
 
 
@@ -34,9 +35,13 @@ def open_welcome(page: Page, server: PageServer) -> None:
 
 
 def open_tools(page: Page, server: PageServer) -> None:
-    ask(page, QUESTION)
+    answer_with(page, {"content": f"```mermaid\n{DIAGRAM}\n```"})
+    ask(page, "Draw how a request is answered.")
+    page.unroute(COMPLETIONS)
+    expect(page.get_by_role("img", name="Diagram")).to_be_visible()
     open_settings(page)
     page.get_by_label("Calculator (answered here)").check()
+    page.get_by_label("JavaScript in a sandbox (asks before it runs)").check()
     set_up(page, System_prompt="Be brief.", Temperature="0")
 
 

