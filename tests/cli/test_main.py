@@ -24,7 +24,7 @@ from mlxr.core.settings import SETTINGS, Settings
 from mlxr.core.types import PARAMETERS, SamplingParams
 
 Run = Callable[..., str]
-WITH_MODEL = ("run", "chat", "embed", "rerank", "find", "perplexity", "bench", "profile", "validate")
+WITH_MODEL = ("run", "chat", "embed", "rerank", "find", "perplexity", "imatrix", "bench", "profile", "validate")
 WITH_REGISTRY = {"list", "pull", "import", "create", "cp", "rm", "show", "adapters"}
 
 
