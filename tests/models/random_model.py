@@ -521,7 +521,7 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     values = random.standard_normal(shape)
     if (
-        name.endswith(("norm.weight", "norm_f.weight", "layer_scalar", "norm_1.weight", "norm_2.weight"))
+        name.endswith(("norm.weight", "norm_f.weight", "layer_scalar", ".norm_1.weight", ".norm_2.weight"))
         or re.search(r"\bln_\w+\.weight$", name)
         or ".norms." in name
     ):
