@@ -27,6 +27,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context, _explain_cpu, choose_device
+from mlxr.kernels.elementwise import hadamard, make_hadamard
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.graph import CompiledStep
@@ -160,7 +161,7 @@ def launch_types() -> None:
 
 
 def launch_others() -> None:
-    """What models of few tokens do not come to: adapters, long contexts in shares, many outputs, copies of pages."""
+    """What models of few tokens do not come to: adapters, rotated weights, contexts in shares, many outputs, copies."""
     ctx = Context("metal")
     mx = ctx.gpu.mx
     play(ctx, Scene(4, 2, 64, 8, (600,), (1,), softcap=0.7, sunk=True))
@@ -172,6 +173,7 @@ def launch_others() -> None:
         settle(linear(ctx, mx.zeros((tokens, 256)), weight))
     part = LoraPart(0, np.zeros((3, 256), np.float32), np.zeros((4096, 3), np.float32), 0.5)
     rows = AdapterRows(np.zeros(1, np.int32), prepare_adapter(ctx, {weight: [part]}))
+    settle(hadamard(ctx, mx.zeros((3, 256)), make_hadamard(256, 128)))
     settle(add_lora(ctx, mx.zeros((1, 256)), mx.zeros((1, 8192)), weight, [rows]))
     for mixer in (make_delta(1, 2, 128, 64), make_delta(1, 2, 64, 64, channels=True), make_space(2, 64, 1, 128)):
         states, batch = (
@@ -228,6 +230,7 @@ def test_what_is_printed_for_metal_is_what_it_launches(mx: StandIn, checker: Che
     for case in SAMPLE:
         launch_family(case, "q8_0", "bf16")
     launch_family("lfm2", "bf16", "bf16")
+    launch_family("deepseek3", "q8_0", "bf16")
     with LLM("demo", device="metal", draft="off", arena_bytes=2**26) as llm:
         llm.generate(["import os\n"], SamplingParams(max_tokens=1, temperature=0.7))
     assert find_problems(checker, mx) == {}

@@ -14,7 +14,7 @@ from mlxr.core.settings import resolve
 from mlxr.formats.tensor import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.models.components import Weights
-from mlxr.models.components.weights import ExpertBudget
+from mlxr.models.components.weights import ExpertBudget, RotatedWeights
 from mlxr.service.opening import open_model
 from mlxr.service.validation import LogitsCheck, validate_model
 
@@ -65,11 +65,15 @@ def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyP
     part, change = FAULTS[fault]
 
     def make_weights(
-        ctx: Context, tensors: Mapping[str, TensorSource], budget: ExpertBudget | None, summed: Collection[str]
+        ctx: Context,
+        tensors: Mapping[str, TensorSource],
+        budget: ExpertBudget | None,
+        summed: Collection[str],
+        rotated: RotatedWeights | None,
     ) -> Weights:
         name = f"blk.{FAULTY_LAYER}.{part}"
         changed = {**tensors, name: change(tensors[name])} if ctx.device == "cpu" else tensors
-        return Weights(ctx, changed, budget, summed)  # type: ignore[arg-type]
+        return Weights(ctx, changed, budget, summed, rotated)  # type: ignore[arg-type]
 
     monkeypatch.setattr("mlxr.models.decoder.Weights", make_weights)
     found = validate()

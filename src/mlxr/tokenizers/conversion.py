@@ -11,6 +11,7 @@ import base64
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,13 +158,15 @@ def _convert_byte_level(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[st
 
 
 def _recognise(patterns: tuple[str, ...], parts: TokenizerJson, vocabulary: Vocabulary) -> PreType:
-    """The pre-tokenizer with these patterns. `ignore_merges` may differ where it makes no difference."""
-    try:
-        return recognise_pre_type(patterns, parts.ignore_merges)
-    except TokenizerError:
-        if any(row.patterns == patterns for row in PRE_TYPES) and _merges_make_all_tokens(parts, vocabulary):
-            return recognise_pre_type(patterns, not parts.ignore_merges)
-        raise
+    """The pre-tokenizer with these patterns: the first row of them, if `ignore_merges` makes no difference."""
+    found = None
+    with suppress(TokenizerError):
+        found = recognise_pre_type(patterns, parts.ignore_merges)
+    rows = (row for row in PRE_TYPES if row.patterns == patterns and (found is None or row.add_bos == found.add_bos))
+    usual = next(rows, found)
+    if usual is not None and (usual is found or _merges_make_all_tokens(parts, vocabulary)):
+        return usual
+    return found or recognise_pre_type(patterns, parts.ignore_merges)
 
 
 def _merges_make_all_tokens(parts: TokenizerJson, vocabulary: Vocabulary) -> bool:
