@@ -108,6 +108,8 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert "added" in mlxr("adapters", "add", "brief", "adapter", "--model", "own")
     assert "brief" in mlxr("adapters", "list")
     assert "perplexity" in mlxr("perplexity", "small.gguf", "text.txt")
+    mlxr("imatrix", "own.gguf", "text.txt", "matter.gguf", "--context", 64)
+    assert (installed.folder / "matter.gguf").exists()
     assert mlxr("bench", "demo", "--prompt-tokens", 16, "--generate-tokens", 4, "--repeat", 1)
     assert "attend" in mlxr("profile", "demo", "--prompt-tokens", 16, "--steps", 2)
     assert "passed" in mlxr("validate")
