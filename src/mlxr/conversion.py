@@ -318,7 +318,7 @@ class InputTap:
             self._counts[name] = len(x) + self._counts.get(name, 0)
 
     def collect(self, model: SourceModel, dataset: str, chunk_tokens: int) -> Importance:
-        """What was added up over chunks of so many tokens, by the names that the model's file has."""
+        """Return the sums over chunks of so many tokens, by the names that the model's file has."""
         sums, counts = dict[str, Floats](), dict[str, Floats]()
         for stored, source in model.tensors.items():
             parts = _list_parts(model.config, from_gguf_name(stored, model.config), source.shape)

@@ -74,6 +74,8 @@ APPROXIMATED: dict[str, Callable[[str], bool]] = {
     "tiny_aya": lambda character: is_number(character) or is_capital_or_marked(character),
 }
 
+LESS_ALIKE = {"kimi-k2", "youtu", "afmoe", "tiny_aya"}  # of these up to 2.5 % of the strings may differ, else 1 %
+
 
 @llama_cpp.llama_log_callback
 def ignore_log(level: int, text: bytes, data: object) -> None:
@@ -120,7 +122,7 @@ def test_every_family_cuts_as_llama_cpp(row: Any, strings: list[str]) -> None:
         if ours.encode(text, parse_special=True) != expected
     ]
     if row.names[0] in APPROXIMATED:
-        assert len(different) < len(strings) / 40
+        assert len(different) < len(strings) / (40 if row.names[0] in LESS_ALIKE else 100)
         different = [text for text in different if not any(map(APPROXIMATED[row.names[0]], text))]
     assert different == []
 

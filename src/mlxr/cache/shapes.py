@@ -216,7 +216,7 @@ STATES_ALONE_SHARE = 1 / 8  # of a context lies between two snapshots, where not
 
 @dataclass(frozen=True, slots=True)
 class PageNeeds:
-    """What the groups of a model need when `sequences` of `context_tokens` run, with steps of `step_tokens` tokens.
+    """Needs of the groups of a model when `sequences` of `context_tokens` run, with steps of `step_tokens` tokens.
 
     There is room for one snapshot of the recurrent layers' state for every `snapshot_pages` pages of tokens, or none.
     """

@@ -106,7 +106,7 @@ def rank_tower_file(name: str) -> tuple[int, str]:
 
 
 class Closes:
-    """What a `with` block closes at its end."""
+    """Base of objects that a `with` block closes at its end."""
 
     __slots__ = ()
 

@@ -194,8 +194,8 @@ def plan_arena(
 
 
 def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType | None:
-    """How pages keep numbers; of an encoder, which reads them once and is made for exact vectors, in full, or on a GPU
-    in f16: matrix units read no more."""
+    """Return the type of the numbers in pages, None for the device's own. An encoder, which reads them once and is made
+    for exact vectors, keeps them in full, or on a GPU in f16: matrix units read no more."""
     if settings.kv_type is not None or config.is_causal:
         return parse_kv_type(settings.kv_type)
     return parse_kv_type("f32" if ctx.gpu is None else "f16")

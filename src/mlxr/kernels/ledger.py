@@ -198,7 +198,7 @@ class Profiler:
 
 
 def _list_changes(before: dict[int, NativeRow], rows: Iterable[NativeRow]) -> list[KernelTime]:
-    """What native code has done since `before`."""
+    """List the rows of native code that changed since `before`, as differences."""
     changes = []
     for index, operator, variant, *numbers in rows:
         old = before[index][3:] if index in before else (0, 0, 0, 0)

@@ -141,12 +141,12 @@ class Hadamard:
 
     @property
     def variant(self) -> str:
-        """What the ledger calls it, among what scales rows."""
+        """Name the variant of `scale` under which the ledger counts it."""
         return "inverse hadamard" if self.inverse else "hadamard"
 
     @property
     def scale(self) -> float:
-        """What all sums are multiplied by."""
+        """Return the factor of all sums, which keeps the length of a row."""
         return 1.0 / math.sqrt(self.block)
 
     def invert(self) -> Hadamard:
@@ -173,7 +173,7 @@ def hadamard(ctx: Context, x: FloatArray, rotation: Hadamard | None) -> FloatArr
 
 
 def rotate_rows(x: FloatArray, rotation: Hadamard) -> FloatArray:
-    """What `hadamard` means, of rows (T, columns) in NumPy."""
+    """Rotate rows (T, columns) in NumPy: the definition of `hadamard`."""
     signs = np.float32(1) if rotation.signs is None else rotation.signs
     ordered = x if rotation.order is None else x[:, rotation.order]
     blocks = (ordered if rotation.inverse else ordered * signs).reshape(-1, rotation.block)

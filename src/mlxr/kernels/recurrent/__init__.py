@@ -10,7 +10,7 @@ is both read and written in one step.
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -242,6 +242,20 @@ class DeltaRule:
             check_size(operator, f"length of {name}", vector.shape[0], self.value_heads * each)
 
 
+def _check_inputs(
+    operator: str, arrays: Mapping[str, FloatArray], columns: int, first: int, gates: int, batch: RaggedBatch
+) -> None:
+    """Raise ValueError unless the first array (T, columns) and the other, which has `gates` from `first` on, fit."""
+    (mixed, given), (_, x) = arrays.items()
+    for name, array in arrays.items():
+        check_floats(operator, name, array, 2)
+    check_size(operator, f"columns of {mixed}", given.shape[1], columns)
+    for name, array in arrays.items():
+        check_size(operator, f"rows of {name}", array.shape[0], batch.tokens)
+    if first < 0 or first + gates > x.shape[1]:
+        refuse(operator, "first column", first, f"0 to {x.shape[1] - gates}")
+
+
 def gated_delta(
     ctx: Context,
     qkv: FloatArray,
@@ -265,13 +279,7 @@ def gated_delta(
     decay, its numbers are to be multiplied by its scale, where 0 says 1: so the CPU keeps the product of the decays
     beside the numbers and need not multiply these for each token. A GPU leaves the scales as they are.
     """
-    check_floats("gated_delta", "qkv", qkv, 2)
-    check_floats("gated_delta", "x", x, 2)
-    check_size("gated_delta", "columns of qkv", qkv.shape[1], rule.columns)
-    for name, array in (("qkv", qkv), ("x", x)):
-        check_size("gated_delta", f"rows of {name}", array.shape[0], batch.tokens)
-    if first < 0 or first + rule.gates > x.shape[1]:
-        refuse("gated_delta", "first column", first, f"0 to {x.shape[1] - rule.gates}")
+    _check_inputs("gated_delta", {"qkv": qkv, "x": x}, rule.columns, first, rule.gates, batch)
     check_states("gated_delta", pool, at, rule.state_floats, batch)
     name, implementation = GATED_DELTA.pick(ctx.device)
     if name == REFERENCE:
@@ -430,13 +438,7 @@ def mamba2(
 
     The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`.
     """
-    check_floats("mamba2", "xbc", xbc, 2)
-    check_floats("mamba2", "x", x, 2)
-    check_size("mamba2", "columns of xbc", xbc.shape[1], space.columns)
-    for name, array in (("xbc", xbc), ("x", x)):
-        check_size("mamba2", f"rows of {name}", array.shape[0], batch.tokens)
-    if first < 0 or first + space.heads > x.shape[1]:
-        refuse("mamba2", "first column", first, f"0 to {x.shape[1] - space.heads}")
+    _check_inputs("mamba2", {"xbc": xbc, "x": x}, space.columns, first, space.heads, batch)
     check_states("mamba2", pool, at, space.state_floats, batch)
     name, implementation = MAMBA2.pick(ctx.device)
     if name == REFERENCE:
