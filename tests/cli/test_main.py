@@ -168,7 +168,8 @@ def test_the_shell_completes_commands_flags_and_models(line: str, expected: list
 def test_help_and_version_import_nothing_heavy() -> None:
     script = (
         "import sys, mlxr, mlxr.cli.main as cli\n"
-        "for arguments in (['--help'], ['version'], ['--version']): assert cli.main(arguments) == 0\n"
+        "assert cli.main(['--help']) == 0 and 'importlib.metadata' not in sys.modules\n"
+        "for arguments in (['version'], ['--version']): assert cli.main(arguments) == 0\n"
         "heavy = {'numpy', 'rich', 'mlxr.kernels', 'mlxr.llm', 'tokenizers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

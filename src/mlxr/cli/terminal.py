@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -316,6 +314,9 @@ def copy_text(text: str) -> str | None:
 
     Returns where it went, None where there is neither.
     """
+    import base64  # loaded here, as `mlxr --help` needs neither and they take milliseconds
+    import subprocess
+
     for command in CLIPBOARDS:
         if shutil.which(command[0]) is not None:
             done = subprocess.run(

@@ -33,7 +33,6 @@ them as they are and ends with exit code 2; the server turns them into the diale
 from __future__ import annotations
 
 import shlex
-from importlib.metadata import PackageNotFoundError, requires
 
 
 class MlxrError(Exception):
@@ -217,6 +216,8 @@ def name_install(extra: str) -> str:
 
     mlxr is on no package index, so the remedy names the packages that the extra stands for in `pyproject.toml`.
     """
+    from importlib.metadata import PackageNotFoundError, requires  # 8 ms that most commands need not take
+
     try:
         found = [line.split(";", 1) for line in requires("mlxr") or ()]
     except PackageNotFoundError:  # the sources, without an installation
