@@ -1,19 +1,24 @@
 """Writes tests/formats/packed_goldens.npz: random weights as other libraries pack them, and what they unpack.
 
-Needs torch, compressed-tensors (0.20.1) and gptqmodel (7.7.0), which has AutoAWQ's packing, too:
-`pip install compressed-tensors gptqmodel`, then `python tools/make_packed_goldens.py`. A case's keys are CASE.PART, as
-folders have them, CASE.codes (rows, columns) and CASE.zeros (rows, groups), as the libraries unpack them.
+Needs torch, compressed-tensors (0.20.1), gptqmodel (7.7.0), which has AutoAWQ's packing, too, bitsandbytes (0.50.2) and
+torchao (0.18.0): `pip install compressed-tensors gptqmodel bitsandbytes torchao`, then
+`python tools/make_packed_goldens.py`. A case's keys are CASE.PART, as folders have them, CASE.codes (rows, columns) and
+CASE.zeros (rows, groups), as the libraries unpack them, or CASE.meaning, the numbers that they make of them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import bitsandbytes.functional
 import numpy as np
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from gptqmodel.quantization.awq.utils.packing_utils import reverse_awq_order, unpack_awq
 from gptqmodel.utils.model_dequant import _correct_gptq_v1_qzeros, unpack_cols, unpack_rows
+from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+from torchao.quantization import IntxWeightOnlyConfig, quantize_
+from torchao.quantization.granularity import PerGroup
 
 ROWS, COLUMNS, GROUP = 32, 128, 64
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # as convert_gptq_v1_to_v2_format_module adds them
@@ -45,6 +50,20 @@ def make_cases() -> dict[str, torch.Tensor]:
         case = {"weight_packed": pack_to_int32(codes, bits), "weight_shape": torch.tensor(codes.shape)}
         case |= {"weight_zero_point": pack_to_int32(zeros, bits, packed_dim=0), "codes": codes, "zeros": zeros}
         found |= {f"int{bits}.{name}": part for name, part in case.items()}
+    for kind, is_nested in (("nf4", True), ("fp4", False)):
+        weight = torch.randn(ROWS, COLUMNS, dtype=torch.bfloat16)
+        packed, state = bitsandbytes.functional.quantize_4bit(weight, quant_type=kind, compress_statistics=is_nested)
+        case = {"weight": packed, "meaning": bitsandbytes.functional.dequantize_4bit(packed, state).float()}
+        case |= {f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}
+        found |= {f"bnb_{kind}.{name}": part for name, part in case.items()}
+    packed, most, _ = bitsandbytes.functional.int8_vectorwise_quant(torch.randn(ROWS, COLUMNS, dtype=torch.float16))
+    meaning = torch.ops.bitsandbytes.int8_vectorwise_dequant.default(packed, most)
+    found |= {"bnb_int8.weight": packed, "bnb_int8.SCB": most, "bnb_int8.meaning": meaning}
+    model = torch.nn.Sequential(torch.nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16))
+    quantize_(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP)))
+    for name, part in flatten_tensor_state_dict(model.state_dict())[0].items():
+        found[f"torchao.{name.removeprefix('0.')}"] = part.float() if part.is_floating_point() else part
+    found["torchao.meaning"] = model[0].weight.dequantize().float()
     found["f8_e4m3.values"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     found["f8_e5m2.values"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
     return found

@@ -38,8 +38,8 @@ inline const QuantKernels& kernels_of(const LinearCall& call, Type type) {
 }
 
 inline const Activations& activations_of(const LinearCall& call, Type type) {
-    if (type == Type::f16) return call.input.shorts;
-    return kernels_of(call, type).spans ? call.input.spans : call.input.groups;
+    const QuantKernels& kernels = kernels_of(call, type);
+    return kernels.shorts ? call.input.shorts : kernels.spans ? call.input.spans : call.input.groups;
 }
 
 // Whether strips multiply a part of fewer than kManyTokens tokens, two blocks at a time.

@@ -44,6 +44,9 @@ MLXR_INLINE void decode_stride(Unit unit, int n, const Scales& s, float* out) {
                 const Floats shift = F == Form::fine_shifted ? mul(s.least, min_at(s, 2 * g + half)) : splat(0.0f);
                 decode_words(w, 4 * half, 4 * half + 4, kZero, steps[half], shift, F == Form::fine_shifted, group);
             }
+        } else if constexpr (F == Form::halved) {
+            decode_words(w, 0, 4, kZero, s.step[g], splat(0.0f), false, group);
+            decode_words(w, 4, 8, kZero, s.second[g], splat(0.0f), false, group);
         } else {
             Floats shift = splat(0.0f);
             if constexpr (F == Form::span_shifted) shift = mul(s.least, min_at(s, g));
@@ -79,11 +82,30 @@ void decode_blocks(const uint8_t* source, int64_t blocks, float* out) {
     }
 }
 
+// The same of numbers in E4M3, whose units are recoded. An f32 with the same exponent and fraction is 2**-120 of one.
+template <class W>
+void decode_float8(const uint8_t* source, int64_t blocks, float* out) {
+    for (int64_t block = 0; block < blocks; ++block, out += mlxr::kFixedColumns) {
+        float scale;
+        memcpy(&scale, source, sizeof scale);
+        source += sizeof scale;
+        for (int i = 0; i < mlxr::kFixedColumns; ++i) {
+            const uint32_t code = source[i], magnitude = code & 127u;
+            const float value = __builtin_bit_cast(float, magnitude << 20) * 0x1p120f;
+            const float found = magnitude == 127u ? __builtin_nanf("") : value;
+            out[i] = scale * (code > 127u ? -found : found);
+        }
+        source += mlxr::kFixedColumns;
+    }
+}
+
 // Of f16 none: its units are not its blocks.
 template <class W>
 constexpr auto find_decoder() -> void (*)(const uint8_t*, int64_t, float*) {
     if constexpr (W::kForm == Form::shorts) {
         return nullptr;
+    } else if constexpr (W::kForm == Form::scaled_shorts) {
+        return decode_float8<W>;
     } else {
         return decode_blocks<W>;
     }

@@ -3,12 +3,14 @@
 // A weight of a row is, by the type's form, with q the unsigned byte and z the type's zero point:
 //   plain         step * (q - z)
 //   shifted       step * q - shift
+//   halved        step * (q - z)                 a step for 16 columns
 //   span          step * (q - z)
 //   span_shifted  step * q + least * min         min: integer, one for 32 columns; least is not positive
 //   fine          step * fine * (q - z)          fine: integer, one for 16 columns
 //   fine_shifted  step * fine * q + least * min  likewise, min for 16 columns
 //   long_fine     step * fine * (q - z)          likewise, of bytes whose sums of 16 products may take 17 bits or more
 //   shorts        2**(exponent - 24) * q         q: 16 bits with sign, and so is the activation
+//   scaled_shorts 2**-24 * step * q              likewise
 // Units of the forms from span to long_fine are spans of 256 columns, whose activations have one scale: their
 // groups are summed up by themselves, the minimums, and all of fine forms, as integers.
 #pragma once
@@ -18,10 +20,13 @@
 
 namespace {
 
-enum class Form { plain, shifted, span, span_shifted, fine, fine_shifted, long_fine, shorts };
+enum class Form { plain, shifted, halved, span, span_shifted, fine, fine_shifted, long_fine, shorts, scaled_shorts };
 
+constexpr bool is_short(Form form) {
+    return form == Form::shorts || form == Form::scaled_shorts;
+}
 constexpr bool has_spans(Form form) {
-    return form != Form::plain && form != Form::shifted && form != Form::shorts;
+    return form != Form::plain && form != Form::shifted && form != Form::halved && !is_short(form);
 }
 constexpr bool is_fine(Form form) {
     return form == Form::fine || form == Form::fine_shifted || form == Form::long_fine;
@@ -65,11 +70,11 @@ MLXR_INLINE Ints start_group(const mlxr::Activations& a, int64_t item) {
 
 // A group of a fine form has two sums, of 16 columns each, which fit into 16 bits (quantize.h). They share a lane: the
 // first one above, and the second, biased so that it borrows nothing, below. add_halves takes the bias away and adds
-// both times their scales: one multiplication, and no conversion, for 32 columns. Of long_fine each is multiplied
-// alone.
+// both times their scales: one multiplication, and no conversion, for 32 columns. Of long_fine and halved each is
+// multiplied alone.
 template <Form F, bool Wide, int Zero>
 MLXR_INLINE Ints start_second_half(const mlxr::Activations& a, int64_t item) {
-    constexpr bool kIsLong = F == Form::long_fine;
+    constexpr bool kIsLong = F == Form::long_fine || F == Form::halved;
     if constexpr (Zero < 0) {
         return splat(kIsLong ? 0 : mlxr::kSecondHalf);
     } else {
@@ -136,6 +141,11 @@ MLXR_INLINE Floats end_span(Total<F> total, Floats step, Floats mins) {
 // activation's scale has the factor 2**-24.
 MLXR_INLINE Floats add_short_sum(Ints sum, Ints exponent, float scale, Floats total) {
     return fma(splat(scale), as_floats(add(as_ints(to_floats(sum)), exponent)), total);
+}
+
+// total + a sum of integers times the step of the weights and the scale of the activations.
+MLXR_INLINE Floats add_scaled(Ints sum, Floats step, float scale, Floats total) {
+    return fma(mul(step, splat(scale)), to_floats(sum), total);
 }
 
 }  // namespace

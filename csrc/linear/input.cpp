@@ -80,10 +80,11 @@ void copy_activations(const Activations& from, const Activations& to, int64_t to
 void Needs::add(const Runtime& runtime, const LinearWeight& weight) {
     for (const LinearWeight::Part& part : weight.parts()) {
         pairs |= part.type == Type::bf16;
-        shorts |= part.type == Type::f16;
         floats |= part.type == Type::f32;
-        if (is_dense(part.type) || part.type == Type::f16) continue;
+        if (is_dense(part.type)) continue;
         const QuantKernels& kernels = runtime.kernels->quant[static_cast<int>(part.type)];
+        shorts |= kernels.shorts;
+        if (kernels.shorts) continue;
         Bytes& bytes = kernels.spans ? spans : groups;
         bytes.any = true;
         bytes.sums |= kernels.min_columns == 32;

@@ -25,11 +25,11 @@ namespace {
 // columns. Shorts have nothing to unpack.
 template <Form F>
 constexpr int strip_tokens() {
-    if (F == Form::shorts) return mlxr::kManyTokens;
+    if (is_short(F)) return mlxr::kManyTokens;
 #if defined(MLXR_TIER_avx512)
     return kTokens + 1;
 #else
-    return is_fine(F) ? 2 * kTokens + 1 : mlxr::kManyTokens;
+    return is_fine(F) || F == Form::halved ? 2 * kTokens + 1 : mlxr::kManyTokens;
 #endif
 }
 
@@ -52,6 +52,7 @@ constexpr mlxr::QuantKernels make_kernels() {
         .panel_group_bytes = PanelGroup<W::kForm>::kMeanBytes,
         .zero_point = W::kZeroPoint,
         .spans = has_spans(W::kForm),
+        .shorts = is_short(W::kForm),
         .min_columns = min_pairs(W::kForm) == 0 ? 0 : 128 / min_pairs(W::kForm),
         .strip_tokens = strip_tokens<W::kForm>(),
         .rows = {mlxr::KernelName::rows, multiply_rows<W>},

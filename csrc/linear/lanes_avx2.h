@@ -130,6 +130,11 @@ MLXR_INLINE Ints negate_bytes(Ints q, Mask mask) {
     return _mm256_sub_epi8(_mm256_xor_si256(q, mask), less);
 }
 
+// Products of 16 bits over 2**15, rounded, halves up.
+MLXR_INLINE Ints mul_rounded(Ints a, Ints b) {
+    return _mm256_mulhrs_epi16(a, b);
+}
+
 // Numbers of a table.
 MLXR_INLINE Ints gather(const uint32_t* table, Ints indices) {
     return _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), indices, 4);

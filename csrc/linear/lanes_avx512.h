@@ -109,6 +109,11 @@ MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(row), a);
 }
 
+// Products of 16 bits over 2**15, rounded, halves up.
+MLXR_INLINE Ints mul_rounded(Ints a, Ints b) {
+    return _mm512_mulhrs_epi16(a, b);
+}
+
 // A bit for each byte of a vector. In memory those of 16 rows lie side by side, four bits each; `part` says which of
 // them.
 using Mask = __mmask64;

@@ -144,6 +144,11 @@ MLXR_INLINE Ints negate_bytes(Ints q, Mask mask) {
     return from_bytes(vsubq_u8(as_bytes(veorq_s32(q, mask)), less));
 }
 
+// Products of 16 bits over 2**15, rounded, halves up.
+MLXR_INLINE Ints mul_rounded(Ints a, Ints b) {
+    return vreinterpretq_s32_s16(vqrdmulhq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+}
+
 // Numbers of a table.
 MLXR_INLINE Ints gather(const uint32_t* table, Ints indices) {
     const uint32_t numbers[] = {table[indices[0]], table[indices[1]], table[indices[2]], table[indices[3]]};

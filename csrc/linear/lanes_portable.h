@@ -171,6 +171,14 @@ MLXR_INLINE Ints negate_bytes(Ints q, Mask mask) {
     return (Ints)((Bytes)(q ^ mask) - ((Bytes)mask & static_cast<uint8_t>(255 - 2 * Zero)));
 }
 
+// Products of 16 bits over 2**15, rounded, halves up.
+MLXR_INLINE Ints mul_rounded(Ints a, Ints b) {
+    const auto half = [](Ints x, Ints y) { return shift_right_signed(x * y + 0x4000, 15); };
+    const auto even = [](Ints x) { return shift_right_signed(shift_left(x, 16), 16); };
+    const Ints low = half(even(a), even(b)), high = half(shift_right_signed(a, 16), shift_right_signed(b, 16));
+    return (low & 0xffff) | shift_left(high, 16);
+}
+
 // Numbers of a table.
 MLXR_INLINE Ints gather(const uint32_t* table, Ints indices) {
     return (Ints)Unsigneds{table[indices[0]], table[indices[1]], table[indices[2]], table[indices[3]]};

@@ -9,6 +9,7 @@
 //
 // f16 is turned into blocks of 128 columns first: a byte, the exponent, and 128 signed 16-bit integers, which are
 // multiplied with 2**(exponent - 24) (repack.cpp). The last block of a row is filled up with zeros.
+// Blocks of E4M3 are recoded: their scale is that of the largest exponent, and a byte has its own in relation to that.
 //
 // f32 and bf16 lie in blocks of 32 rows: f32 for each column the 32 values, bf16 for each pair of columns a word of
 // each.

@@ -3,8 +3,8 @@
 // rows.h, bit for bit.
 //
 // A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the pair of scales; the shift if
-// there is one. Of shorts: 16 words; the exponent. Before the groups of a span: its pairs of minimums and their factor,
-// if it has some; for fine forms the step.
+// there is one, or the step of the other half. Of shorts: 16 words; the exponent, or the step. Before the groups of a
+// span: its pairs of minimums and their factor, if it has some; for fine forms the step.
 #pragma once
 
 #include "linear/unpack.h"
@@ -22,9 +22,11 @@ constexpr int kTileRows = kTileVectors * kLanes;
 
 template <Form F>
 struct PanelGroup {
-    static constexpr int kStep = 8;  // offsets in units of kRowBytes; of fine forms here are the scales
-    static constexpr int kShift = 9;
-    static constexpr int kBytes = kRowBytes * (F == Form::shorts ? kShortWords + 1 : F == Form::shifted ? 10 : 9);
+    static constexpr int kStep = 8;   // offsets in units of kRowBytes; of fine forms here are the scales
+    static constexpr int kShift = 9;  // or the step of the other half
+    static constexpr int kBytes = kRowBytes * (is_short(F)                               ? kShortWords + 1
+                                               : F == Form::shifted || F == Form::halved ? 10
+                                                                                         : 9);
     static constexpr int kLeast = min_pairs(F);  // in what is before a span's groups
     static constexpr int kSpanStep = min_pairs(F) > 0 ? min_pairs(F) + 1 : 0;
     static constexpr int kHeadBytes = kRowBytes * (kSpanStep + is_fine(F));
@@ -45,6 +47,7 @@ MLXR_INLINE void store_scales(uint8_t* at, const Scales& s, int g) {
         put_floats(at, P::kStep, s.step[g]);
     }
     if constexpr (F == Form::shifted) put_floats(at, P::kShift, s.shift[g]);
+    if constexpr (F == Form::halved) put_floats(at, P::kShift, s.second[g]);
 }
 
 // Of a unit, `at` its first byte.
@@ -60,10 +63,15 @@ MLXR_INLINE void store_head(uint8_t* at, const Scales& s) {
 
 template <class W, int J>
 MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
-    if constexpr (W::kForm == Form::shorts) {
+    if constexpr (is_short(W::kForm)) {
         at += n * PanelGroup<W::kForm>::kBytes;
-        for (int i = 0; i < kShortWords; ++i) store_ints(at + kRowBytes * i, word(unit, kShortWords * n + i));
-        store_ints(at + kRowBytes * kShortWords, s.exponent);
+        for (int i = 0; i < kShortWords; i += 2) {
+            Ints w[2];
+            W::shorts(unit, n, i / 2, w);
+            store_ints(at + kRowBytes * i, w[0]);
+            store_ints(at + kRowBytes * (i + 1), w[1]);
+        }
+        store_ints(at + kRowBytes * kShortWords, W::kForm == Form::shorts ? s.exponent : as_ints(s.step[0]));
     } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];
@@ -194,8 +202,34 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
     });
 }
 
+// The same with a step for each half.
+template <bool Wide, int Zero, int M, class Beside>
+MLXR_INLINE void add_halved_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
+                                  const Beside& beside) {
+    using P = PanelGroup<Form::halved>;
+    Ints sums[M][kTileVectors];
+    const auto add_half = [&](int field) MLXR_BODY {
+        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+            const Floats step = floats_at(at, field, v);
+            repeat<M>([&](auto m)
+                          MLXR_BODY { total[m][v] = add_scaled(sums[m][v], step, a.scales[item + m], total[m][v]); });
+        });
+    };
+    repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
+    });
+    add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
+    add_half(P::kStep);
+    repeat<M>([&](auto m) MLXR_BODY {
+        const Ints start = start_second_half<Form::halved, Wide, Zero>(a, 2 * (item + m) + 1);
+        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start; });
+    });
+    add_products<Wide, M, 4, 4>(at, a.values + 32 * item, sums, beside);
+    add_half(P::kShift);
+}
+
 // The same for 16-bit weights and activations.
-template <int M>
+template <Form F, int M>
 MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
     const int16_t* values = a.shorts + 32 * item;
     Ints sums[M][kTileVectors];
@@ -211,7 +245,12 @@ MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
         const Ints exponent = ints_at(at, kShortWords, v);
         repeat<M>([&](auto m) MLXR_BODY {
-            total[m][v] = add_short_sum(sums[m][v], exponent, a.short_scales[item + m], total[m][v]);
+            const float scale = a.short_scales[item + m];
+            if constexpr (F == Form::shorts) {
+                total[m][v] = add_short_sum(sums[m][v], exponent, scale, total[m][v]);
+            } else {
+                total[m][v] = add_scaled(sums[m][v], as_floats(exponent), scale, total[m][v]);
+            }
         });
     });
 }
@@ -220,8 +259,10 @@ MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_
 template <Form F, bool Wide, int Zero, int M, class Beside>
 MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_t item, Total<F> (*total)[kTileVectors],
                                  const Beside& beside) {
-    if constexpr (F == Form::shorts) {
-        add_short_panel<M>(at, a, item, total);
+    if constexpr (is_short(F)) {
+        add_short_panel<F, M>(at, a, item, total);
+    } else if constexpr (F == Form::halved) {
+        add_halved_panel<Wide, Zero, M>(at, a, item, total, beside);
     } else if constexpr (is_fine(F)) {
         add_fine_panel<F, Wide, Zero, M>(at, a, item, total, beside);
     } else {

@@ -3,8 +3,10 @@
 #include "linear/repack.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "linear/layout.h"
 #include "runtime/kernel_table.h"
@@ -238,6 +240,52 @@ void repack_halves(const uint8_t* source, int rows, int64_t columns, uint8_t* ou
     }
 }
 
+// A block of E4M3 as unpack.h has it: (8 + f) * 2**(e - 5) times the step, which has the factor 2**24. The largest e is
+// 15; numbers below half of what e = 1 has are zeros. Of what is no number comes a step that is none.
+void recode_float8(const uint8_t* source, uint8_t* block) {
+    constexpr int kPlaces[4] = {0, 2, 1, 3}, kTop = 15, kNone = -128;
+    struct Parts {
+        int exponent, fraction;
+    };
+    const auto split = [](int code) {
+        if (code == 0) return Parts{kNone, 0};
+        if (code >= 8) return Parts{code >> 3, code & 7};
+        const int places = std::countl_zero(static_cast<uint8_t>(code)) - 4;
+        return Parts{1 - places, code << places & 7};
+    };
+    static const auto kParts = [&] {
+        std::array<Parts, 128> parts;
+        for (int code = 0; code < 128; ++code) parts[static_cast<size_t>(code)] = split(code);
+        return parts;
+    }();
+    float step;
+    std::memcpy(&step, source, sizeof step);
+    source += sizeof step;
+    int top = kNone, largest = 0;
+    for (int i = 0; i < kFixedColumns; ++i) {
+        const int code = source[i] & 127;
+        largest = std::max(largest, code);
+    }
+    if (largest > 0) top = kParts[static_cast<size_t>(largest)].exponent;
+    step *= std::bit_cast<float>(static_cast<uint32_t>(largest > 0 ? top + 4 + 127 : 127) << 23);
+    if (largest == 127) step = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(block, &step, sizeof step);
+    for (int i = 0; i < kFixedColumns; ++i) {
+        const Parts& parts = kParts[source[i] & 127];
+        const int exponent = parts.exponent == kNone ? 0 : std::max(parts.exponent + kTop - top, 0);
+        block[sizeof step + static_cast<size_t>(i / 4 * 4 + kPlaces[i % 4])] =
+            static_cast<uint8_t>(exponent == 0 ? 0 : exponent << 4 | source[i] >> 7 << 3 | parts.fraction);
+    }
+}
+
+// A unit of such blocks, `stride` bytes apart.
+void repack_float8(const uint8_t* source, int64_t stride, int rows, uint8_t* out) {
+    constexpr int kBytes = sizeof(float) + kFixedColumns;
+    uint8_t blocks[kRepackRows * kBytes];
+    for (int r = 0; r < rows; ++r) recode_float8(source + r * stride, blocks + r * kBytes);
+    repack_unit(layout_of(Type::f8_e4m3_128), blocks, kBytes, rows, out);
+}
+
 template <typename T>
 void repack_dense(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
     constexpr int64_t kColumns = 64 / sizeof(T);  // one cache line of each row at a time
@@ -302,7 +350,13 @@ void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t column
         repack_halves(source, valid, columns, out);
     } else {
         for (int64_t u = 0; u < units; ++u) {
-            repack_unit(layout_of(type), source + u * info.block_bytes, stride, valid, out + u * unit_bytes(type));
+            const uint8_t* const from = source + u * info.block_bytes;
+            uint8_t* const to = out + u * unit_bytes(type);
+            if (type == Type::f8_e4m3_128) {
+                repack_float8(from, stride, valid, to);
+            } else {
+                repack_unit(layout_of(type), from, stride, valid, to);
+            }
         }
     }
 }

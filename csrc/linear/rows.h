@@ -25,7 +25,7 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
                            Total<W::kForm>* sums) {
     const int8_t* values = a.values + 32 * at;
     Ints products[M];
-    if constexpr (is_fine(W::kForm)) {
+    if constexpr (is_fine(W::kForm) || W::kForm == Form::halved) {
         Ints second[M];
         repeat<M>([&](auto m) MLXR_BODY {
             products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
@@ -33,8 +33,14 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
         });
         add_words<W::kWide, M, 4>(w, values, products);
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
-        repeat<M>([&](auto m)
-                      MLXR_BODY { sums[m] = add_halves<W::kForm>(sums[m], products[m], second[m], s.fine[g]); });
+        repeat<M>([&](auto m) MLXR_BODY {
+            if constexpr (W::kForm == Form::halved) {
+                sums[m] = add_scaled(products[m], s.step[g], a.scales[at + m], sums[m]);
+                sums[m] = add_scaled(second[m], s.second[g], a.scales[at + m], sums[m]);
+            } else {
+                sums[m] = add_halves<W::kForm>(sums[m], products[m], second[m], s.fine[g]);
+            }
+        });
     } else {
         repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);
@@ -51,26 +57,36 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
     });
 }
 
-// The same for 16-bit weights and activations, whose words need no unpacking.
-template <int M>
+// The same for 16-bit weights and activations.
+template <class W, int M>
 MLXR_INLINE void add_shorts(Unit unit, const Scales& s, int g, const Activations& a, int64_t at, Floats* sums) {
     const int16_t* values = a.shorts + 32 * at;
     Ints products[M];
     repeat<M>([&](auto m) MLXR_BODY { products[m] = splat(0); });
-    repeat<kShortWords>([&](auto i) MLXR_BODY {
-        const Ints w = word(unit, kShortWords * g + i);
-        repeat<M>([&](auto m) MLXR_BODY { products[m] = dot_shorts_at(products[m], w, values + 32 * m + 2 * i); });
+    repeat<kShortWords / 2>([&](auto pair) MLXR_BODY {
+        Ints w[2];
+        W::shorts(unit, g, pair, w);
+        repeat<2>([&](auto i) MLXR_BODY {
+            repeat<M>([&](auto m) MLXR_BODY {
+                products[m] = dot_shorts_at(products[m], w[i], values + 32 * m + 2 * (2 * pair + i));
+            });
+        });
     });
-    repeat<M>([&](auto m)
-                  MLXR_BODY { sums[m] = add_short_sum(products[m], s.exponent, a.short_scales[at + m], sums[m]); });
+    repeat<M>([&](auto m) MLXR_BODY {
+        if constexpr (W::kForm == Form::shorts) {
+            sums[m] = add_short_sum(products[m], s.exponent, a.short_scales[at + m], sums[m]);
+        } else {
+            sums[m] = add_scaled(products[m], s.step[0], a.short_scales[at + m], sums[m]);
+        }
+    });
 }
 
 // Groups n*kStride+J.. of the unit, whose first items for the tokens begin at `at`.
 template <class W, int M, int J>
 MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations& a, int64_t at,
                             Total<W::kForm>* sums) {
-    if constexpr (W::kForm == Form::shorts) {
-        add_shorts<M>(unit, s, n, a, at + n * a.tile, sums);
+    if constexpr (is_short(W::kForm)) {
+        add_shorts<W, M>(unit, s, n, a, at + n * a.tile, sums);
     } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];

@@ -2,7 +2,7 @@
 // of 32 columns eight vectors of unsigned bytes, word i of the group holding columns 4i..4i+3 of each lane's
 // row, and scales. Element orders are those of the GGUF blocks.
 // Forms are told in forms.h. A type is a struct of its name here: its constants, `scales` (once per unit) and
-// `weights<J>` (group n*kStride+J of the unit); of shorts the words are multiplied as they lie.
+// `weights<J>` (group n*kStride+J of the unit); of 16 bits `shorts` (words 2*pair and 2*pair+1 of a group's sixteen).
 #pragma once
 
 #include "linear/forms.h"
@@ -33,6 +33,7 @@ MLXR_INLINE Ints half_bits(Unit unit, int words, int index) {
 // What `scales` fills, for the groups of one unit; only the arrays of the type's form.
 struct Scales {
     Floats step[8], shift[8];  // of fine forms one step for all groups
+    Floats second[8];          // of halved ones that of the last 16 columns
     Ints fine[8];              // pairs of 16 bits: of a group's second half, and above it of its first
     Ints mins[8];              // pairs of 16 bits, in the order of span_order
     Floats least;
@@ -60,7 +61,7 @@ alignas(16) constexpr uint8_t kIq4Table[16] = {1,   24,  45,  63,  79,  93,  106
 alignas(16) constexpr uint8_t kMxfp4Table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // + 12
 
 constexpr int kNoZero = -1, kZero8 = 0, kZero12 = 1, kZero16 = 2, kZero128 = 3, kZero4Halves = 4, kZero32Halves = 5,
-              kZero128Halves = 6, kZero1 = 7;
+              kZero128Halves = 6, kZero1 = 7, kZero12Halves = 8;
 
 // The constants every type has.
 template <Type T, Form F, int ZeroPoint, bool Wide, int Groups, int Stride>
@@ -313,6 +314,42 @@ struct mxfp4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
         map_bytes(kMxfp4Table, w);
     }
 };
+
+// Half of E4M3 numbers, as ggml reads them: their signs do not count, and 127 is zero.
+MLXR_INLINE Floats halve_e4m3(Ints byte) {
+    const Ints none = shift_right_signed(add(bits_xor(byte, splat(127)), splat(-1)), 31);
+    const Ints bits = bits_clear(shift_left(bits_and(byte, 127u), 20), none);
+    return mul(as_floats(bits), splat(0x1p119f));  // an f32 with the same exponent and fraction is 2**-120 of it
+}
+
+// Numbers of E2M1 with a scale for 16 columns, eight bytes of low nibbles before high ones; perhaps a factor for all.
+template <Type T, bool HasFactor>
+struct FourBits : TypeOf<T, Form::halved, kZero12Halves, false, 2, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Ints bytes = word(unit, 8);
+        for (int g = 0; g < 2; ++g) {
+            s.step[g] = halve_e4m3(unsigned_byte(bytes, 2 * g));
+            s.second[g] = halve_e4m3(unsigned_byte(bytes, 2 * g + 1));
+            if constexpr (HasFactor) {
+                const Floats factor = as_floats(word(unit, 9));
+                s.step[g] = mul(s.step[g], factor);
+                s.second[g] = mul(s.second[g], factor);
+            }
+        }
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        for (int i = 0; i < 4; ++i) {
+            const Ints packed = word(unit, 4 * n + i);
+            w[i / 2 * 4 + i % 2] = bits_and(packed, kLow4);
+            w[i / 2 * 4 + i % 2 + 2] = bits_and(shift_right(packed, 4), kLow4);
+        }
+        map_bytes(kMxfp4Table, w);
+    }
+};
+
+using nvfp4 = FourBits<Type::nvfp4, false>;
+using nvfp4_scaled = FourBits<Type::nvfp4_scaled, true>;
 
 // Whether a type's words are looked up in a grid: its Numbers.
 template <class W>
@@ -591,6 +628,29 @@ using affine8_64 = Affine8<Type::affine8_64, 2>;
 struct f16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         s.exponent = shift_left(load_u8(unit.base + 64 * 4 * kShortWords + kLanes * unit.part), 23);
+    }
+    MLXR_INLINE void shorts(Unit unit, int g, int pair, Ints* w) {
+        for (int i = 0; i < 2; ++i) w[i] = word(unit, kShortWords * g + 2 * pair + i);
+    }
+};
+
+alignas(16) constexpr uint8_t kSignedEights[16] = {64,  72,  80,  88,  96,  104, 112, 120, 192,
+                                                   184, 176, 168, 160, 152, 144, 136};  // 8 (8 + f), and minus that
+alignas(16) constexpr uint8_t kLowPowers[16] = {0, 1, 2, 4, 8, 16, 32, 64, 128, 0, 0, 0, 0, 0, 0, 0};
+alignas(16) constexpr uint8_t kHighPowers[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64};
+
+// E4M3 as fixed point (layout.h): a byte is an exponent e, a sign and a fraction f, and means (8 + f) * 2**(e - 5),
+// rounded, or zero with e. Of four columns the second and the third have changed places.
+struct f8_e4m3_128 : TypeOf<Type::f8_e4m3_128, Form::scaled_shorts, kNoZero, false, 4, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = as_floats(word(unit, 32)); }
+    MLXR_INLINE void shorts(Unit unit, int g, int pair, Ints* w) {
+        constexpr uint32_t kEven = 0x00ff00ff, kOdd = 0xff00ff00;
+        const Ints packed = word(unit, 8 * g + pair), exponents = bits_and(shift_right(packed, 4), kLow4);
+        const Ints eights = lookup(bits_and(packed, kLow4), kSignedEights);
+        const Ints low = lookup(exponents, kLowPowers), high = lookup(exponents, kHighPowers);
+        w[0] = mul_rounded(bits_and(shift_left(eights, 8), kOdd),
+                           bits_or(bits_and(low, kEven), bits_and(shift_left(high, 8), kOdd)));
+        w[1] = mul_rounded(bits_and(eights, kOdd), bits_or(bits_and(shift_right(low, 8), kEven), bits_and(high, kOdd)));
     }
 };
 

@@ -27,9 +27,9 @@ struct ZeroPoint {
     int value;
     bool halves;
 };
-constexpr ZeroPoint kZeroPoints[] = {{8, false}, {12, false}, {16, false}, {128, false},
-                                     {4, true},  {32, true},  {128, true}, {1, false}};
-inline constexpr int kZeroPointCount = 8;
+constexpr ZeroPoint kZeroPoints[] = {{8, false}, {12, false}, {16, false}, {128, false}, {4, true},
+                                     {32, true}, {128, true}, {1, false},  {12, true}};
+inline constexpr int kZeroPointCount = 9;
 inline constexpr int kSecondHalf = 0x8000;  // see start_second_half
 
 // Quantised activations of a call, with one scale for each group, or for each span (quantize.h has the rules). Tokens
@@ -135,6 +135,7 @@ struct QuantKernels {
     int panel_group_bytes;         // with its share of what belongs to a span
     int zero_point;                // index into kZeroPoints, or -1
     bool spans;                    // activations with a scale for a span, not for a group
+    bool shorts;                   // activations of 16 bits
     int min_columns;               // of spans, columns that a minimum is for; 0 without minimums
     int strip_tokens;              // from so many tokens on strips are faster than rows
     RowsKernel rows;               // 1 to kManyTokens - 1 tokens

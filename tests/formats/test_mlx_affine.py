@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from mlx_words import make_source, pack_words, quantize
 
 from mlxr.core.errors import ModelError
 from mlxr.formats import AffineTensor, TensorSource
-from mlxr.formats.mlx_affine import BITS, GROUP_SIZES, join_affine, unpack_codes
+from mlxr.formats.mlx_affine import BITS, GROUP_SIZES, join_affine, join_factors, unpack_codes
 
 CONFIG = {"quantization": {"bits": 4, "group_size": 64}}
 
@@ -101,7 +102,7 @@ def test_mlx_says_the_same_of_modes_of_floats(mode: str, bits: int, group_size: 
             parts["x.scales"] = TensorSource("x.scales", "u8", raw.shape, raw.reshape(-1))
         stated = {"quantization": {"bits": bits, "group_size": group_size, "mode": mode}}
         (joined,) = join_affine(parts, stated).values()
-        assert joined.type_name == ("mxfp4" if mode == "mxfp4" else "bf16")
+        assert joined.type_name == ("bf16" if mode == "mxfp8" else mode)
         for tensor, wanted in ((joined, meaning), (joined.take_rows(1, 3), meaning[1:3])):
             assert np.array_equal(tensor.to_float32(), wanted)
             assert tensor.nbytes == tensor.data.size
@@ -114,6 +115,35 @@ def test_mlx_says_the_same_of_modes_of_floats(mode: str, bits: int, group_size: 
         if mode != "mxfp4":
             with pytest.raises(ModelError, match=r"tensor x\.weight has the number nan"):
                 _ = next(iter(join_affine(broken, stated).values())).data
+
+
+def test_factors_of_nvfp4_in_gguf_files_are_multiplied() -> None:
+    """Of a matrix and of a stack; other tensors stay, and factors that are none are refused by name."""
+    random = np.random.default_rng(5)
+    tensors = {}
+    for name, shape in (("a", (6, 128)), ("b", (3, 4, 64))):
+        raw = random.integers(0, 256, (math.prod(shape) // 64, 36), dtype=np.uint8)
+        tensors[f"{name}.weight"] = TensorSource(f"{name}.weight", "nvfp4", shape, raw.reshape(-1))
+        factors = random.standard_normal(3 if name == "b" else 1)
+        tensors[f"{name}.scale"] = make_source(f"{name}.scale", factors, "f32")
+        tensors[f"{name}.input_scale"] = make_source(f"{name}.input_scale", np.ones(1), "f32")
+    alone = TensorSource("c.weight", "nvfp4", (1, 64), np.zeros(36, np.uint8))
+    plain = {"c.weight": alone, "d.scale": make_source("d.scale", np.ones(2), "f32")}
+    joined = join_factors(tensors | plain)
+    assert joined.keys() == {"a.weight", "b.weight", *plain}
+    assert joined["c.weight"] is alone
+    for name in ("a", "b"):
+        tensor, blocks = joined[f"{name}.weight"], tensors[f"{name}.weight"].to_float32()
+        factors = tensors[f"{name}.scale"].to_float32().reshape(-1, *[1] * (blocks.ndim - 1))
+        assert np.allclose(tensor.to_float32(), blocks * factors, rtol=1e-6, atol=0)
+        assert (tensor.type_name, tensor.nbytes) == ("nvfp4_scaled", tensor.data.size)
+        assert np.array_equal(tensor.take_rows(1, 3).to_float32(), tensor.to_float32(1, 3))
+        assert tensor.to_float32(2, 2).shape == (0, *tensor.shape[1:])
+    assert np.array_equal(joined["b.weight"].take_matrix(2).to_float32(), joined["b.weight"].to_float32()[2])
+    for factors in (np.full(3, np.nan), np.full(3, 1e36), np.ones(2)):
+        broken = tensors | {"b.scale": make_source("b.scale", factors, "f32")}
+        with pytest.raises(ModelError, match=r"tensor b\.weight \(3, 4, 64\) has \d factors, of up to"):
+            join_factors(broken)
 
 
 def test_single_modules_have_their_own_way() -> None:

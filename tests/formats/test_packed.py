@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,17 @@ STATED: Mapping[str, Stated] = {
     "packed": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "bytes": {"quant_method": "compressed-tensors", "format": "int-quantized"},
     "fp8": {"quant_method": "fp8", "weight_block_size": [32, 64]},
+    "nvfp4": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "ao4": {"quant_method": "torchao"},
+    "ao8": {"quant_method": "torchao"},
 }
 KINDS = [("awq", 4), ("gptq", 2), ("gptq", 3), ("gptq", 4), ("gptq", 8), ("gptq_v2", 3), ("gptq_v2", 4), ("packed", 4),
-         ("packed", 8), ("bytes", 8), ("fp8", 8)]  # fmt: skip
+         ("packed", 8), ("bytes", 8), ("fp8", 8), ("nvfp4", 4), ("modelopt", 4), ("nf4", 4), ("int8", 8), ("ao4", 4),
+         ("ao8", 8)]  # fmt: skip
+FLOATS = {"nvfp4": "nvfp4_scaled", "modelopt": "nvfp4_scaled", "nf4": "bf16", "int8": "affine8_64"}
 
 
 def random_floats(*shape: int) -> np.ndarray[Any, Any]:
@@ -40,23 +49,27 @@ def join(parts: Mapping[str, TensorSource], stated: Stated) -> Any:
 def test_blocks_mean_what_the_checkpoint_says(method: str, bits: int) -> None:
     """In groups of 32 and 128 columns, for rows that begin and end within words, and scales in each type."""
     for size, type_name in ((32, "f16"), (128, "bf16"), (384, "f16")):
-        if method == "fp8" and size != 32:
+        if method in FLOATS and size != 32:
             continue
         parts, meaning = quantize_packed("x", random_floats(96, 384), method, bits, size, type_name)
         stated = STATED[method] | ({"weight_block_size": [32, size]} if method == "fp8" else {})
         tensor = join(parts, stated)
+        is_same = partial(np.allclose, rtol=0, atol=1e-6) if method == "int8" else np.array_equal  # scales of 24 bits
         assert (tensor.name, tensor.shape) == ("x.weight", (96, 384))
-        assert np.array_equal(tensor.to_float32(), meaning)
-        assert np.array_equal(tensor.to_float32(5, -3), meaning[5:-3])
+        assert is_same(tensor.to_float32(), meaning)
+        assert is_same(tensor.to_float32(5, -3), meaning[5:-3])
         assert tensor.to_float32(5, 2).shape == (0, 384)
         cut = tensor.take_rows(7, 90).take_rows(2, 50)
-        assert np.array_equal(cut.to_float32(), meaning[9:57])
+        assert is_same(cut.to_float32(), meaning[9:57])
         for one, expected in ((tensor, meaning), (cut, meaning[9:57])):
             assert one.nbytes == one.data.size
-            assert np.array_equal(TensorSource("b", one.type_name, one.shape, one.data).to_float32(), expected)
+            assert is_same(TensorSource("b", one.type_name, one.shape, one.data).to_float32(), expected)
         if method == "fp8":
-            assert (tensor.type_name, tensor.recipe) == ("bf16", "fp8")
+            assert (tensor.type_name, tensor.recipe) == ("bf16" if size % 128 else "f8_e4m3_128", "fp8")
+        elif method in FLOATS:
+            assert tensor.type_name == FLOATS[method]
         else:
+            bits = {"ao8": 8, "ao4": 4}.get(method, bits)
             assert tensor.type_name == f"affine{4 if bits <= 4 else 8}_{min(64, size)}"
         data = tensor.data
         tensor.release()
@@ -64,15 +77,18 @@ def test_blocks_mean_what_the_checkpoint_says(method: str, bits: int) -> None:
 
 
 def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
-    """Of gptqmodel (GPTQ and AWQ), compressed-tensors and torch: see tools/make_packed_goldens.py."""
+    """Of gptqmodel, compressed-tensors, bitsandbytes, torchao and torch: see tools/make_packed_goldens.py."""
     with np.load(Path(__file__).with_name("packed_goldens.npz")) as stored:
         goldens = dict(stored)
     cases = sorted({name.partition(".")[0] for name in goldens})
-    assert len(cases) == 13
+    assert len(cases) == 17
     for case in cases:
         if case.startswith("f8"):
             values = by_name(case).decode(np.arange(256, dtype=np.uint8)[:, None])[:, 0]
             assert np.array_equal(values, goldens[f"{case}.values"], equal_nan=True)
+            continue
+        if f"{case}.meaning" in goldens:
+            compare_made(case, {name: array for name, array in goldens.items() if name.startswith(f"{case}.")})
             continue
         method = "packed" if case.startswith("int") else "gptq_v2" if case.endswith("v2") else case.rstrip("v12348")
         parts = {
@@ -88,6 +104,21 @@ def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
         parts[name] = make_source(name, step if method == "packed" else np.ascontiguousarray(step.T), "f16")
         meaning = (codes.reshape(*zeros.shape, -1) - zeros[..., None]) * step[..., None]
         assert np.array_equal(join(parts, STATED[method]).to_float32(), meaning.reshape(codes.shape)), case
+
+
+def compare_made(case: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """The numbers that a library makes: of torchao in bf16, of int8 in f32 with other roundings of scales."""
+    kinds, parts = {"uint8": "u8", "int8": "i8"}, {}
+    for full_name, array in arrays.items():
+        name, kind = f"x.{full_name.partition('.')[2]}", kinds.get(array.dtype.name)
+        parts[name] = make_source(name, array, "f32") if kind is None else make_part(name, array, kind)
+    meaning = parts.pop("x.meaning").to_float32()
+    found = join(parts, {"quant_method": "torchao" if case == "torchao" else "bitsandbytes"}).to_float32()
+    if case == "bnb_int8":
+        assert np.abs(found - meaning).max() < 1e-6
+        return
+    assert np.array_equal(make_source("", found, "bf16").to_float32(), meaning), case
+    assert case == "torchao" or np.array_equal(found, meaning), case
 
 
 @pytest.mark.parametrize("method", ["gptq", "gptq_v2", "packed"])
@@ -156,11 +187,15 @@ def words(name: str, *shape: int) -> TensorSource:
     return make_part(f"x.{name}", np.zeros(shape), "i32")
 
 
+def codes(name: str, value: int, *shape: int, type_name: str = "u8") -> TensorSource:
+    return make_part(f"x.{name}", np.full(shape, value), type_name)
+
+
 def scales(name: str, value: float, *shape: int, type_name: str = "f16") -> TensorSource:
     return make_source(f"x.{name}", np.full(shape, value, np.float32), type_name)
 
 
-ORDER = np.arange(128) // 64
+ORDER, STATE = np.arange(128) // 64, "weight.quant_state.bitsandbytes__nf4"
 REFUSED: list[tuple[str, dict[str, TensorSource | None], Stated, str]] = [
     ("awq", {"scales": None}, {}, r"tensor x\.scales is missing, which the quantised x\.weight needs"),
     ("awq", {"qzeros": words("qzeros", 3, 4)}, {}, r"tensor x\.qzeros is i32 \(3, 4\), expected i32 \(2, 4\)"),
@@ -182,6 +217,17 @@ REFUSED: list[tuple[str, dict[str, TensorSource | None], Stated, str]] = [
     ("fp8", {"weight_scale_inv": scales("weight_scale_inv", 1, 3, 2)}, {}, r"x\.weight_scale_inv is f16 \(3, 2\)"),
     ("fp8", {"weight_scale_inv": scales("weight_scale_inv", np.inf, 1, 2)}, {}, r"x\.weight has numbers or .* row 0"),
     ("fp8", {}, {"weight_block_size": [0, 8]}, r"states blocks of \[0, 8\], expected two sizes"),
+    ("nvfp4", {"weight_global_scale": scales("weight_global_scale", 0, 1, type_name="f32")}, {}, "of up to inf"),
+    ("nvfp4", {"weight_scale": codes("weight_scale", 127, 32, 8, type_name="f8_e4m3")}, {}, "nan for a scale"),
+    ("modelopt", {"weight_scale_2": None}, {}, r"tensor x\.weight_scale_2 is missing, which the quantised"),
+    ("modelopt", {"weight_scale": codes("weight_scale", 1, 32, 9, type_name="f8_e4m3")}, {}, r"f8_e4m3 \(32, 8"),
+    ("nf4", {"weight.absmax": codes("weight.absmax", 0, 7)}, {}, r"absmax is u8 \(7,\), expected u8 \(64,"),
+    ("nf4", {"weight.nested_absmax": scales("weight.nested_absmax", np.nan, 1, type_name="f32")}, {}, "none"),
+    ("nf4", {STATE: make_part(f"x.{STATE}", np.frombuffer(b"[1", np.uint8), "u8")}, {}, "__nf4 is not JSON"),
+    ("nf4", {STATE: make_part(f"x.{STATE}", np.frombuffer(b"{}", np.uint8), "u8")}, {}, "states the shape None, None"),
+    ("int8", {"SCB": None}, {}, r"tensor x\.SCB is missing"),
+    ("ao4", {"_weight_zero_point": scales("_weight_zero_point", 1e-9, 2, 32, type_name="f32")}, {}, "whose sum f32"),
+    ("ao8", {"_weight_scale": None}, {}, r"_weight_qdata \(32, 128\) is packed in a way that is not supported"),
     ("fp8", {}, {"quant_method": None}, r"x\.weight is f8_e4m3, and config\.json has no quantization_config for it"),
 ]  # fmt: skip
 

@@ -120,9 +120,8 @@ void multiply(const mlxr::KernelTable& table, mlxr::Type type) {
     for (const int64_t tokens : {1, 5, 12}) {
         Array<float> x = random.numbers(static_cast<size_t>(tokens * kColumns));
         x[7] = x[200] = 0.0f;
-        const bool is_short = type == mlxr::Type::f16;
         Quantised q(x, tokens,
-                    is_short        ? table.quantize_shorts
+                    kernels.shorts  ? table.quantize_shorts
                     : kernels.spans ? table.quantize_spans
                                     : table.quantize_groups);
         const std::string label = "linear " + name + " " + std::to_string(tokens);

@@ -35,6 +35,9 @@ def make_table(type_name: str, rows: int, columns: int) -> npt.NDArray[np.uint8]
         blocks[:, top] &= 0xBF  # below 2, so neither infinite nor NaN
     if type_name.startswith("affine"):
         blocks[:, [3, 7]] &= 0xBF
+    if type_name in ("f8_e4m3_128", "nvfp4_scaled"):
+        blocks[:, 3] &= 0xBF
+        blocks[blocks & 127 == 127] ^= 1
     if type_name == "iq1_m":
         blocks[:, 55] &= 0xBF  # the uppermost bits of the scale, which must not all be set
     return blocks.reshape(-1)
@@ -45,7 +48,8 @@ def decode(type_name: str, raw: npt.NDArray[np.uint8], rows: int, columns: int) 
         blocks = raw.reshape(-1, 292)
         scales = blocks[:, :4].copy().view(np.float32)
         return (scales * blocks[:, 4:260].view(np.int8).astype(np.float32)).reshape(rows, columns)
-    if type_name.startswith("affine") or type_name in ("q1_0", "q2_0", "pq2_0", "ptq1_0"):  # ours, and newer ones
+    ours = ("q1_0", "q2_0", "pq2_0", "ptq1_0", "f8_e4m3_128", "nvfp4_scaled")  # and newer ones
+    if type_name.startswith("affine") or type_name in ours:
         return by_name(type_name).decode(raw.reshape(-1, BLOCKS[type_name][1])).reshape(rows, columns)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     with np.errstate(over="ignore"):  # the largest exponents of mxfp4

@@ -29,7 +29,7 @@ native = pytest.importorskip("mlxr._native", reason="the native module is not bu
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-DENSE = ("f32", "f16", "bf16")
+DENSE, FLOAT8 = ("f32", "f16", "bf16"), "f8_e4m3_128"
 # Block elements, block bytes, and where in a block half-precision scales lie.
 BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     row.name: (row.block_size, row.block_bytes, find_halves(row)) for row in WEIGHT_TYPES if row.name not in DENSE
@@ -60,7 +60,12 @@ def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
     if type_name.startswith("affine"):
         blocks[:, :8] = (rng.standard_normal((len(blocks), 2)) * 0.01).astype(np.float32).view(np.uint8)
-    if type_name == "q8_k":
+    if type_name.startswith("nvfp4"):
+        blocks[:, -36:-32] = rng.integers(0, 40, (len(blocks), 4))
+    if type_name == FLOAT8:
+        blocks[blocks & 127 == 127] = 0
+        blocks[::3, 4:] &= 0x8F  # some of nothing but small numbers
+    if type_name in ("q8_k", FLOAT8, "nvfp4_scaled"):
         scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32)
         blocks[:, 0:4] = scales.view(np.uint8).reshape(-1, 4)
     return blocks.reshape(-1)
@@ -74,7 +79,7 @@ def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
         blocks = raw.reshape(-1, 292)
         scales = blocks[:, :4].copy().view(np.float32)
         return (scales * blocks[:, 4:260].view(np.int8).astype(np.float32)).reshape(rows, columns)
-    if type_name in ("q1_0", "q2_0", "pq2_0", "ptq1_0"):  # which the package does not decode: see test_ggml_decoders
+    if type_name in ("q1_0", "q2_0", "pq2_0", "ptq1_0", FLOAT8, "nvfp4_scaled"):  # see test_ggml_decoders, test_packed
         return decode_blocks(by_name(type_name), raw).reshape(rows, columns)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     decoded: Floats = gguf.quants.dequantize(raw.reshape(rows, -1), kind).astype(np.float32)
@@ -127,6 +132,15 @@ def fix_point(weights: Floats) -> npt.NDArray[np.float64]:
     return fixed.reshape(len(weights), -1)[:, : weights.shape[1]]
 
 
+def fix_bytes(raw: Bytes, rows: int) -> npt.NDArray[np.float64]:
+    """The same of E4M3, halves rounded up."""
+    blocks = raw.reshape(-1, 132)
+    values = by_name("f8_e4m3").decode(blocks[:, 4:]).astype(np.float64)
+    unit = np.exp2(np.floor(np.log2(np.maximum(np.abs(values).max(axis=1, keepdims=True), 2.0**-9))) - 13)
+    fixed = np.floor(values / unit + 0.5) * unit * blocks[:, :4].copy().view("<f4").astype(np.float64)
+    return fixed.reshape(rows, -1)
+
+
 def round_to_bf16(x: Floats) -> Floats:
     """Round to the nearest bf16, to the even one of two that are as near."""
     raw = x.view(np.uint32)
@@ -161,6 +175,8 @@ def expected(type_name: str, raw: Bytes, rows: int, x: Floats) -> tuple[npt.NDAr
     inputs: npt.NDArray[Any]
     if type_name == "f16":
         weights, inputs = fix_point(weights.astype(np.float32)), quantise(x, 4095)
+    elif type_name == FLOAT8:
+        weights, inputs = fix_bytes(raw, rows), quantise(x, 4095)
     elif type_name in DENSE:
         inputs = (x if type_name == "f32" else round_to_bf16(x)).astype(np.float64)
     else:
@@ -239,11 +255,13 @@ def test_largest_and_smallest_weights_are_exact(isa: str) -> None:
     """All bits set, with activations at +-127, of blocks of 256 half of them: sums reach their extremes."""
     runtime = native.Runtime(1, isa)
     for type_name, (elements, size, halves) in BLOCKS.items():
+        if type_name == FLOAT8:  # whose activations have 13 bits
+            continue
         for fill in (0x00, 0x80, 0x88, 0x7F, 0xFF):
             block = np.full(size, fill, np.uint8)
             for offset in halves:
                 block[offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
-            if type_name == "q8_k":
+            if type_name in ("q8_k", "nvfp4_scaled"):
                 block[:4] = np.array([1.0], np.float32).view(np.uint8)
             if type_name == "iq1_m":
                 put_iq1_m_scales(block[None], np.ones(1, np.float16))

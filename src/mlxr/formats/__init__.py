@@ -10,8 +10,15 @@ from mlxr.formats.adapter_file import AdapterFile, find_adapter_files, measure_a
 from mlxr.formats.ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from mlxr.formats.gguf import GGUFFile, open_gguf
 from mlxr.formats.gguf_writer import TensorToWrite, write_gguf
-from mlxr.formats.mlx_affine import AffineBlocks, AffineTensor, FloatGroups, MicroscaledTensor
-from mlxr.formats.packed import Float8Tensor, join_quantised
+from mlxr.formats.mlx_affine import (
+    AffineBlocks,
+    AffineTensor,
+    Float4Tensor,
+    FloatGroups,
+    MicroscaledTensor,
+    join_factors,
+)
+from mlxr.formats.packed import Float8Tensor, LevelsTensor, join_quantised
 from mlxr.formats.safetensors import SafetensorsFolder, open_safetensors
 from mlxr.formats.tensor import TensorSource, WeightSource, hash_tensors
 
@@ -21,10 +28,12 @@ __all__ = [
     "AdapterFile",
     "AffineBlocks",
     "AffineTensor",
+    "Float4Tensor",
     "Float8Tensor",
     "FloatGroups",
     "GGMLType",
     "GGUFFile",
+    "LevelsTensor",
     "MicroscaledTensor",
     "SafetensorsFolder",
     "TensorSource",
@@ -35,6 +44,7 @@ __all__ = [
     "encode_tensor",
     "find_adapter_files",
     "hash_tensors",
+    "join_factors",
     "join_quantised",
     "measure_adapter",
     "open_gguf",

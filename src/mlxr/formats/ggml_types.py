@@ -92,6 +92,8 @@ MLX_TYPES: tuple[GGMLType, ...] = (
     _describe_numbers(None, "u8"),
     GGMLType("f8_e4m3", None, 1, 1, quants.decode_f8_e4m3),
     GGMLType("f8_e5m2", None, 1, 1, quants.decode_f8_e5m2),
+    GGMLType("f8_e4m3_128", None, 128, 132, quants.decode_f8_e4m3_128),
+    GGMLType("nvfp4_scaled", None, 64, 40, quants.decode_nvfp4_scaled),
     *(
         GGMLType(
             f"affine{bits}_{columns}",
@@ -120,7 +122,6 @@ _OTHER_NAMES = {
     36: "iq4_nl_4_4 (removed from ggml)",
     37: "iq4_nl_4_8 (removed from ggml)",
     38: "iq4_nl_8_8 (removed from ggml)",
-    40: "nvfp4",
     41: "q1_0",
     42: "q2_0",
 }
@@ -233,6 +234,12 @@ def make_random_blocks(row: WeightType, count: int, random: np.random.Generator)
         put_iq1_m_scales(blocks, draw(count).astype(np.float16))
     if row.name == "mxfp4":
         blocks[:, 0] = random.integers(110, 130, count)
+    if row.name.startswith("nvfp4"):
+        blocks[:, -36:-32] = random.integers(0, 40, (count, 4))
+    if row.name == "f8_e4m3_128":
+        blocks[blocks & 127 == 127] = 0
+    if row.name in ("f8_e4m3_128", "nvfp4_scaled"):
+        blocks[:, :4] = draw(count).view(np.uint8).reshape(-1, 4)
     if row.name.startswith("affine"):
         blocks[:, :8] = draw(count, 2).view(np.uint8)
     if row.name == "q8_k":

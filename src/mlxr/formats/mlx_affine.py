@@ -5,8 +5,9 @@ are one stream of bits from the lowest up; value i is its bits [i * bits, (i + 1
 `quantization` in `config.json` gives bits and group size, for all or for a single module. Up to 4 bits go into blocks
 of 4, more into blocks of 8 (`quants`): no number changes. Knows no models.
 
-Its other modes have small floats and no biases: `mxfp4` is ggml's type of this name; numbers of `mxfp8` (E4M3, scales
-that are powers of two) and `nvfp4` (E2M1, scales in E4M3) have at most 6 significant bits, so bf16 holds them.
+Its other modes have small floats and no biases: `mxfp4` and `nvfp4` (E2M1, scales in E4M3) are ggml's types of these
+names, but for nvfp4 in rows of no multiple of 64 columns. Those, and numbers of `mxfp8` (E4M3, scales that are powers
+of two), have at most 6 significant bits, so bf16 holds them. NVFP4 of others has a factor for a whole matrix beside.
 Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
 from mlxr.formats.ggml_types import by_name, decode_blocks, encode_tensor
-from mlxr.formats.quants import AFFINE_BLOCKS, Bytes, Floats, decode_f8_e4m3, decode_mxfp4
+from mlxr.formats.quants import AFFINE_BLOCKS, NVFP4, NVFP4_SCALED, Bytes, Floats, decode_f8_e4m3, decode_mxfp4
 from mlxr.formats.tensor import TensorSource
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -257,16 +258,14 @@ def order_nibbles(raw: Bytes) -> Bytes:
     return ordered
 
 
-def join_affine(
-    tensors: Mapping[str, TensorSource], config: Mapping[str, object]
-) -> dict[str, TensorSource | AffineTensor | MicroscaledTensor | FloatGroups]:
+def join_affine(tensors: Mapping[str, TensorSource], config: Mapping[str, object]) -> dict[str, Joined]:
     """The tensors of a folder with each weight, its scales and its biases as one; others as they are.
 
     Raises ModelError, naming the tensor or the key, for a part that is missing or does not fit, and for modes, bits and
     group sizes that are not supported.
     """
     default, own = _read_quantization(config)
-    joined: dict[str, TensorSource | AffineTensor | MicroscaledTensor | FloatGroups] = {}
+    joined: dict[str, Joined] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         scales, biases = tensors.get(f"{module}.scales"), tensors.get(f"{module}.biases")
@@ -330,7 +329,7 @@ def _read_one(key: str, stated: Mapping[str, object]) -> Quantization:
 
 def _join_floats(
     weight: TensorSource, scales: TensorSource, quantization: Quantization
-) -> MicroscaledTensor | FloatGroups:
+) -> MicroscaledTensor | Float4Tensor | FloatGroups:
     """A weight of a mode of floats. Raises ModelError, naming the tensor, for parts that do not fit."""
     size, bits = quantization.group_size, quantization.bits
     wanted = (*scales.shape[:-1], scales.shape[-1] * size * bits // 32)
@@ -339,6 +338,8 @@ def _join_floats(
             f"tensor {weight.name} is {weight.type_name} {weight.shape}, expected u32 {wanted}, as {scales.name} is "
             f"{scales.type_name} {scales.shape}"
         )
+    if quantization.mode == "nvfp4" and scales.shape[-1] % 4 == 0:
+        return Float4Tensor(weight.name, (weight, scales), recipe="mlx_nvfp4")
     if quantization.mode != "mxfp4":
         return FloatGroups(weight, scales, quantization)
     blocks = TensorSource(weight.name, "u8", (*scales.shape, _HALF_BYTES), weight.data, weight.mapping)
@@ -349,13 +350,15 @@ class Bf16Tensor(ABC):
     """Numbers that a folder keeps in another form, as bf16, or another type of 16 bits. `data` is made when it is first
     asked for, and kept until `release`."""
 
-    __slots__ = ("_made", "name", "shape")
+    __slots__ = ("_made", "name", "shape", "type_name")
 
-    type_name = "bf16"
-
-    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        self.name, self.shape = name, shape
+    def __init__(self, name: str, shape: tuple[int, ...], type_name: str = "bf16") -> None:
+        self.name, self.shape, self.type_name = name, shape, type_name
         self._made: Bytes | None = None
+
+    def _encode(self, first: int, last: int) -> Bytes:
+        """Rows [first:last], or parts of a stack, as `data` has them."""
+        return encode_tensor(self.type_name, self._make(first, last))
 
     @abstractmethod
     def _make(self, first: int, last: int) -> Floats:
@@ -364,7 +367,7 @@ class Bf16Tensor(ABC):
     @property
     def nbytes(self) -> int:
         """Length of `data` in bytes."""
-        return 2 * math.prod(self.shape)
+        return math.prod(self.shape[:-1]) * by_name(self.type_name).row_bytes(self.shape[-1])
 
     @property
     def is_mapped(self) -> bool:
@@ -373,17 +376,16 @@ class Bf16Tensor(ABC):
 
     @property
     def data(self) -> Bytes:
-        """The numbers in 16 bits, uint8 (nbytes,)."""
+        """The numbers, uint8 (nbytes,)."""
         if self._made is None:
             step, rows = max(1, _PIECE_VALUES // math.prod(self.shape[1:])), self.shape[0]
-            pieces = [self._make(at, min(at + step, rows)) for at in range(0, rows, step)]
-            self._made = np.concatenate([encode_tensor(self.type_name, piece) for piece in pieces])
+            self._made = np.concatenate([self._encode(at, min(at + step, rows)) for at in range(0, rows, step)])
         return self._made
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
         """Rows [start:stop], or parts of a stack, of what `data` has, decoded."""
         first, last, _ = slice(start, stop).indices(self.shape[0])
-        rounded = encode_tensor(self.type_name, self._make(first, max(first, last)))
+        rounded = self._encode(first, max(first, last))
         return decode_blocks(by_name(self.type_name), rounded).reshape(-1, *self.shape[1:])
 
     def release(self) -> None:
@@ -504,3 +506,123 @@ class MicroscaledTensor:
         self._made = None
         self._blocks.release()
         self._scales.release()
+
+
+class Float4Tensor:
+    """E2M1 numbers with a scale in E4M3 for 16 columns, a stack of matrices or one, with a TensorSource's attributes.
+
+    `parts`: bytes of two numbers each, the first one in the lower half, and scales; or blocks of nvfp4. `factors`, one
+    for each matrix, multiply the scales (nvfp4_scaled). `data` is made when it is first asked for, and kept until
+    `release`. Raises ModelError, naming the tensor, for parts that do not fit together, and what is no number.
+    """
+
+    __slots__ = ("_factors", "_made", "_parts", "name", "recipe", "shape", "type_name")
+
+    def __init__(
+        self, name: str, parts: Sequence[TensorSource], factors: Floats | None = None, recipe: str = "nvfp4"
+    ) -> None:
+        self.name, self.recipe, self._parts, self._factors = name, recipe, parts, factors
+        self._made: Bytes | None = None
+        rows, width = parts[-1].shape[:-1], parts[-1].shape[-1]
+        self.shape: tuple[int, ...] = (*rows, width if len(parts) == 1 else 16 * width)
+        self.type_name = "nvfp4" if factors is None else "nvfp4_scaled"
+        if factors is None:
+            return
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(factors * np.float32(_LARGEST_NVFP4)).all()
+        if len(factors) != math.prod(rows[:-1]) or not is_finite:
+            raise ModelError(
+                f"tensor {name} {self.shape} has {len(factors)} factors, of up to {np.abs(factors).max(initial=0):g}; "
+                "expected a number that f32 multiplies by for each matrix"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the blocks in bytes."""
+        return math.prod(self.shape[:-1]) * by_name(self.type_name).row_bytes(self.shape[-1])
+
+    @property
+    def is_mapped(self) -> bool:
+        """No: the blocks are made."""
+        return False
+
+    @property
+    def data(self) -> Bytes:
+        """The blocks, uint8 (nbytes,)."""
+        if self._made is None:
+            rows, step = math.prod(self.shape[:-1]), max(1, _PIECE_VALUES // self.shape[-1])
+            made = np.empty((rows, self.nbytes // max(rows, 1)), np.uint8)
+            for first in range(0, rows, step):
+                made[first : first + step] = self._make(first, min(rows, first + step))
+            self._made = made.reshape(-1)
+        return self._made
+
+    def _make(self, first: int, last: int) -> Bytes:
+        """Some rows, (rows, bytes)."""
+        blocks = self._read_blocks(first, last)
+        if self._factors is not None:
+            scaled = np.empty(len(blocks), NVFP4_SCALED)
+            owners = np.arange(first, last) // self.shape[-2]
+            scaled["factor"] = np.repeat(self._factors[owners], len(blocks) // (last - first))
+            scaled["blocks"] = blocks
+            blocks = scaled.view(np.uint8)
+        return blocks.reshape(last - first, -1)
+
+    def _read_blocks(self, first: int, last: int) -> Bytes:
+        """The blocks of some rows in nvfp4, (blocks, bytes)."""
+        rows = math.prod(self.shape[:-1])
+        raw = [part.data.reshape(rows, -1)[first:last] for part in self._parts]
+        if len(raw) == 1:
+            return raw[0].reshape(-1, NVFP4.itemsize)
+        codes, scales = raw
+        is_none = np.flatnonzero((scales & 127 == 127).any(axis=1))
+        if is_none.size:
+            raise ModelError(f"tensor {self.name} has the number nan for a scale in row {first + is_none[0]}")
+        blocks = np.empty(scales.size // 4, NVFP4)
+        blocks["d"] = (scales & 127).reshape(-1, 4)
+        numbers = unpack_codes(codes, 4).reshape(-1, 2, 8) ^ (scales >> 7 << 3).reshape(-1, 1, 1)
+        blocks["qs"] = (numbers[:, 0] | numbers[:, 1] << np.uint8(4)).reshape(-1, 32)
+        return blocks.view(np.uint8).reshape(-1, NVFP4.itemsize)
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
+        """Decode [start:stop] of the first axis."""
+        first, last, _ = slice(start, stop).indices(self.shape[0])
+        part = self.take_rows(first, max(first, last))
+        return decode_blocks(by_name(self.type_name), part.data).reshape(part.shape)
+
+    def take_rows(self, start: int, stop: int) -> Float4Tensor:
+        """Rows [start:stop], or parts of a stack, as a tensor of their own, under the same name."""
+        factors = self._factors if self._factors is None or len(self.shape) < 3 else self._factors[start:stop]
+        return Float4Tensor(self.name, [part.take_rows(start, stop) for part in self._parts], factors, self.recipe)
+
+    def take_matrix(self, index: int) -> Float4Tensor:
+        """Part `index` of a stack."""
+        factors = None if self._factors is None else self._factors[index : index + 1]
+        return Float4Tensor(self.name, [part.take_matrix(index) for part in self._parts], factors, self.recipe)
+
+    def release(self) -> None:
+        """Forget the blocks and let the mapped pages go; all comes back when asked for."""
+        self._made = None
+        for part in self._parts:
+            part.release()
+
+
+_LARGEST_NVFP4 = 448 * 6  # without a factor
+Joined = TensorSource | AffineTensor | MicroscaledTensor | Float4Tensor | FloatGroups
+
+
+def join_factors(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource | Float4Tensor]:
+    """The tensors of a GGUF file with each weight in NVFP4 and its `.scale`, a factor for each matrix, as one.
+
+    `.input_scale` is left out: it is for activations in four bits. Raises ModelError, naming the tensor, where factors
+    are none.
+    """
+    joined: dict[str, TensorSource | Float4Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        weight, scale = tensors.get(f"{module}.weight"), tensors.get(f"{module}.scale")
+        if part == "weight" and tensor.type_name == "nvfp4" and scale is not None:
+            joined[name] = Float4Tensor(name, [tensor], scale.to_float32().reshape(-1))
+        elif part not in ("scale", "input_scale") or weight is None or weight.type_name != "nvfp4":
+            joined[name] = tensor
+    return joined

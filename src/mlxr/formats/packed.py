@@ -1,10 +1,11 @@
-"""Weights as AWQ, GPTQ, compressed-tensors and FP8 folders keep them: several tensors become one that kernels multiply.
+"""Weights as folders of other makers keep them: several tensors become one that kernels multiply.
 
 Integers of 2, 3, 4 and 8 bits mean (q - zero) * scale for each group of columns. They go into MLX's affine blocks with
 scale and -zero * scale, which f32 keeps exactly of scales in 16 bits; a tensor where it does not is refused, never
 rounded. Where the columns of a group stand apart (`g_idx`), the numbers themselves become f16, as the libraries have
-them. FP8 numbers times their scales become bf16, as transformers dequantises them, exact where scales are powers of
-two. `quantization_config` in `config.json` names the method; bits and groups follow from shapes. Knows no models.
+them. FP8 numbers in E4M3 stay as they are where a scale is for a multiple of 128 columns; others times their scales
+become bf16, as transformers dequantises them, exact where scales are powers of two. `quantization_config` in
+`config.json` names the method; bits and groups follow from shapes. Knows no models.
 
 - AWQ (gemm): `qweight` (columns, rows / 8) words, in each the rows 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up;
   `qzeros` (groups, rows / 8) likewise, `scales` (groups, rows). https://github.com/casper-hansen/AutoAWQ
@@ -14,10 +15,23 @@ two. `quantization_config` in `config.json` names the method; bits and groups fo
 - compressed-tensors: `weight_packed` (rows, words) or int8 `weight`, `weight_scale` (rows, groups), `weight_zero_point`
   packed down the rows, all stored with 2 ** (bits - 1) added. https://github.com/vllm-project/compressed-tensors
 - FP8: `weight` in e4m3 or e5m2, `weight_scale` or `weight_scale_inv` of one number, (rows, 1), or for each block.
+- NVFP4: bytes of two numbers, `weight_scale` (rows, columns / 16) in e4m3, and a factor: of compressed-tensors
+  `weight_packed` and `weight_global_scale`, by which scales are divided; of ModelOpt `weight` and `weight_scale_2`, by
+  which they are multiplied. https://github.com/NVIDIA/Model-Optimizer
+- bitsandbytes: `weight` (n / 2, 1), of two numbers the first one in the upper half, each a level of
+  `weight.quant_map` times the `weight.absmax` of so many neighbours, which is a number or one of 256
+  (`nested_quant_map`) times `nested_absmax`, plus an offset; JSON in `weight.quant_state.bitsandbytes__nf4`. Products
+  are rounded to the type of the original, as the library does. 8 bits: int8 `weight`, and `SCB`, 127 times the scale of
+  a row. https://github.com/bitsandbytes-foundation/bitsandbytes
+- torchao: `_weight_qdata` int8 (rows, columns) with `_weight_scale` and `_weight_zero_point` (rows, groups), or of int4
+  (rows, columns / 2), the first one in the lower half, with scales and zeros (groups, rows), of which a weight is
+  q * scale + zero. https://github.com/pytorch/ao
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,6 +43,7 @@ from mlxr.formats.ggml_types import by_name, decode_blocks
 from mlxr.formats.mlx_affine import (
     AffineBlocks,
     Bf16Tensor,
+    Float4Tensor,
     FloatGroups,
     MicroscaledTensor,
     Quantization,
@@ -36,7 +51,7 @@ from mlxr.formats.mlx_affine import (
     order_nibbles,
     unpack_codes,
 )
-from mlxr.formats.quants import Bytes, Floats
+from mlxr.formats.quants import F8_E4M3_128, Bytes, Floats
 from mlxr.formats.tensor import TensorSource
 
 Words = NDArray[np.uint32]
@@ -248,10 +263,8 @@ class ScatteredTensor(Bf16Tensor):
 
     __slots__ = ("_groups", "_packed")
 
-    type_name = "f16"
-
     def __init__(self, packed: PackedTensor, groups: NDArray[np.int32]) -> None:
-        super().__init__(packed.name, packed.shape)
+        super().__init__(packed.name, packed.shape, "f16")
         self._packed, self._groups = packed, groups
 
     @property
@@ -303,6 +316,9 @@ class Float8Tensor(Bf16Tensor):
                 f"{self.shape}, for each row, or for each {block[0]} x {block[1]} numbers"
             )
         self._block = sizes[found]
+        wide = self._block[1]
+        if weight.type_name == "f8_e4m3" and columns % _RUN == 0 and (wide % _RUN == 0 or wide == columns):
+            self.type_name = "f8_e4m3_128"
 
     def take_rows(self, start: int, stop: int) -> Float8Tensor:
         """Rows [start:stop] as a tensor of their own, under the same name."""
@@ -320,20 +336,149 @@ class Float8Tensor(Bf16Tensor):
         self._weight.release()
         self._scale.release()
 
+    def _read_scales(self, first: int, last: int, columns: int) -> Floats:
+        """The scale of so many neighbouring columns at a time, (rows, columns of the weight / columns)."""
+        (high, wide), count = self._block, self.shape[1] // columns
+        scales = self._scale.to_float32().reshape(-1, -(-self.shape[1] // wide))[np.arange(first, last) // high]
+        repeated: Floats = np.repeat(scales, -(-wide // columns), axis=1)[:, :count]
+        return repeated
+
     def _make(self, first: int, last: int) -> Floats:
         first, last = self._first + first, self._first + last
-        (high, wide), columns = self._block, self.shape[1]
-        scales = self._scale.to_float32().reshape(-1, -(-columns // wide))[np.arange(first, last) // high]
         with np.errstate(all="ignore"):  # what overflows is refused below
-            values: Floats = self._weight.to_float32(first, last) * np.repeat(scales, wide, axis=1)[:, :columns]
-        if not np.isfinite(values).all():
-            row = first + int(np.argwhere(~np.isfinite(values))[0, 0])
-            raise ModelError(f"tensor {self.name} has numbers or scales in row {row} that are none; fetch it again")
+            values: Floats = self._weight.to_float32(first, last) * self._read_scales(first, last, 1)
+        self._refuse_rows(np.flatnonzero(~np.isfinite(values).all(axis=1)), first)
         return values
 
+    def _encode(self, first: int, last: int) -> Bytes:
+        if self.type_name == "bf16":
+            return super()._encode(first, last)
+        first, last = self._first + first, self._first + last
+        codes, scales = self._weight.take_rows(first, last).data, self._read_scales(first, last, _RUN)
+        blocks = np.empty(scales.size, F8_E4M3_128)
+        blocks["codes"], blocks["scale"] = codes.reshape(-1, _RUN), scales.reshape(-1)
+        is_number = (np.abs(scales) < _MOST).all(axis=1)
+        is_number &= (codes & 127 != 127).reshape(last - first, self.shape[1]).all(axis=1)
+        self._refuse_rows(np.flatnonzero(~is_number), first)
+        return blocks.view(np.uint8)
 
-Joined = TensorSource | AffineBlocks | MicroscaledTensor | FloatGroups | ScatteredTensor | Float8Tensor
-_RANGES = ("input_scale", "output_scale", "q_scale", "k_scale", "v_scale")  # of activations and the cache
+    def _refuse_rows(self, rows: NDArray[np.intp], first: int) -> None:
+        if rows.size:
+            row = first + int(rows[0])
+            raise ModelError(f"tensor {self.name} has numbers or scales in row {row} that are none; fetch it again")
+
+
+class LevelsTensor(Bf16Tensor):
+    """A weight of bitsandbytes in 4 bits, or its rows from `first` on, in the type that the original has."""
+
+    __slots__ = ("_absmax", "_block", "_first", "_levels", "_weight", "recipe")
+
+    def __init__(self, name: str, parts: Parts, state: Mapping[str, object], recipe: str) -> None:
+        shape, kinds = state.get("shape"), {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+        sizes = [one for one in shape if type(one) is int and one > 0] if isinstance(shape, list) else []
+        self._block = state.get("blocksize")
+        count, kind = math.prod(sizes), kinds.get(str(state.get("dtype")))
+        if len(sizes) != 2 or kind is None or type(self._block) is not int or self._block < 1:
+            raise ModelError(f"tensor {name} states the shape {shape!r:.40}, {state.get('dtype')!r:.40} and blocks of "
+                             f"{self._block!r:.40}, expected a matrix of {', '.join(kinds)}")  # fmt: skip
+        super().__init__(name, (sizes[0], sizes[1]), kind)
+        self._weight, self._first, self.recipe = parts["weight"], 0, recipe
+        groups, levels = -(-count // self._block), parts["quant_map"]
+        _expect(self._weight, ("u8",), self._weight.shape[:1] if len(self._weight.shape) == 1 else (-(-count // 2), 1))
+        _expect(levels, ("f32",), (16,))
+        self._levels = levels.to_float32()
+        absmax = parts["absmax"]
+        if "nested_absmax" not in parts:
+            _expect(absmax, ("f32",), (groups,))
+            self._absmax = absmax.to_float32()
+        else:
+            _expect(absmax, ("u8",), (groups,))
+            size, offset = state.get("nested_blocksize"), state.get("nested_offset")
+            table = _need(name.removesuffix(".weight") + ".weight", parts, "nested_quant_map")
+            _expect(table, ("f32",), (256,))
+            if type(size) is not int or size < 1 or not isinstance(offset, int | float):
+                raise ModelError(f"tensor {name} states nested blocks of {size!r:.40} and the offset {offset!r:.40}")
+            outer = parts["nested_absmax"]
+            _expect(outer, ("f32",), (-(-groups // size),))
+            inner = table.to_float32()[absmax.data] * np.repeat(outer.to_float32(), size)[:groups]
+            self._absmax = inner + np.float32(offset)
+
+    def take_rows(self, start: int, stop: int) -> LevelsTensor:
+        """Rows [start:stop] as a tensor of their own, under the same name."""
+        taken = copy.copy(self)
+        taken.shape, taken._first, taken._made = (stop - start, self.shape[1]), self._first + start, None
+        return taken
+
+    def take_matrix(self, index: int) -> LevelsTensor:
+        """Refuse: this is one."""
+        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
+
+    def release(self) -> None:
+        """Forget the numbers and let the mapped pages go; all comes back when asked for."""
+        super().release()
+        self._weight.release()
+
+    def _make(self, first: int, last: int) -> Floats:
+        columns = self.shape[1]
+        at, end = (self._first + first) * columns, (self._first + last) * columns
+        raw = self._weight.data[at // 2 : -(-end // 2)]
+        codes = np.stack([raw >> 4, raw & 15], axis=1).reshape(-1)[at % 2 : at % 2 + end - at]
+        assert isinstance(self._block, int)
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            values: Floats = self._levels[codes] * self._absmax[np.arange(at, end) // self._block]
+        if not np.isfinite(values).all():
+            row = self._first + first + int(np.flatnonzero(~np.isfinite(values))[0]) // columns
+            raise ModelError(f"tensor {self.name} has numbers or scales in row {row} that are none; fetch it again")
+        return values.reshape(last - first, columns)
+
+
+class ByteTensor(CompressedTensor):
+    """A weight of torchao: int8 (rows, columns), or int4 in half as many, and scales and zeros, which may be floats."""
+
+    __slots__ = ()
+
+    maker = "int"
+
+    def _unpack(self, first: int, last: int) -> Bytes:
+        raw = self._parts["weight"].data.reshape(self._parts["weight"].shape[0], -1)[first:last]
+        if self.quantization.bits == 8:
+            return (raw ^ np.uint8(128)).reshape(-1)
+        return unpack_codes(raw, 4) ^ np.uint8(8)
+
+    def _read_packed(self, first: int, last: int) -> Bytes:
+        return PackedTensor._read_packed(self, first, last)
+
+    def _read_steps(self, first: int, last: int) -> tuple[Floats, Floats]:
+        if self.quantization.bits == 8:
+            return super()._read_steps(first, last)
+        first, last = self._first + first, self._first + last
+        scales, zeros = (
+            np.ascontiguousarray(self._parts[name].to_float32()[:, first:last].T)
+            for name in ("weight_scale", "weight_zero_point")
+        )
+        exact = zeros.astype(np.float64) - 8 * scales.astype(np.float64)
+        biases = exact.astype(np.float32)
+        is_exact = np.isfinite(scales) & (biases == exact)
+        if not is_exact.all():
+            row, group = map(int, np.argwhere(~is_exact)[0])
+            raise ModelError(
+                f"tensor {self.name} has the scale {scales[row, group]} and the zero {zeros[row, group]} in row "
+                f"{first + row}, group {group}, whose sum f32 does not keep; take the original weights"
+            )
+        return scales, biases
+
+
+_Made = Float4Tensor | FloatGroups | ScatteredTensor | Float8Tensor | LevelsTensor
+Joined = TensorSource | AffineBlocks | MicroscaledTensor | _Made
+_RANGES = (
+    "input_scale",
+    "input_global_scale",
+    "output_scale",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+)  # of activations, cache
+_RUN, _MOST = 128, np.float32(2.0**96)  # columns of a block of FP8; scales are below
 _FLOAT8 = ("f8_e4m3", "f8_e5m2")
 
 
@@ -404,6 +549,8 @@ def _join_compressed(module: str, parts: Parts, stated: Mapping[str, object]) ->
     weight = parts.get("weight_packed") or _need(module, parts, "weight")
     if weight.type_name in _FLOAT8:
         return Float8Tensor(weight, scale, _read_block(stated))
+    if "weight_global_scale" in parts:
+        return _join_float4(module, weight, scale, parts["weight_global_scale"], divides=True)
     is_packed = "weight_packed" in parts
     shape = weight.shape
     if is_packed:
@@ -431,6 +578,88 @@ def _join_float8(module: str, parts: Parts, stated: Mapping[str, object]) -> Joi
     if weight.type_name not in _FLOAT8 or len(weight.shape) != 2:
         raise ModelError(f"tensor {weight.name} is {weight.type_name} {weight.shape}, expected a matrix of FP8")
     return Float8Tensor(weight, scale, _read_block(stated))
+
+
+def _join_float4(
+    module: str, weight: TensorSource, scale: TensorSource, factor: TensorSource, *, divides: bool = False
+) -> Joined:
+    """A weight in NVFP4, whose scales `factor` multiplies, or divides."""
+    if len(weight.shape) != 2 or weight.shape[1] % 32:
+        raise ModelError(f"tensor {weight.name} has shape {weight.shape}, expected a matrix of a multiple of 32 bytes")
+    _expect(weight, ("u8",), weight.shape)
+    _expect(scale, ("f8_e4m3",), (weight.shape[0], weight.shape[1] // 8))
+    _expect(factor, ("f32",), factor.shape if math.prod(factor.shape) == 1 else (1,))
+    value = factor.to_float32().reshape(-1)
+    with np.errstate(divide="ignore"):
+        return Float4Tensor(f"{module}.weight", (weight, scale), np.float32(1) / value if divides else value)
+
+
+def _join_modelopt(module: str, parts: Parts, stated: Mapping[str, object]) -> Joined:
+    """A weight of ModelOpt: NVFP4 or FP8."""
+    weight, scale = _need(module, parts, "weight"), _need(module, parts, "weight_scale")
+    if weight.type_name == "u8":
+        return _join_float4(module, weight, scale, _need(module, parts, "weight_scale_2"))
+    return _join_float8(module, parts, stated)
+
+
+_LEVELS = ("bitsandbytes__nf4", "bitsandbytes__fp4")
+
+
+def _join_bitsandbytes(module: str, parts: Parts, _stated: Mapping[str, object]) -> Joined:
+    weight = _need(module, parts, "weight")
+    if weight.type_name == "i8":
+        scale = _need(module, parts, "SCB")
+        _expect(scale, ("f32", "f16", "bf16"), weight.shape[:1])
+        return _join_bytes(module, weight, scale.to_float32()[:, None] * np.float32(1 / 127))
+    found = [part for part in _LEVELS if part in parts]
+    state = _need(f"{module}.weight.quant_state", parts, found[0] if found else _LEVELS[0])
+    for part in ("absmax", "quant_map"):
+        _need(f"{module}.weight", parts, part)
+    try:
+        stated = json.loads(state.data.tobytes())
+    except ValueError as error:
+        raise ModelError(f"tensor {state.name} is not JSON: {error}") from None
+    if not isinstance(stated, dict):
+        raise ModelError(f"tensor {state.name} is {stated!r:.40}, expected an object")
+    return LevelsTensor(f"{module}.weight", parts, stated, f"bnb_{found[0].rpartition('_')[2]}")
+
+
+def _join_bytes(
+    module: str, weight: TensorSource, scales: Floats, zeros: TensorSource | None = None, groups: int = 1
+) -> Joined:
+    """A matrix of int8, and scales (rows, groups)."""
+    if len(weight.shape) != 2:
+        raise ModelError(f"tensor {weight.name} has shape {weight.shape}, expected a matrix")
+    raw = np.ascontiguousarray(scales).view(np.uint8).reshape(-1)
+    parts = {"weight": weight, "weight_scale": TensorSource(f"{module}.weight_scale", "f32", scales.shape, raw)}
+    if zeros is not None:
+        parts["weight_zero_point"] = zeros
+    return CompressedTensor(f"{module}.weight", parts, (weight.shape[0], weight.shape[1]), 8, groups)
+
+
+def _join_torchao(module: str, parts: Parts, _stated: Mapping[str, object]) -> Joined:
+    weight = _need(module, parts, "_weight_qdata")
+    if "_weight_scale" not in parts or "_weight_act_pre_scale" in parts or len(weight.shape) != 2:
+        raise ModelError(f"tensor {weight.name} {weight.shape} is packed in a way that is not supported; take a matrix "
+                         "packed plainly, or the original weights")  # fmt: skip
+    rows, scale, zero = weight.shape[0], parts["_weight_scale"], parts.get("_weight_zero_point")
+    if weight.type_name in _FLOAT8:
+        named = TensorSource(f"{module}.weight", weight.type_name, weight.shape, weight.data, weight.mapping)
+        return Float8Tensor(named, scale, (1, math.prod(weight.shape[1:])))
+    if (len(scale.shape) == 2 and scale.shape[0] != rows) or (zero is not None and zero.type_name in _FLOATS):
+        columns, groups = 2 * weight.shape[1], scale.shape[0]
+        _expect(weight, ("i8", "u8"), weight.shape)
+        for part in (scale, zero or _need(module, parts, "_weight_zero_point")):
+            _expect(part, _FLOATS, (groups, rows))
+        assert zero is not None
+        taken = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
+        return ByteTensor(f"{module}.weight", taken, (rows, columns), 4, groups)
+    groups = math.prod(scale.shape[1:])
+    _expect(weight, ("i8",), weight.shape)
+    _expect(scale, _FLOATS, (rows, groups) if len(scale.shape) == 2 else (rows,))
+    if zero is not None:
+        _expect(zero, ("i8",), scale.shape)
+    return _join_bytes(module, weight, scale.to_float32().reshape(rows, groups), zero, groups)
 
 
 def _read_block(stated: Mapping[str, object]) -> tuple[int, int]:
@@ -464,12 +693,26 @@ _METHODS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], _Join]] = {
     "awq": (_COLUMN_PARTS, ("gemm", ""), _join_awq),
     "gptq": ((*_COLUMN_PARTS, "g_idx"), ("gptq", "gptq_v2", ""), _join_gptq),
     "compressed-tensors": (
-        ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-        ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision"),
+        ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale"),
+        (
+            *("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision"),
+            "nvfp4-pack-quantized",
+        ),
         _join_compressed,
     ),
     "fp8": (("weight_scale_inv", "weight_scale"), ("",), _join_float8),
     "fbgemm_fp8": (("weight_scale",), ("",), _join_float8),
+    "modelopt": (("weight_scale", "weight_scale_2"), ("",), _join_modelopt),
+    "bitsandbytes": (
+        ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "SCB", "weight_format", *_LEVELS),
+        ("",),
+        _join_bitsandbytes,
+    ),
+    "torchao": (
+        ("_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_scale_and_zero", "_weight_act_pre_scale"),
+        ("",),
+        _join_torchao,
+    ),
 }
 
 
@@ -487,7 +730,8 @@ def join_packed(tensors: Parts, config: Mapping[str, object]) -> tuple[dict[str,
     plain: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
-        if part in part_names or (part == "weight" and tensor.type_name in ("i8", *_FLOAT8)):
+        module = module.removesuffix(".weight.quant_state").removesuffix(".weight")  # of bitsandbytes
+        if part in part_names or (part == "weight" and tensor.type_name in ("i8", "u8", *_FLOAT8)):
             modules.setdefault(module, {})[part] = tensor
         elif not formats or part not in _RANGES:
             plain[name] = tensor

@@ -359,6 +359,25 @@ def decode_mxfp4(blocks: Bytes) -> Floats:
     return scale_of_exponent(block["e"])[:, None] * MXFP4_LEVELS[unpack_nibbles(block["qs"], 16)]
 
 
+NVFP4 = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
+NVFP4_SCALED = np.dtype([("factor", "<f4"), ("blocks", "u1", NVFP4.itemsize)])
+
+
+def decode_nvfp4(blocks: Bytes) -> Floats:
+    """scale * level[q], a scale in E4M3 for 16 columns, whose sign does not count and whose 127 is zero"""
+    block = blocks.view(NVFP4)[:, 0]
+    scales = np.where(block["d"] == 127, np.float32(0), _E4M3_HALVES[block["d"] & 127])
+    return _apply_scales(scales, MXFP4_LEVELS[unpack_nibbles(block["qs"], 8)]).reshape(len(blocks), -1)
+
+
+def decode_nvfp4_scaled(blocks: Bytes) -> Floats:
+    """nvfp4 with a factor, by which the scales are multiplied: in no file, made of its tensors by `mlx_affine`"""
+    block = blocks.view(NVFP4_SCALED)[:, 0]
+    parts = np.ascontiguousarray(block["blocks"]).view(NVFP4)[:, 0]
+    scales = np.where(parts["d"] == 127, np.float32(0), _E4M3_HALVES[parts["d"] & 127]) * block["factor"][:, None]
+    return _apply_scales(scales, MXFP4_LEVELS[unpack_nibbles(parts["qs"], 8)]).reshape(len(blocks), -1)
+
+
 # What MLX calls affine, made of a checkpoint's tensors by `mlx_affine`: in no file. 4 bits lie in the order of q4_0.
 AFFINE_BLOCKS = {
     (bits, columns): np.dtype([("scale", "<f4"), ("bias", "<f4"), ("q", "u1", columns * bits // 8)])
@@ -390,6 +409,19 @@ def decode_f8_e4m3(blocks: Bytes) -> Floats:
     magnitude = np.ldexp(fraction + np.where(exponent > 0, 8, 0).astype(np.float32), np.maximum(exponent, 1) - 10)
     signed = np.where(blocks & 128, -magnitude, magnitude)
     return np.where(blocks & 127 == 127, np.float32(np.nan), signed).astype(np.float32)
+
+
+# Half of each number without a sign; what 127 would be were it one.
+_E4M3_HALVES = decode_f8_e4m3(np.arange(128, dtype=np.uint8)[:, None])[:, 0] / np.float32(2)
+_E4M3_HALVES[127] = 240
+F8_E4M3_128 = np.dtype([("scale", "<f4"), ("codes", "u1", 128)])
+
+
+def decode_f8_e4m3_128(blocks: Bytes) -> Floats:
+    """scale * E4M3; in no file, made of its tensors by `packed`"""
+    block = blocks.view(F8_E4M3_128)[:, 0]
+    values: Floats = block["scale"][:, None] * decode_f8_e4m3(block["codes"])
+    return values
 
 
 def decode_f8_e5m2(blocks: Bytes) -> Floats:

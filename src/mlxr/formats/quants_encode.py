@@ -1,4 +1,4 @@
-"""Encoders that search for the scale that loses least: q2_k to q6_k, iq4_nl, iq4_xs, and mxfp4.
+"""Encoders that search for the scale that loses least: q2_k to q6_k, iq3_s, iq4_nl, iq4_xs, and mxfp4.
 
 An encoder takes float32 (blocks, block_size) and gives uint8 (blocks, type_size): find each group's scale, round the
 scales themselves to their few bits, then round the values with the scales as stored. In a search groups stand in
@@ -17,12 +17,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.formats import quants
 from mlxr.formats.quants import (
+    IQ3_S,
     IQ4_LEVELS,
     IQ4_NL,
     IQ4_XS,
@@ -402,6 +404,70 @@ def encode_iq4_xs(values: Floats, importance: Floats | None = None) -> Bytes:
     return block.view(np.uint8).reshape(len(values), -1)
 
 
+_NEAR = 16  # entries of the grid that a rounding chooses among
+
+
+@cache
+def _list_entries() -> tuple[Floats, NDArray[np.uint16]]:
+    """The grid of iq3_s, (512, 4) odd numbers, and for each four levels, the first in the lowest three bits, its
+    nearest entries, nearest first, (4096, _NEAR)."""
+    levels = np.array(quants.load_grid("iq3_s_grid"))[:, None] >> np.arange(0, 16, 4) & 7
+    points = np.arange(4096)[:, None] >> np.arange(0, 12, 3) & 7
+    distances = np.square(points[:, None] - levels).sum(axis=2)
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :_NEAR].astype(np.uint16)
+    return (2 * levels + 1).astype(np.float32), nearest
+
+
+def _find_levels(x: Floats) -> NDArray[np.uint16]:
+    """The nearest odd numbers up to 15 of each four of x (32, groups), as `_list_entries` counts them: (8, groups)."""
+    levels = round_to_levels((x - np.float32(1)) * np.float32(0.5), 0, 7).astype(np.uint16).reshape(8, 4, -1)
+    shifts = np.array([[0], [3], [6], [9]], np.uint16)
+    found: NDArray[np.uint16] = np.bitwise_or.reduce(levels << shifts, axis=1)
+    return found
+
+
+def encode_iq3_s(values: Floats, importance: Floats | None = None) -> Bytes:
+    """Four magnitudes are an entry of the grid; scales of 4 bits per 32 values under one float16 scale per 256.
+
+    Scales are searched for with the nearest entries. With the scales as stored each four take the entry that loses
+    least among those near them. Without an importance errors are weighted by the square of a value, as ggml does.
+    """
+    x = np.abs(_columns(values, 32))
+    weights = x * x if importance is None else _weigh(values, importance, 32, 2.0)
+    grid, near = _list_entries()
+    weighted, inverse = weights * x, invert(x.max(axis=0))
+    best_gain, scale = np.zeros_like(inverse), np.zeros_like(inverse)
+    for step in np.arange(13.2, 16.9, 0.4, dtype=np.float32):
+        q = np.moveaxis(grid[near[_find_levels(x * (step * inverse)), 0]], 2, 1).reshape(x.shape)
+        sum_xq, sum_qq = sum_down(weighted * q), sum_down(weights * q * q)
+        fitted = sum_xq * invert(sum_qq)
+        better = fitted * sum_xq > best_gain
+        np.copyto(best_gain, fitted * sum_xq, where=better)
+        np.copyto(scale, fitted, where=better)
+    block = np.empty(len(values), IQ3_S)
+    scales = scale.reshape(-1, 8)
+    block["d"] = scales.max(axis=1) / np.float32(31)
+    d = block["d"].astype(np.float32)[:, None]
+    codes = round_to_levels((scales * invert(d) - np.float32(1)) * np.float32(0.5), 0, 15)
+    unit = (d * (2 * codes + 1)).reshape(-1)
+    tried = near[_find_levels(x * invert(unit))]  # (8, groups, _NEAR)
+    best_error, chosen = np.full(tried.shape[:2], np.inf, np.float32), tried[:, :, 0].copy()
+    fours, weighs = x.reshape(8, 4, -1), weights.reshape(8, 4, -1)
+    for place in range(_NEAR):
+        difference = fours - np.moveaxis(grid[tried[:, :, place]], 2, 1) * unit
+        np.square(difference, out=difference)
+        difference *= weighs
+        error = difference[:, 0] + difference[:, 1] + difference[:, 2] + difference[:, 3]
+        better = error < best_error
+        np.copyto(best_error, error, where=better)
+        np.copyto(chosen, tried[:, :, place], where=better)
+    indices = np.ascontiguousarray(chosen.T).reshape(len(values), 64)
+    block["qs"], block["qh"] = (indices & 255).astype(np.uint8), np.packbits(indices >> 8, axis=1, bitorder="little")
+    block["signs"] = np.packbits(values < 0, axis=1, bitorder="little")
+    block["scales"] = pack_nibbles(codes.astype(np.uint8), 1)
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
 def encode_mxfp4(values: Floats) -> Bytes:
     """A power of two per 32 values, so that the largest magnitude lies in the levels' upper octave."""
     largest = np.abs(values).max(axis=1)
@@ -425,6 +491,7 @@ WEIGHTED: dict[str, Callable[[Floats, Floats], Bytes]] = {
     "q4_k": encode_q4_k,
     "q5_k": encode_q5_k,
     "q6_k": encode_q6_k,
+    "iq3_s": encode_iq3_s,
     "iq4_nl": encode_iq4_nl,
     "iq4_xs": encode_iq4_xs,
 }  # those that an importance changes

@@ -106,6 +106,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("q5_k_s", 16, "q5_k"),
     Recipe("q5_k_m", 17, "q5_k", {"attn_v": _sensitive("q6_k", "q5_k"), "ffn_down": _sensitive("q6_k", "q5_k")}),
     Recipe("q6_k", 18, "q6_k"),
+    Recipe("iq3_s", 26, "iq3_s", {"attn_v": _shared_values("q4_k", "iq3_s")}),
     Recipe(
         "iq4_nl",
         25,
@@ -127,7 +128,8 @@ _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 # What all recipes for blocks keep in 16 bits: of a Gemma 4 what makes the inputs of its layers.
 _KEPT = {"per_layer_model_proj": "f16"}
 # Where rows do not fill the blocks of 256, the type of 32 with as many bits or more.
-_FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl"}
+_FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+_FALLBACKS |= {"iq3_s": "iq4_nl", "iq4_xs": "iq4_nl"}
 EXPERT_AXES = 3  # of a stack: experts, rows, columns
 # Models of this depth share each V among eight query heads: more bits there cost next to nothing.
 _LAYERS_70B = 80

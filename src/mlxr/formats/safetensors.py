@@ -84,10 +84,11 @@ def _parse(path: Path, field: str, offset: int, text: bytes) -> object:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+_MODELOPT = "hf_quant_config.json"  # where ModelOpt says what others have in config.json
 MAX_DIMENSIONS = 8
 _TYPE_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U32": "u32"}  # u32: see mlx_affine
 # Weights where config.json says how they are quantised: see packed.
-_QUANTISED_TYPE_NAMES = {"I8": "i8", "F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2"}
+_QUANTISED_TYPE_NAMES = {"I8": "i8", "U8": "u8", "F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2"}
 # Kinds that a checkpoint may carry beside its weights (position ids, masks): served, but not as weights.
 _BUFFER_TYPE_NAMES = {"BOOL": "u8", "U8": "u8", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
 
@@ -123,6 +124,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFolder:
         config_path = place.with_name("config.json")
         return SafetensorsFolder([place], read_json_object(config_path) if config_path.exists() else {})
     config = read_json_object(place / "config.json")
+    if "quantization_config" not in config and (place / _MODELOPT).exists():
+        quantization = read_json_object(place / _MODELOPT).get("quantization")
+        config["quantization_config"] = {"quant_method": "modelopt"} | (
+            dict(quantization) if isinstance(quantization, dict) else {}
+        )
     if not (place / INDEX_NAME).exists():
         return SafetensorsFolder([_find_single(place)], config)
     weight_map = _read_index(place / INDEX_NAME)

@@ -20,11 +20,14 @@ from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineBlocks,
+    Float4Tensor,
     Float8Tensor,
     FloatGroups,
     GGUFFile,
+    LevelsTensor,
     SafetensorsFolder,
     WeightSource,
+    join_factors,
     join_quantised,
     open_gguf,
     open_safetensors,
@@ -238,7 +241,8 @@ class Contents:
 def read_contents(file: GGUFFile | SafetensorsFolder) -> Contents:
     """Return what the files of a model hold. Raises FormatError and ModelError, in the words of those files."""
     if isinstance(file, GGUFFile):
-        return Contents(file.metadata, file.tensors, model_from_gguf(file.metadata, file.tensors))
+        found = join_factors(file.tensors)
+        return Contents(file.metadata, found, model_from_gguf(file.metadata, found))
     stated = read_folder(file.config, file.tensors)
     dense = _read_dense(file.paths[0].parent, stated)
     config = read_model(stated)
@@ -413,6 +417,9 @@ def list_files(model: SourceModel) -> tuple[Path, ...]:
     return weights + tuple(sorted(set(beside) - set(weights)))
 
 
+_NAMED = (AffineBlocks, Float4Tensor, Float8Tensor, FloatGroups, LevelsTensor)
+
+
 def name_quantization(model: SourceModel) -> str:
     """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes.
 
@@ -424,7 +431,7 @@ def name_quantization(model: SourceModel) -> str:
         return recipe.upper()
     sizes: dict[str, int] = {}
     for tensor in model.tensors.values():
-        name = tensor.recipe if isinstance(tensor, AffineBlocks | Float8Tensor | FloatGroups) else tensor.type_name
+        name = tensor.recipe if isinstance(tensor, _NAMED) else tensor.type_name
         sizes[name] = sizes.get(name, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name]).upper()
 

@@ -93,6 +93,63 @@ struct MXFP4 : OneRun {
   }
 };
 
+// A number of E4M3; f16 has the same exponents and fractions, of 2^-8 of it.
+FUNCTION float float_of_e4m3(uint code) { return 256.0f * half_bits_to_float((code & 127u) << 7 | (code & 128u) << 8); }
+
+// As MXFP4, with a scale in E4M3 for 16 columns, so near and far numbers have their own; bytes hold columns 8 apart.
+template <bool FACTOR> struct NvFp4 : MXFP4 {
+  enum { BLOCK = 64, RUNS = 2 };
+  static FUNCTION int first(int run) { return 32 * run; }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    uint raw[4];
+    load_words(field<0, 32>(base, total, block) + 16 * run, raw);
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      w[i] = (raw[i] & 0x0F0F0F0Fu) | (raw[2 + i] & 0x0F0F0F0Fu) << 4;
+      w[2 + i] = (raw[i] >> 4 & 0x0F0F0F0Fu) | (raw[2 + i] & 0xF0F0F0F0u);
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    Bytes groups = field<32, 4>(base, total, block) + 2 * run;
+    const float factor = FACTOR ? bits_to_float(load_u32(field<36, 4>(base, total, block))) : 1.0f;
+    UNROLL
+    for (int i = 0; i < 2; ++i) { // numbers are doubled; 127 counts as zero, as in ggml
+      const uint code = groups[i];
+      scale[i] = code == 127u ? 0.0f : 0.5f * float_of_e4m3(code & 127u) * factor;
+      offset[i] = 0.0f;
+    }
+  }
+};
+
+struct F8_E4M3_128 : Listed {
+  enum { BLOCK = 128, RUNS = 4, DELTA = 16 };
+  static FUNCTION int first(int run) { return 32 * run; }
+  static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *low,
+                             PRIVATE uint *out) {
+    float f[8];
+    unit(w, u, f);
+    scale_pairs(f, step, low, out);
+  }
+  static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      f[i] = float_of_e4m3(w[u] >> (8 * i));
+      f[4 + i] = float_of_e4m3(w[4 + u] >> (8 * i));
+    }
+  }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    Bytes from = field<0, 128>(base, total, block) + 32 * run;
+    load_words(from, w);
+    load_words(from + 16, w + 4);
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    scale[0] = scale[1] = bits_to_float(load_u32(field<128, 4>(base, total, block)));
+    offset[0] = offset[1] = 0.0f;
+  }
+};
+
 // What MLX calls affine: integers, and scale and bias of one or two runs in f32.
 template <int R> struct Affine {
   enum { BLOCK = 32 * R, RUNS = R, DELTA = 16 };
@@ -176,6 +233,8 @@ struct F32 : OneRun {
   }
 };
 
+typedef NvFp4<false> NVFP4;
+typedef NvFp4<true> NVFP4_SCALED;
 typedef Affine4<1> AFFINE4_32;
 typedef Affine4<2> AFFINE4_64;
 typedef Affine8<1> AFFINE8_32;

@@ -122,6 +122,33 @@ template <> struct Packed<IQ4_NL> : PackedTable<IQ4_NL, Unit<1, 128, 16>, IQ4Tab
 template <> struct Packed<IQ4_XS> : PackedTable<IQ4_XS, Unit<1, 128, 4, 4>, IQ4Table>, ScaledInFloats<IQ4_XS, Unit<1, 128, 4, 4>> {};
 template <> struct Packed<MXFP4> : PackedTable<MXFP4, Unit<1, 128, 8>, FP4Table>, ScaledByType<MXFP4, Unit<1, 128, 8>> {};
 
+// Near numbers of a run are those of eight bytes, far ones of the next.
+template <typename Q, typename U> struct PackedNvFp4 : U, Signed<0>, ScaledByType<Q, U>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const GROUP uint8_t *from = reinterpret_cast<const GROUP uint8_t *>(unit + r * U::STRIDE) + 16 * run + 2 * t;
+    UNROLL
+    for (int side = 0; side < 2; ++side)
+      w[side] = pick_bytes(look_up<FP4Table>(load_u16(from + 8 * side)), 0u, 0x3120u);
+  }
+};
+template <> struct Packed<NVFP4> : PackedNvFp4<NVFP4, Unit<1, 128, 16>> {};
+template <> struct Packed<NVFP4_SCALED> : PackedNvFp4<NVFP4_SCALED, Unit<1, 128, 16, 16>> {};
+
+// E4M3, whose exponents are 120 less than those of bf16.
+struct Float8 {
+  enum { OFFSETS = 0 };
+  static FUNCTION uint widen(uint word, int which) {
+    const uint two = pick_bytes(word, 0u, which ? 0x4342u : 0x4140u);
+    return multiply_pairs((two & 0x007F007Fu) << 4 | (two & 0x00800080u) << 8, 0x7B807B80u, 0x80008000u);
+  }
+};
+template <> struct Packed<F8_E4M3_128> : Unit<1, 256, 8>, ScaledInFloats<F8_E4M3_128, Unit<1, 256, 8>>, Float8, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    w[0] = read_pairs(unit + r * STRIDE, 32 * run, t);
+    w[1] = read_pairs(unit + r * STRIDE, 32 * run + 16, t);
+  }
+};
+
 template <> struct Packed<Q2_K> : Unit<1, 64, 16, 4>, ScaledByType<Q2_K, Unit<1, 64, 16, 4>>, Unsigned<1, 0>, Singly {
   static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
     const uint pairs = read_pairs(unit + r * STRIDE, 32 * (run / 4) + 16 * (run % 2), t) >> (4 * (run / 2 % 2));

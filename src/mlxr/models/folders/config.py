@@ -21,7 +21,8 @@ from mlxr.models import limits
 from mlxr.models.components.weights import read_number
 from mlxr.models.fields import BARE, MAX_LABELS, OWN, Fields, Origin
 
-_QUANTISED = ("mxfp4", "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")  # methods whose weights are read
+# Methods whose weights are read.
+_QUANTISED = ("mxfp4", "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "bitsandbytes", "torchao")
 
 
 @dataclass(frozen=True, slots=True)
