@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quick", action="store_true", help="tests of changed packages, and one case of the quickest others"
     )
     parser.addoption("--cluster", type=int, metavar="N", help="let a cluster of N replicas answer tests of the server")
+    parser.addoption(
+        "--apple", action="store_true", help="emulate kernels with Metal's words and an Apple GPU's limits"
+    )
     parser.addoption("--gpus", type=int, metavar="N", help="fail where this machine shows fewer GPUs than these")
     parser.addoption("--mutated-files", type=int, metavar="N", help="model files that lie, for each instruction set")
     parser.addoption("--schedules", type=int, metavar="N", help="random schedules of each family of models")

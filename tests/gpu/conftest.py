@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -23,9 +24,21 @@ def _make_context(device: str) -> Context:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    Emulator.usual_words = "apple" if config.getoption("--apple") else "emulated"
     wanted = config.getoption("--gpus")
     if wanted and "cuda" not in list_group_devices(wanted):
         raise pytest.UsageError(f"--gpus {wanted}: this machine shows fewer GPUs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[None]:
+    """With --apple, skip what only NVIDIA's GPUs launch."""
+    try:
+        return (yield)
+    except TypeError as error:
+        if Emulator.usual_words == "apple" and "is only launched on CUDA" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture(autouse=True)

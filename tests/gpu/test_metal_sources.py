@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from gpu_cases import QUANTISED, Scene, make_tensor, play
 from mixer_cases import make_batch, make_delta, make_space
+from moe_cases import make as make_experts_of
 
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 pytest.importorskip("mlx.core", reason="mlx is not installed")
@@ -38,16 +40,21 @@ from mlxr.kernels.linear.gpu import _list_weights
 from mlxr.kernels.linear.parts import GATES, Extras
 from mlxr.kernels.lora import AdapterRows, LoraPart, add_lora
 from mlxr.kernels.lora import prepare as prepare_adapter
+from mlxr.kernels.moe import mix
 from mlxr.loading import list_kernel_sources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from tiny_models import CASES, TinyRun, build_hf, read_golden
+
+import apple_times
 
 # Between them all operators that a GPU has, and experts of which one token takes fewer than eight.
 SAMPLE = ("gpt-oss", "granite4h-moe", "lfm2", "mixtral", "olmo2", "qwen35moe")
 FAMILIES = CASES if amounts.is_thorough else SAMPLE
 WEIGHTS = (("q8_0", "bf16"), ("bf16", "f16"), ("f16", "f32"))
 TYPES = (*QUANTISED, "f16", "bf16", "f32")
+PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
 PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n#define SHARED threadgroup\n"
 SIGNATURE = (
     "[[kernel]] void kernel_of_test(const device float *x [[buffer(0)]], device float *out [[buffer(1)]],\n"
@@ -140,7 +147,7 @@ def launch_family(case: str, weights: str, pages: str) -> None:
 
 
 def launch_types() -> None:
-    """Products of every type of weight with one row and, expanded, with 32; in a thorough run with more in between, and
+    """Products of every type of weight with one row and with 32; in a thorough run with more in between, and
     with all that a product may end in for one of these numbers of rows, another for each type."""
     gpu = (ctx := Context("metal")).gpu
     mx, columns = gpu.mx, 512
@@ -157,7 +164,8 @@ def launch_types() -> None:
                 every += [*gates, Extras(0, bias, norm, None), Extras(0, None, None, mx.zeros((tokens, columns)))]
             for extras in every if parts[0].raw is not None else ():
                 multiply_rows(gpu, x, _list_weights(parts), extras, kind)
-        settle(linear(ctx, mx.zeros((32, columns), kind), weight))
+        for tokens in (8, 16, 32, 64, 65) if amounts.is_thorough else (32,):
+            settle(linear(ctx, mx.zeros((tokens, columns), kind), weight))
 
 
 def launch_others() -> None:
@@ -182,6 +190,20 @@ def launch_others() -> None:
         )
         settle(mixer.run(ctx, [mx.array(array) for array in mixer.inputs(2)], batch, states, 4))
         states.copy_page(0, 1)
+
+
+def launch_many() -> None:
+    """What only many rows come to: experts with enough pairs, and expanded weights where MLX has better products."""
+    ctx = Context("metal")
+    mx = ctx.gpu.mx
+    for tokens in (16, 60, 120):
+        experts = make_experts_of(ctx, "q4_k", 4, (256, 256))
+        chosen, shares = mx.zeros((tokens, 2), mx.int32), mx.zeros((tokens, 2))
+        settle(mix(ctx, mx.zeros((tokens, 256)), chosen, shares, experts))
+    mx.architecture = "applegpu_g17g"
+    weight = prepare(ctx := Context("metal"), [make_tensor("q4_k", 256, 256)])
+    settle(linear(ctx, mx.zeros((65, 256)), weight))
+    mx.architecture = "applegpu_g16g"
 
 
 def find_problems(checker: Checker, mx: StandIn) -> dict[str, list[str]]:
@@ -227,6 +249,7 @@ def test_all_types_of_weights_have_sound_kernels(mx: StandIn, checker: Checker) 
 
 def test_what_is_printed_for_metal_is_what_it_launches(mx: StandIn, checker: Checker) -> None:
     launch_others()
+    launch_many()
     for case in SAMPLE:
         launch_family(case, "q8_0", "bf16")
     launch_family("lfm2", "bf16", "bf16")
@@ -327,6 +350,40 @@ def test_an_mlx_that_is_too_old_is_refused(mx: StandIn, monkeypatch: pytest.Monk
             assert load_mlx("metal") is mx
 
 
+def test_mlx_is_told_what_suits_a_mac(mx: StandIn, rows: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of commands that hold more than two products, weights that stay in memory, and sources that are short."""
+    own = {"MLX_MAX_OPS_PER_BUFFER": "7"}
+    monkeypatch.setattr("os.environ", own)
+    load_mlx("metal")
+    assert own == {"MLX_MAX_OPS_PER_BUFFER": "7", "MLX_MAX_MB_PER_BUFFER": "400"}
+    mx.wired = 0
+    Context("metal")
+    assert mx.wired == mx.device_info()["max_recommended_working_set_size"] > 0
+    assert "//" not in rows.header + rows.body
+    assert max(len(source.header + source.body) for source in mx.sources.values()) < 64_000
+    assert len(rows.header + rows.body) < 18_000
+
+
+def test_metal_moves_four_numbers_at_once_and_counts_in_32_bits(rows: Source) -> None:
+    """Shared memory is aligned for that, and no address within a weight is a product of 64 bits."""
+    assert "#define SHARED alignas(16) threadgroup" in rows.header
+    assert "*reinterpret_cast<GROUP float4 *>(p) =" in rows.header
+    assert "uint64_t" not in rows.header
+    assert "fast::divide(a, b)" in rows.header
+
+
+def test_one_thread_launches_whoever_asks(mx: StandIn) -> None:
+    """MLX's compiled steps are those of a thread, and would be compiled in each that launches."""
+    with LLM("demo", device="metal", draft="off", arena_bytes=2**26) as llm:
+        mx.threads.clear()
+        asking = [threading.Thread(target=llm.generate, args=(["import os\n"], PARAMS)) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    assert mx.threads == {"mlxr-engine"}
+
+
 def test_a_mac_rehearses_one_answer(mx: StandIn) -> None:
     config, seed, _, _ = read_golden("llama-gqa-64")
     ctx = Context("metal")
@@ -334,3 +391,37 @@ def test_a_mac_rehearses_one_answer(mx: StandIn) -> None:
     warm_up = Engine(build_hf(ctx, config, seed), ctx, settings, eos_ids=(), pages=12).warm_up
     assert warm_up.run(is_brief=True) == 2
     assert warm_up.run() == 2 + 2 + 3 + 1
+
+
+def test_the_times_on_paper_are_those_of_the_docs() -> None:
+    text = apple_times.DOCS.read_text(encoding="utf-8")
+    assert apple_times.write_docs(text) == text
+    assert "never run on a Mac" in text
+
+
+def test_on_paper_an_m4_is_as_fast_as_it_has_to_be() -> None:
+    """8B in Q4_K_M: one answer by the memory, 16 against expanding weights, and a prompt against llama.cpp's speed."""
+    chip = apple_times.CHIPS[1]
+    one, many, prompt = (apple_times.list_launches(*shape) for shape in ((1, 100), (16, 100), (512, 0)))
+    floor_s = apple_times.add_up(one).nbytes / (chip.gigabytes_s * 1e9)
+    assert floor_s / apple_times.time_s(one, chip) >= 0.95
+    assert apple_times.time_s(apple_times.list_expanded(16), chip) / apple_times.time_s(many, chip) >= 2.5
+    assert 512 / apple_times.time_s(prompt, chip) >= 1.1 * 224.8
+
+
+def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
+    """The kernels of a layer of a model without biases, of one row, of 16 and of a prompt."""
+    config, seed, tokens, _ = read_golden("llama-gqa-64")
+    run = TinyRun(build_hf(Context("metal"), config, seed, "q8_0"), kv_type="bf16", sequences=16)  # type: ignore[arg-type]
+    prompt = np.resize(tokens, 20)
+    steps = [({0: prompt}, (20, 0)), ({0: tokens[:1]}, (1, 21))]
+    steps += [(dict.fromkeys(range(16), tokens[:1]), (16, 22))]
+    names = sorted(list_kernel_sources("metal"), key=len)
+    for chunks, shape in steps:
+        before = len(mx.launches)
+        run.step(chunks)
+        found = [mx.sources[name].kernel for name in mx.launches[before:]]
+        launched = [next(one for one in reversed(names) if kernel.startswith(f"{one}_")) for kernel in found]
+        counted = [launch.kernel for launch in apple_times.list_launches(*shape)]
+        start = launched.index("rope_and_write_kv")
+        assert launched[start : start + 9] == counted[(first := counted.index("rope_and_write_kv")) : first + 9]

@@ -86,7 +86,7 @@ def list_kernel_sources(target: str) -> dict[str, str]:
         for name in _list_modules()
         if name.endswith((".gpu", ".gpu.pool"))
         for kernel in getattr(importlib.import_module(name), "KERNELS", ())
-        if not (kernel.cuda_only and target == "metal")
+        if not (kernel.cuda_only and target == "metal") and not (kernel.metal_only and target == "cuda")
     ]
     return {
         kernel.name: f"{read_header(kernel, cast(Target, target))}\n// arrays: {', '.join(kernel.inputs)} -> "

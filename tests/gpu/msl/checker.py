@@ -23,9 +23,9 @@ from clang.cindex import (
 from msl.declarations import MLX_HEADER, make_headers
 from msl.stand_in import Source
 
+from mlxr.kernels.gpu.emulator import MOST_BUFFERS, MOST_SHARED_BYTES, MOST_THREADS
+
 OLD, NEW = ("c++14", 310), ("c++17", 400)  # standards, and the version of MSL that has each
-MOST_SHARED_BYTES = 32768  # of a threadgroup
-MOST_THREADS, MOST_BUFFERS = 1024, 31
 _FILE = "kernel.cpp"
 _INCLUDE = f"#include <{MLX_HEADER}>\n"
 _DEVICE, _CONSTANT, _THREADGROUP = 1, 2, 3  # address spaces, see `declarations`
@@ -134,7 +134,7 @@ def _check_limits(source: Source) -> Iterator[str]:
 
 def _prepare(text: str) -> str:
     """The text as clang takes it: without attributes, and with variables in an address space static."""
-    text = text.replace("#define SHARED threadgroup", "#define SHARED static threadgroup")
+    text = re.sub(r"(#define SHARED .*)\bthreadgroup\b", r"\1static threadgroup", text)
     return re.sub(r"\[\[[a-z_]+(\([^\]]*\))?\]\]", "", text)
 
 

@@ -7,6 +7,7 @@ What MLX writes around a body is in its backend/common/metal_kernel.cpp (`write_
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,14 +64,17 @@ class Source:
 
 class StandIn(ModuleType):
     """`mlx.core` whose GPU is the CPU. `sources` are the variants that were launched, by name, `launches` their names
-    in order, and `waits` counts calls of `synchronize`."""
+    in order, `threads` the names of those that launched, `waits` counts calls of `synchronize`, `wired` is the last
+    limit of memory that stays, and `architecture` what MLX would call the GPU."""
 
     def __init__(self, real: Any) -> None:
         super().__init__("mlx.core")
         self._real = real
         self.sources: dict[str, Source] = {}
         self.launches: list[str] = []
-        self.waits = 0
+        self.threads: set[str] = set()
+        self.waits = self.wired = 0
+        self.architecture = "applegpu_g16g"
         self.gpu = real.cpu
         self.metal = SimpleNamespace(is_available=lambda: True)
         names = [name for name in dir(real.fast) if not name.startswith("_")]
@@ -83,11 +87,14 @@ class StandIn(ModuleType):
     def device_info(self, *_: Any) -> dict[str, Any]:
         return {
             "device_name": "Apple M4",
-            "architecture": "applegpu_g16g",
+            "architecture": self.architecture,
             "memory_size": MEMORY_BYTES,
             "max_buffer_length": MEMORY_BYTES,
             "max_recommended_working_set_size": MEMORY_BYTES * 2 // 3,
         }
+
+    def set_wired_limit(self, nbytes: int) -> None:
+        self.wired = nbytes
 
     def synchronize(self, *_: Any) -> None:
         self.waits += 1
@@ -127,6 +134,7 @@ class _Kernel:
         known = self._mx.sources.setdefault(source.name, source)
         assert (known.header, known.body) == (source.header, source.body), "MLX tells variants apart by their names"
         self._mx.launches.append(source.name)
+        self._mx.threads.add(threading.current_thread().name)
         return [self._mx.zeros(shape, kind) for shape, kind in zip(output_shapes, output_dtypes, strict=True)]
 
     def _write(

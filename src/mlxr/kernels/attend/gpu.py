@@ -19,9 +19,11 @@ from mlxr.kernels.attend.pages import (
     MERGE,
     PANELS,
     SMALL_DIM,
+    SQUARES,
     STREAM,
     TILES,
     attend_panels,
+    attend_squares,
     attend_stream,
     attend_tiles,
     choose_shares,
@@ -30,6 +32,7 @@ from mlxr.kernels.attend.pages import (
     merge_shares,
     takes_panels,
     takes_pool,
+    takes_squares,
 )
 from mlxr.kernels.attend.scores import Scores
 from mlxr.kernels.checks import refuse
@@ -43,7 +46,7 @@ from mlxr.kernels.tensor import DeviceArray, NumberType
 SIMD_GROUPS = 4
 MAX_LANES_DIM = 640
 # Up to which head dims a lane holds four query heads in registers, or two; an Apple GPU has 128 of these for a thread.
-MOST_HELD_DIMS, HELD_DIMS = (128, 256), {"metal": (64, 128)}
+MOST_HELD_DIMS, APPLE_HELD_DIMS = (128, 256), (64, 128)
 MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, panels or MLX's own attention are faster
 # With more, up to such a head_dim, gathering is worth it: MLX's attention was 10 to 25 % faster on an H200.
 MAX_PANEL_PAIRS, FUSED_DIM = 2**22, 128
@@ -63,7 +66,8 @@ GATHER = Kernel(
 GATHER_THREADS = 256
 MAX_SCORES = 2**24  # that MLX's operations make at a time: 64 MiB
 PLAIN_TYPES = ("bf16", "f16", "f32")
-KERNELS = (DECODE, STREAM, TILES, PANELS, MERGE, GATHER)
+KERNELS = (DECODE, STREAM, TILES, PANELS, SQUARES, MERGE, GATHER)
+BY_TILES = {"tiles": attend_tiles, "panels": attend_panels, "squares": attend_squares}
 
 
 def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> Pool:
@@ -90,9 +94,8 @@ def attend(
     for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool, scores)):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
-        if kind in ("tiles", "panels"):
-            attend_pages = attend_tiles if kind == "tiles" else attend_panels
-            results.append(attend_pages(ctx, part, k_pool, v_pool, batch, first, last, scores))
+        if kind in BY_TILES:
+            results.append(BY_TILES[kind](ctx, part, k_pool, v_pool, batch, first, last, scores))
         elif kind == "stream":
             results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, scores))
         elif kind == "lanes":
@@ -104,17 +107,19 @@ def attend(
 
 
 def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:
-    """Choose "stream", "lanes", "tiles", "panels" or "gather" for one query, a few, many and very many."""
+    """Choose "stream", "lanes", "tiles", "panels", "squares" or "gather" for one query, a few, many and very many."""
     head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention caps nothing
     if ctx.gpu.launcher is None or scores.biases is not None:
         return "gather", "gather", "gather", "gather"
     many = most = "gather"
     if scores.value_dim is None and takes_panels(ctx, pool):
         many, most = "panels", "gather" if head_dim <= FUSED_DIM and not capped else "panels"
+    elif scores.value_dim is None and takes_squares(ctx, pool):
+        many = most = "squares"
     if scores.symmetric:  # texts of encoders are many and short
         tiled = "tiles" if takes_pool(ctx, pool, (SMALL_DIM, *HEAD_DIMS)) else many
         return tiled, tiled, *(("panels", "panels") if many == "panels" else (tiled, tiled))
-    if takes_pool(ctx, pool):
+    if takes_pool(ctx, pool) and many != "squares":
         return ("stream", "tiles", *(("tiles", "tiles") if capped and many == "gather" else (many, most)))
     return ("lanes" if head_dim % 8 == 0 and head_dim <= MAX_LANES_DIM else "gather"), many, many, most
 
@@ -150,7 +155,7 @@ def _decode(
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     whole, value_dim = tokens == batch.tokens, scores.value_dim or head_dim
-    of_four, of_two = HELD_DIMS.get(gpu.device, MOST_HELD_DIMS)
+    of_four, of_two = APPLE_HELD_DIMS if gpu.is_apple else MOST_HELD_DIMS
     tile = 4 if head_dim <= of_four else 2 if head_dim <= of_two else 1
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)

@@ -173,7 +173,7 @@ TILES = Kernel(
 def takes_pool(ctx: Context, pool: Pool, dims: tuple[int, ...] = HEAD_DIMS) -> bool:
     """Tell whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
     fits = pool.shape[3] in dims and pool.shape[2] % TILE_POSITIONS == 0
-    return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES
+    return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES and not ctx.gpu.is_apple
 
 
 def attend_tiles(
@@ -221,6 +221,31 @@ def attend_panels(
     return _launch(
         ctx, PANELS, q, pools, batch, (*where,), scores, sizes, constants, groups, PANEL_SIMD_GROUPS, room_bytes
     )
+
+
+SQUARES = replace(TILES, name="attend_squares", body="squares.body", cuda_only=False, metal_only=True)
+SQUARE_SIDE, SQUARE_SIMD_GROUPS = 8, 4
+SQUARE_ROWS, SQUARE_DIM = SQUARE_SIDE * SQUARE_SIMD_GROUPS, 256  # larger heads have no place in a thread's registers
+
+
+def takes_squares(ctx: Context, pool: Pool) -> bool:
+    """Tell whether an Apple GPU's matrix units read prompts' keys and values from such pages."""
+    fits = pool.shape[3] % SQUARE_SIDE == 0 and pool.shape[3] <= SQUARE_DIM and pool.kind in ("bf16", "f16")
+    return fits and ctx.gpu.has_squares
+
+
+def attend_squares(
+    ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
+) -> DeviceArray:
+    """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape; no shares."""
+    heads, (_, kv_heads, _, _) = q.shape[1], k_pool.shape
+    per_tile = min(heads // kv_heads, SQUARE_ROWS)
+    parts = kv_heads * -(-(heads // kv_heads) // per_tile)
+    *where, count = _place_tiles(ctx, batch, first, last, SQUARE_ROWS // per_tile, scores)
+    sizes = heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, 1, count
+    constants = {"G": per_tile, "ENDS": int(scores.sees_ahead)}
+    groups, pools = (parts, count, 1), (k_pool, v_pool)
+    return _launch(ctx, SQUARES, q, pools, batch, (*where,), scores, sizes, constants, groups, SQUARE_SIMD_GROUPS)
 
 
 Tiles = tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray, int]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +41,7 @@ Arrange = Callable[
     [Mlx, str, DeviceArray], DeviceArray
 ]  # mlx, type name and raw blocks to the blocks as kernels read them
 MAX_STARTED = 2
+NEURAL_GENERATION, NEURAL_ROWS = 17, 64
 ALIGNMENT_BYTES = 256
 
 
@@ -80,16 +82,22 @@ class Gpu:
         self.mx = mx = load_mlx(device)  # mlx.core
         self.narrow = device in ("metal", "cuda")  # products are computed in 16 bits, as GPUs do fastest
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
+        if device == "metal" and (room_bytes := mx.device_info().get("max_recommended_working_set_size")):
+            mx.set_wired_limit(int(room_bytes))  # or macOS pages weights out when they come near to it
         self.watch = Watch(mx, ledger)  # tells the ledger what runs
         driver, code = _open_cuda() if device == "cuda" else (None, None)
         launcher: Launcher | None = None
         if device != "mlx-cpu":
             launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
+        # whether kernels are chosen as for an Apple GPU
+        self.is_apple = device == "metal" or bool(launcher and launcher.emulator and launcher.emulator.words == "apple")
         # None where kernels cannot run and MLX's own operations take their place
         self.launcher: Launches = cast(Any, launcher)
         self.driver = driver
         self.ranks: Ranks | None = None  # the place of this process among those that compute one model
-        self.has_tiles = device == "cuda"  # our kernels use its matrix units
+        self.has_tiles = device == "cuda"  # our kernels use its matrix units,
+        self.has_squares = self.is_apple  # or those of 8 x 8, for so many rows; MLX has better ones from the M5 on
+        self.most_squared = find_most_squared(mx.device_info()) if device == "metal" else 2**31
         self.activations: NumberType = mx.float32  # between operators
         self.operands: NumberType = mx.float32  # of results which only products read
         self.pending: list[DeviceArray] = []
@@ -227,8 +235,10 @@ class Gpu:
         self.is_traced = True
 
     def forget_placed(self) -> None:
-        """Let go of the arrays of the last step."""
-        self._placed, self.last_expanded, self.last_turn = [], None, None
+        """Let go of the arrays of the last step, but for what the next one has to wait for."""
+        self._placed, self.last_turn = [], None
+        if self.is_traced:  # it is no array then
+            self.last_expanded = None
         self.is_traced, self.live_rows = False, None
 
     def place_ids(self, token_ids: AnyArray) -> DeviceArray:
@@ -315,6 +325,13 @@ class Gpu:
                 array = mx.array(raw.reshape(-1))
         mx.eval(array)
         return array
+
+
+def find_most_squared(info: Mapping[str, Any]) -> int:
+    """Up to how many rows of x our kernels multiply blocks by on this Apple GPU, whose name MLX gives: more are better
+    expanded where MLX's product has the neural accelerators (from applegpu_g17 on)."""
+    generation = re.match(r"applegpu_g(\d+)", str(info.get("architecture", "")))
+    return NEURAL_ROWS if generation is not None and int(generation[1]) >= NEURAL_GENERATION else 2**31
 
 
 def _make_machine(

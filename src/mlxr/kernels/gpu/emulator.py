@@ -4,6 +4,10 @@ Slow and exact: every thread of a threadgroup is a fiber, so barriers and SIMD-g
 `sanitize` a kernel runs in a process of its own under the address sanitizer, on copies that end where the arrays end.
 Compiled kernels are kept in a folder, by the hash of their source. GCC reads what they all begin with once and keeps it
 there too, which saves a quarter of the time for each. `EmulatedMachine` runs recorded launches so.
+
+With `words="apple"` kernels have the words of metal.h, which run over a stand-in for Metal's own, and the limits of an
+Apple GPU: buffers, memory of a threadgroup, no matrices but those of 8 x 8, and threads, of which there are fewer where
+each keeps much. What a thread keeps is measured by its stack.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.kernel import Kernel, Variant, make_host_source, read_prelude
+from mlxr.kernels.gpu.kernel import LANES, HostWords, Kernel, Variant, make_host_source, read_prelude
 from mlxr.kernels.gpu.mlx import Mlx, view_host
 from mlxr.kernels.gpu.recording import Launch, Product, StepMemory
 
@@ -34,6 +38,11 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC")
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _CHECKED_FLAGS = ("-std=c++17", "-O1", "-g1", "-fno-strict-aliasing", "-w", *_SANITIZERS, "-DMLXR_MAIN")
+
+MOST_BUFFERS, MOST_SHARED_BYTES, MOST_THREADS = 31, 32768, 1024  # Apple's feature set tables, from the M1 on
+REGISTER_BYTES = 208 * 1024  # of a core, github.com/philipturner/metal-benchmarks
+LEAST_THREADS = 384  # what it has for threads that keep most, the rest of which goes to device memory
+FRAME_BYTES = 512  # of a stack that are the emulator's own
 
 # Reads the arrays from standard input, each in memory of exactly its size; writes all of them back.
 _MAIN = """
@@ -60,12 +69,15 @@ int main() {
 class Emulator:
     """Compiled kernels by their source; `folder` keeps them between processes (default: a temporary one)."""
 
-    def __init__(self, *, sanitize: bool = False, folder: Path | None = None) -> None:
+    usual_words: HostWords = "emulated"  # where nobody says which
+
+    def __init__(self, *, sanitize: bool = False, folder: Path | None = None, words: HostWords | None = None) -> None:
         self._compiler = find_compiler()
-        self.sanitizes = sanitize
+        self.sanitizes, self.words = sanitize, words or self.usual_words
         self._folder = folder or Path(tempfile.gettempdir()) / f"mlxr-emulated-{os.getuid()}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._libraries: dict[tuple[Kernel, Variant], Any] = {}
+        self._fitting: set[tuple[Any, int, int]] = set()  # launches that are known to be within Apple's limits
 
     def run(
         self, kernel: Kernel, variant: Variant, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int
@@ -85,9 +97,25 @@ class Emulator:
         """`run` over arrays that are known by their addresses alone, without the sanitizer."""
         library = self._libraries.get((kernel, variant))
         if library is None:
-            library = ctypes.CDLL(str(self._compile(kernel, variant))).mlxr_run
-            self._libraries[kernel, variant] = library
-        library((ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int * 3)(*groups), threads)
+            library = self._libraries[kernel, variant] = ctypes.CDLL(str(self._compile(kernel, variant)))
+        library.mlxr_run((ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int * 3)(*groups), threads)
+        if self.words == "apple":
+            self._check_limits(kernel, library, len(addresses), threads)
+
+    def _check_limits(self, kernel: Kernel, library: Any, buffers: int, threads: int) -> None:
+        """Raise DeviceError where an Apple GPU would not have taken the launch."""
+        if (library, buffers, threads) in self._fitting:
+            return
+        shared_bytes, kept_bytes = library.mlxr_shared_bytes(), library.mlxr_stack_bytes() - FRAME_BYTES
+        most = count_threads(kept_bytes)
+        for count, limit, what in (
+            (buffers, MOST_BUFFERS, "buffers"),
+            (shared_bytes, MOST_SHARED_BYTES, "bytes of threadgroup memory"),
+            (threads, most, f"threads that keep {max(0, kept_bytes)} bytes each"),
+        ):
+            if count > limit:
+                raise DeviceError(f"kernel {kernel.name} takes {count} {what}; an Apple GPU has {limit}")
+        self._fitting.add((library, buffers, threads))
 
     def _run_apart(self, program: Path, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int) -> None:
         blob = [struct.pack("5i", *groups, threads, len(arrays))]
@@ -103,11 +131,13 @@ class Emulator:
             at += array.nbytes
 
     def _compile(self, kernel: Kernel, variant: Variant) -> Path:
-        source = make_host_source(kernel, variant) + (_MAIN if self.sanitizes else "")
+        if kernel.cuda_only and self.words == "apple":
+            raise TypeError(f"{kernel.name} is only launched on CUDA")
+        source = make_host_source(kernel, variant, self.words) + (_MAIN if self.sanitizes else "")
         name, ending = f"{kernel.name}-{_name(*self._flags, source)}", "" if self.sanitizes else ".so"
         target = self._folder / f"{name}{ending}"
         if not target.exists():
-            begin = read_prelude("emulated") if self._precompiles else ""
+            begin = read_prelude(self.words) if self._precompiles else ""
             options = [*(["-include", str(self._precompile(begin))] if begin else []), *(["-shared"] if ending else [])]
             with self._making(target) as made:
                 path = made.with_name(f"{kernel.name}.cpp")
@@ -159,6 +189,12 @@ def _name(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
+def count_threads(kept_bytes: int) -> int:
+    """How many threads an Apple GPU allows in a threadgroup, when each keeps so many bytes in registers."""
+    fitting = REGISTER_BYTES // max(1, kept_bytes) // LANES * LANES
+    return max(LEAST_THREADS, min(MOST_THREADS, fitting))
+
+
 def find_compiler() -> str:
     """The C++ compiler; DeviceError when there is none."""
     for name in _COMPILERS:
@@ -171,11 +207,12 @@ def find_compiler() -> str:
 class EmulatedMachine:
     """Everything happens at once, over the host's memory."""
 
-    multiplies = has_boxes = True
+    multiplies = True
     processors = room_bytes = 0
 
     def __init__(self, mx: Mlx, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
+        self.has_boxes = emulator.words != "apple"
         self._held: list[AnyArray] = []
         self.memory = StepMemory(self._allocate)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,19 +17,33 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Target = Literal["metal", "cuda", "emulated"]
+HostWords = Literal["emulated", "apple"]  # a kernel's words on the host: our own, or those that Metal has
 TARGETS: tuple[str, ...] = get_args(Target)
 LANES = 32
-_PRELUDES: Mapping[Target, tuple[str, ...]] = {
+_PRELUDES: Mapping[Target | HostWords, tuple[str, ...]] = {
     "metal": ("metal/metal.h",),
+    "apple": ("emulated/fibers.h", "emulated/msl.h", "metal/metal.h"),
     "cuda": ("cuda/cuda.h",),
     "emulated": ("emulated/fibers.h", "emulated/emulated.h"),
 }
-_LINES: Mapping[Target, tuple[str, ...]] = {
+_ON_HOST = (  # words of metal.h that C++ has not
+    ("#include <metal_.*\n", ""),
+    ("#define PRIVATE thread", "#define PRIVATE"),
+    ("#define SHARED .*", '#define SHARED alignas(16) __attribute__((section("mlxr_shared"))) static'),
+    ("#define TABLE constant", "#define TABLE static const"),
+)
+_LINES: Mapping[Target | HostWords, tuple[str, ...]] = {
     "metal": (),
+    "apple": (),
     "cuda": ("cuda/lines.h", "ranks.h"),
     "emulated": ("emulated/lines.h", "ranks.h"),
 }
-_RINGS: Mapping[Target, tuple[str, ...]] = {"metal": (), "cuda": ("cuda/rings.h",), "emulated": ("emulated/rings.h",)}
+_RINGS: Mapping[Target | HostWords, tuple[str, ...]] = {
+    "metal": (),
+    "apple": (),
+    "cuda": ("cuda/rings.h",),
+    "emulated": ("emulated/rings.h",),
+}
 
 # Where a thread stands, by target. MLX finds Metal's attributes by looking for their names in the body.
 _PLACES: Mapping[str, Mapping[str, str]] = {
@@ -93,7 +108,8 @@ class Kernel:
     it `has_rings`, and those of lines between devices if it `has_lines`. One that `opens_late` lets the next launch in
     only when it has waited for those in front of it, so that this one finds what these wrote from the start. If it
     `counts_rows`, those of its first output are of experts, and the ledger counts them. One that is `cuda_only` needs
-    what Metal has not: the words of rings or lines, or matrix units whose fragments are known; tests emulate it.
+    what Metal has not: the words of rings or lines, or matrix units whose fragments are known; tests emulate it. One
+    that is `metal_only` multiplies squares.
     """
 
     name: str
@@ -108,6 +124,7 @@ class Kernel:
     opens_late: bool = False
     counts_rows: bool = False
     cuda_only: bool = False
+    metal_only: bool = False
     operator: str = ""  # as the ledger counts launches; that of the folder's name if there is none
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -160,13 +177,18 @@ class Variant:
 
 
 @cache
-def read_prelude(target: Target) -> str:
+def read_prelude(target: Target | HostWords) -> str:
     """Return what the source of every kernel for `target` begins with."""
-    return "\n".join((Path(__file__).parent / name).read_text() for name in _PRELUDES[target])
+    text = "\n".join((Path(__file__).parent / name).read_text() for name in _PRELUDES[target])
+    if target == "apple":
+        for word, other in _ON_HOST:
+            text = re.sub(word, other, text)
+        text = f"#define MLXR_MEASURES\n{text}"
+    return text
 
 
 @cache
-def read_header(kernel: Kernel, target: Target) -> str:
+def read_header(kernel: Kernel, target: Target | HostWords) -> str:
     """The prelude of `target`, with the words of rings if inputs are boxed, the kernel's own headers and its types."""
     rings = _RINGS[target] if kernel.boxed or kernel.has_rings else ()
     lines = _LINES[target] if kernel.has_lines else ()
@@ -184,20 +206,84 @@ def read_header(kernel: Kernel, target: Target) -> str:
 
 
 @cache
-def read_body(kernel: Kernel, target: Target) -> str:
+def read_body(kernel: Kernel, target: Target | HostWords) -> str:
     """The body, after a declaration of each place it uses."""
     text = (kernel.folder / kernel.body).read_text()
-    places = [f"  const uint {name} = {value};\n" for name, value in _PLACES[target].items() if name in text]
+    found = _PLACES["emulated" if target == "apple" else target]
+    places = [f"  const uint {name} = {value};\n" for name, value in found.items() if name in text]
     return "".join(places) + text
 
 
-def make_host_source(kernel: Kernel, variant: Variant) -> str:
+@cache
+def write_metal(kernel: Kernel, types: frozenset[int]) -> tuple[str, str]:
+    """Header and body for Metal with no more than this kernel says, of these types of weights: MLX hashes both at every
+    launch, and Metal parses them in every process.
+    """
+    header, body = (_strip(text) for text in (read_header(kernel, "metal"), read_body(kernel, "metal")))
+    chunks, used, wanted = _cut(header), set[int](), {*re.findall(r"\w+", body)}
+    places: dict[str, list[int]] = {}
+    for index, chunk in enumerate(chunks):
+        kind = re.match(r"template <> struct Blocks<(\d+)>", chunk)
+        names = _list_defined(chunk)
+        if (kind is not None and int(kind[1]) in types) or not names:
+            used.add(index)
+            wanted.update(re.findall(r"\w+", chunk))
+        for name in names if kind is None else ():
+            places.setdefault(name, []).append(index)
+    while wanted:
+        for index in places.get(wanted.pop(), ()):
+            if index not in used:
+                used.add(index)
+                wanted.update(re.findall(r"\w+", chunks[index]))
+    return "\n".join([*(chunks[index] for index in sorted(used)), ""]), body
+
+
+def _strip(text: str) -> str:
+    """The text without comments, indents and empty lines."""
+    lines = (re.sub(r"//.*", "", line).strip() for line in text.splitlines())
+    return "\n".join([*filter(None, lines), ""])
+
+
+def _cut(text: str) -> list[str]:
+    """What a header defines, each definition by itself, and the lines of the preprocessor between them."""
+    chunks, lines, depth = [], list[str](), 0
+    for line in text.splitlines():
+        if line.startswith("#") and not lines:
+            chunks.append(line)
+            continue
+        lines.append(line)
+        depth += line.count("{") - line.count("}")
+        if not depth and line.endswith((";", "}")):
+            chunks.append("\n".join(lines))
+            lines = []
+    return chunks
+
+
+def _list_defined(chunk: str) -> list[str]:
+    """The names that a definition makes; none where it is to stay in any case."""
+    head = re.sub(r"^template <[^>]*>\s*", "", chunk)
+    if head.startswith("enum"):
+        return re.findall(r"(\w+)(?: = [^,}]*)?[,} ]", head.partition("{")[2])
+    for pattern in (
+        r"struct (\w+)",
+        r"typedef [^;]*?(\w+);",
+        r"using (\w+) =",
+        r"TABLE [\w ]+?(\w+)\[",
+        r"GRID\((\w+)",
+    ):
+        if found := re.match(pattern, head):
+            return [found[1]]
+    found = re.match(r"FUNCTION [^(]*?(\w+)\(", head)
+    return [] if found is None else [found[1]]
+
+
+def make_host_source(kernel: Kernel, variant: Variant, words: HostWords = "emulated") -> str:
     """A whole C++ file for the host: `mlxr_run` runs every threadgroup, one after another."""
     arrays = _declare_arrays(kernel.inputs, variant.input_types, 0, "const ")
     arrays += _declare_arrays(kernel.outputs, variant.output_types, len(kernel.inputs), "")
     return (
-        f"{read_header(kernel, 'emulated')}\nstatic void body(void **arrays) {{\n"
-        f"{''.join(arrays)}{_declare_constants(variant, _HOST_TYPES)}{read_body(kernel, 'emulated')}\n}}\n\n"
+        f"{read_header(kernel, words)}\nstatic void body(void **arrays) {{\n"
+        f"{''.join(arrays)}{_declare_constants(variant, _HOST_TYPES)}{read_body(kernel, words)}\n}}\n\n"
         'extern "C" void mlxr_run(void **arrays, const int *groups, int threads) {\n'
         "  emulated::run(body, arrays, groups[0], groups[1], groups[2], threads);\n}\n"
     )

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from mlxr.kernels.gpu.cuda.driver import CudaCode
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import Kernel, Target, name_type, read_body, read_header
+from mlxr.kernels.gpu.kernel import Kernel, Target, name_type, read_body, read_header, write_metal
 from mlxr.kernels.gpu.mlx import Mlx, view_host, view_in_order
 from mlxr.kernels.gpu.recording import Call, Launch, Launches, Machine, Product, count_bytes
 from mlxr.kernels.ledger import EXPERT_ROWS, MLX, Ledger, Part
@@ -177,7 +177,7 @@ class Launcher(Launches):
         self._mx, self._target, self._code = mx, target, code
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
         self.is_lazy = self.emulator is None
-        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None, int], Any] = {}
+        self._compiled: dict[tuple[object, ...], Any] = {}
         self._held_numbers: dict[tuple[NumberType, tuple[float, ...]], DeviceArray] = {}
 
     def numbers(self, *values: float) -> DeviceArray:
@@ -195,6 +195,8 @@ class Launcher(Launches):
             raise TypeError(f"{call.kernel.name} is only launched in recorded steps")
         if call.kernel.cuda_only and self._target == "metal":
             raise TypeError(f"{call.kernel.name} is only launched on CUDA")
+        if call.kernel.metal_only and self._target == "cuda":
+            raise TypeError(f"{call.kernel.name} is only launched on Metal")
         return self._watch.run(call, self._compute)
 
     def _compute(self, call: Call) -> list[DeviceArray]:
@@ -223,18 +225,30 @@ class Launcher(Launches):
         input_types = tuple(name_type(array.dtype) for array in call.inputs)
         output_types, constants = tuple(map(name_type, kinds)), call.constants
         bounds = (call.threads, constants["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in constants else None
-        key = call.kernel, input_types, output_types, bounds, call.room_bytes
+        weights = frozenset(constants[key] for key in WEIGHT_TYPES if key in constants)
+        key = call.kernel, input_types, output_types, bounds, call.room_bytes, weights
         made = self._compiled.get(key)
         if made is None:
-            made = self._make(call.kernel, input_types + output_types, bounds, call.room_bytes)
+            made = self._make(call.kernel, input_types + output_types, bounds, call.room_bytes, weights)
             self._compiled[key] = made
         result = made(template=[*constants.items(), *call.types.items()], **launched)
         return result
 
-    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None, room_bytes: int) -> Any:
+    def _make(
+        self,
+        kernel: Kernel,
+        kinds: tuple[str, ...],
+        bounds: tuple[int, int] | None,
+        room_bytes: int,
+        weights: frozenset[int],
+    ) -> Any:
         # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
-        header, suffix = read_header(kernel, self._target), "_".join(kinds)
+        if self._target == "metal":
+            header, body = write_metal(kernel, weights)
+        else:
+            header, body = read_header(kernel, self._target), read_body(kernel, self._target)
+        suffix = "_".join(kinds)
         if bounds is not None:
             header += BOUNDS.format(*bounds)
             suffix += "_{}_{}".format(*bounds)
@@ -242,7 +256,7 @@ class Launcher(Launches):
             name=f"mlxr_{kernel.name}_{suffix}",
             input_names=list(kernel.inputs),
             output_names=list(kernel.outputs),
-            source=read_body(kernel, self._target),
+            source=body,
             header=header,
             **({"shared_memory": room_bytes} if room_bytes and self._target == "cuda" else {}),
         )

@@ -63,6 +63,7 @@ class Mlx(Protocol):
     def get_cache_memory(self) -> int: ...
     def get_memory_limit(self) -> int: ...
     def set_cache_limit(self, nbytes: int) -> int: ...
+    def set_wired_limit(self, nbytes: int) -> int: ...
     def clear_cache(self) -> None: ...
     def eval(self, *arrays: object) -> None: ...
     def async_eval(self, *arrays: object) -> None: ...
@@ -112,6 +113,9 @@ class Mlx(Protocol):
 # MLX makes CUDA graphs of the operations it is given, which the shapes of prompts make anew: that took longer than the
 # kernels of a prompt (docs/gpu.md). Our own steps are graphs without it.
 CUDA_GRAPHS, OFF = "MLX_USE_CUDA_GRAPHS", "0"
+# On Metal MLX ends a buffer of commands after 40 launches, or inputs of 40 million numbers, which it takes for bytes:
+# our weights are bytes, so that was after one or two products.
+METAL_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "400"}
 OLDEST_ON_METAL = (0, 32, 1)  # before, it found compiled kernels by names that ours share
 
 
@@ -126,10 +130,10 @@ def _remedy(device: str) -> str:
 def load_mlx(device: str) -> Mlx:
     """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device.
 
-    On CUDA, MLX then launches its kernels one by one, unless the environment sets CUDA_GRAPHS.
+    On CUDA, MLX then launches its kernels one by one, and on Metal many in a buffer, unless the environment says else.
     """
-    if device == "cuda":
-        os.environ.setdefault(CUDA_GRAPHS, OFF)
+    for name, value in {"cuda": {CUDA_GRAPHS: OFF}, "metal": METAL_BUFFERS}.get(device, {}).items():
+        os.environ.setdefault(name, value)
     try:
         mx = importlib.import_module("mlx.core")
     except ImportError as error:

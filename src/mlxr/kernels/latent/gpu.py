@@ -22,7 +22,15 @@ from mlxr.kernels.latent import Parts
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.blocks import limit_tokens
 from mlxr.kernels.moe.gpu import gather_products
-from mlxr.kernels.moe.products import Stack, Tiling, can_multiply, choose_width, multiply_experts, stack_weights
+from mlxr.kernels.moe.products import (
+    Stack,
+    Tiling,
+    can_multiply,
+    choose_width,
+    multiply_experts,
+    stack_weights,
+    takes_squares,
+)
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv.gpu import check_values, rotate, scatter_rows
@@ -68,7 +76,8 @@ def project_parts(ctx: Context, x: DeviceArray, parts: Parts, passed: int) -> De
         joined = gpu.mx.concatenate([rows[:, stack.in_features :].astype(made.dtype), made], axis=1)
         return joined.reshape(tokens, -1).astype(gpu.activations)
     own = _put_beside(ctx, rows, 0, stack.in_features, None) if passed else rows
-    made = multiply_experts(gpu, own, stack, _tile(gpu, payload, tokens, count), 0, None, gpu.activations)
+    tiling = _tile(gpu, payload, tokens, count, takes_squares(gpu, stack))
+    made = multiply_experts(gpu, own, stack, tiling, 0, None, gpu.activations)
     if passed:
         made = _put_beside(ctx, rows, stack.in_features, passed, made)
     return made.reshape(tokens, -1)
@@ -90,11 +99,12 @@ def _put_beside(ctx: Context, x: DeviceArray, first: int, count: int, y: DeviceA
     return out
 
 
-def _tile(gpu: Gpu, payload: Payload, tokens: int, count: int) -> Tiling:
+def _tile(gpu: Gpu, payload: Payload, tokens: int, count: int, has_squares: bool) -> Tiling:
     """Tiles of the rows of `tokens` tokens, each of one part, as `sort_pairs` would make them."""
     found = payload.tilings.get(tokens)
     if found is None:
-        width = 1 if tokens == 1 else choose_width(tokens * count, 1, count, gpu.has_tiles, limit_tokens(gpu))
+        widths = gpu.has_tiles, limit_tokens(gpu), has_squares
+        width = 1 if tokens == 1 else choose_width(tokens * count, 1, count, *widths)
         each = -(-tokens // width)
         tiles = np.zeros((count, each, 4), np.int32)
         firsts = np.arange(each) * width

@@ -29,10 +29,10 @@ struct IQ4 : Listed {
 };
 
 struct IQ4_NL : IQ4, OneRun {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_nibbles(field<0, 16>(base, total, block), w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     scale[0] = scale[1] = half_at(field<16, 2>(base, total, block));
     offset[0] = offset[1] = 0.0f;
@@ -42,10 +42,10 @@ struct IQ4_NL : IQ4, OneRun {
 struct IQ4_XS : IQ4 {
   enum { BLOCK = 256, RUNS = 8, DELTA = 16 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     load_nibbles(field<0, 128>(base, total, block) + 16 * run, w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes both = field<132, 4>(base, total, block), lows = field<128, 4>(base, total, block);
     const uint low = uint(lows[run / 2]) >> (4 * (run % 2)) & 15u, high = load_u16(both + 2) >> (2 * run) & 3u;
@@ -73,7 +73,7 @@ struct MXFP4 : OneRun {
       out[2 + i] = multiply_pairs(far, step[1], 0x80008000u);
     }
   }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_words(field<0, 16>(base, total, block), w);
   }
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
@@ -86,7 +86,7 @@ struct MXFP4 : OneRun {
   static FUNCTION float scale_of(uint exponent) { // 2^(exponent - 128); the two smallest are subnormal
     return bits_to_float(exponent > 1u ? (exponent - 1u) << 23 : 0x00200000u << exponent);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     scale[0] = scale[1] = scale_of(field<16, 1>(base, total, block)[0]);
     offset[0] = offset[1] = 0.0f;
@@ -157,10 +157,10 @@ template <int R> struct Affine {
 };
 
 template <int R> struct Affine4 : Integers<4>, Affine<R> {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     load_nibbles(field<0, 16 * R>(base, total, block) + 16 * run, w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes both = field<16 * R, 8>(base, total, block);
     fit_both<4>(bits_to_float(load_u32(both)), 0.0f, bits_to_float(load_u32(both + 4)), scale, offset);
@@ -168,12 +168,12 @@ template <int R> struct Affine4 : Integers<4>, Affine<R> {
 };
 
 template <int R> struct Affine8 : Integers<8>, Affine<R> {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     Bytes from = field<0, 32 * R>(base, total, block) + 32 * run;
     load_words(from, w);
     load_words(from + 16, w + 4);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes both = field<32 * R, 8>(base, total, block);
     fit_both<8>(bits_to_float(load_u32(both)), 0.0f, bits_to_float(load_u32(both + 4)), scale, offset);
@@ -184,12 +184,12 @@ template <int R> struct Affine8 : Integers<8>, Affine<R> {
 struct Plain {
   enum { BLOCK = 256, RUNS = 8, DELTA = 4, STEP = 64, WORDS = 16, OFFSETS = 0 };
   static FUNCTION int first(int run) { return 8 * run; }
-  static FUNCTION void load(Bytes base, uint64_t, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset, Offset block, int run, PRIVATE uint *w) {
     UNROLL
     for (int u = 0; u < 4; ++u)
       load_words(base + block * 512 + 128 * u + 16 * run, w + 4 * u);
   }
-  static FUNCTION void scales(Bytes, uint64_t, uint64_t, int, PRIVATE float *scale, PRIVATE float *offset) {
+  static FUNCTION void scales(Bytes, Offset, Offset, int, PRIVATE float *scale, PRIVATE float *offset) {
     scale[0] = scale[1] = 1.0f;
     offset[0] = offset[1] = 0.0f;
   }
@@ -215,12 +215,12 @@ struct BF16 : Plain {
 // Numbers of 32 bits, four neighbours to a quad.
 struct F32 : OneRun {
   enum { STEP = 4, WORDS = 32, OFFSETS = 0 };
-  static FUNCTION void load(Bytes base, uint64_t, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset, Offset block, int, PRIVATE uint *w) {
     UNROLL
     for (int u = 0; u < 8; ++u)
       load_words(base + block * 128 + 16 * u, w + 4 * u);
   }
-  static FUNCTION void scales(Bytes, uint64_t, uint64_t, int, PRIVATE float *scale, PRIVATE float *offset) {
+  static FUNCTION void scales(Bytes, Offset, Offset, int, PRIVATE float *scale, PRIVATE float *offset) {
     scale[0] = scale[1] = 1.0f;
     offset[0] = offset[1] = 0.0f;
   }

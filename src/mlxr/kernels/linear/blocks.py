@@ -35,17 +35,17 @@ ROWS = Kernel(
 )
 MANY_ROW_OUTPUTS = 4096
 TOKENS = (1, 2, 4, 8)  # rows of x that a variant of the kernel takes
-MOST_TOKENS = {"metal": 4}  # where a threadgroup has 32 KiB, and a thread 128 registers
+APPLE_TOKENS = 4  # where a threadgroup has 32 KiB, and a thread 128 registers
 
 
 def limit_tokens(gpu: Gpu) -> int:
     """Rows of x that a launch takes at a time, at most; it walks over further ones."""
-    return MOST_TOKENS.get(gpu.device, TOKENS[-1])
+    return APPLE_TOKENS if gpu.is_apple else TOKENS[-1]
 
 
 def choose_rows(gpu: Gpu, tokens: int, outputs: int) -> int:
     """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
-    return 4 if tokens >= 4 and outputs >= MANY_ROW_OUTPUTS and gpu.device not in MOST_TOKENS else 2
+    return 4 if outputs >= MANY_ROW_OUTPUTS and (tokens == 1 if gpu.is_apple else tokens >= 4) else 2
 
 
 def multiply_rows(gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, kind: NumberType) -> DeviceArray:
@@ -79,6 +79,7 @@ def multiply_rows(gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, ki
             "TYPE_B": second[0],
             "ROWS": per_group,
             "T": width,
+            "ALONE": int(gpu.is_apple and width == 1),
             **extras.constants,
         },
         types={"X": x.dtype, "Y": kind},

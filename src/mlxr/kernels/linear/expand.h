@@ -1,6 +1,6 @@
 // One run of a row as plain numbers, at the place of its first near value.
 template <typename Q, typename Y>
-FUNCTION void expand_run(Bytes weights, uint64_t total, uint64_t block, int run, DEVICE Y *target) {
+FUNCTION void expand_run(Bytes weights, Offset total, Offset block, int run, DEVICE Y *target) {
   uint w[Q::WORDS];
   float f[8], near[16], far[16], scale[2], offset[2];
   Q::load(weights, total, block, run, w);
@@ -20,7 +20,7 @@ FUNCTION void expand_run(Bytes weights, uint64_t total, uint64_t block, int run,
 
 // The first or the second eight near and far numbers of a run, of integers or a table, at the place of the first near one.
 template <typename Q, typename Y>
-FUNCTION void expand_half(Bytes weights, uint64_t total, uint64_t block, int run, bool second, DEVICE Y *target) {
+FUNCTION void expand_half(Bytes weights, Offset total, Offset block, int run, bool second, DEVICE Y *target) {
   uint w[Q::WORDS];
   float f[8], near[8], far[8], scale[2], offset[2];
   Q::load(weights, total, block, run, w);

@@ -1,8 +1,8 @@
 """`linear` on a GPU: which kernel or library multiplies by a weight, and what it does in the same launch.
 
 - Blocks of a file (`blocks.py`): on matrix units from MIN_TILED to MAX_TILED rows of x, a single row of some types
-  streamed, on Hopper more rows unpacked in registers (`unpacked.py`); without matrix units up to MAX_ROWS rows. With
-  more the weight is expanded, and MLX multiplies (`parts.py`).
+  streamed, on Hopper more rows unpacked in registers (`unpacked.py`); without such matrix units up to MAX_ROWS rows,
+  and more on those of an Apple GPU (`squares.py`). Else the weight is expanded, and MLX multiplies (`parts.py`).
 - Floats of 16 bits (`floats.py`): streamed on matrix units, 1 to 16 rows; in recorded steps on Hopper by panels, 17 to
   128 rows; each where its plan says that it fits and pays. Else a few rows as blocks.
 - Floats of 32 bits that are not as the library takes them (a router's): few outputs by `multiply_wide`.
@@ -57,6 +57,7 @@ from mlxr.kernels.linear.parts import (
     name_product,
     prepare,
 )
+from mlxr.kernels.linear.squares import SQUARES, multiply_squares
 from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, multiply_unpacked, plan_unpacked
 from mlxr.kernels.linear.unpacked import describe as describe_unpacked
 from mlxr.kernels.tensor import DeviceArray
@@ -68,9 +69,10 @@ MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from her
 MAX_OTHER_ROWS = 4  # but what is not as the library takes it, one weight without bias in the type of x, is not recorded
 MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # those of 32 bits
 MIN_TILED, MAX_TILED = 1, 64
+MIN_SQUARED = 5
 MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
 SHARES, LIBRARY_COLUMNS = 2, 64
-KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, UNPACKED_BOXED, FILL, EXPAND)
+KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, UNPACKED_BOXED, FILL, EXPAND, SQUARES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +86,8 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, unpacked, floats or
-    library, in whose place panels may come."""
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, squares, unpacked,
+    floats or library, in whose place panels may come."""
 
     x: DeviceArray | Normed
     parts: list[Part]
@@ -144,6 +146,8 @@ def _multiply_parts(ctx: Context, x: DeviceArray, parts: list[Part]) -> DeviceAr
 def _choose_part(ctx: Context, part: Part, tokens: int) -> str:
     if _takes_tiles(ctx, part, tokens):
         return "tiles"
+    if _takes_squares(ctx, part, tokens):
+        return "squares"
     if _has_kernel(part, tokens):
         return "rows"
     return "library" if part.type_name in FLOATS else "expanded"
@@ -174,6 +178,8 @@ def multiply(
     unpacking = _plan_unpacked(ctx, product.parts, tokens, columns, gate=gate) if product.way == "unpacked" else None
     if unpacking is not None:
         return multiply_unpacked(gpu, x, weights, extras, kind, unpacking)
+    if product.way == "squares":
+        return multiply_squares(gpu, x, weights, extras, kind)
     if product.way == "tiles":
         stream = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
         if stream is not None:
@@ -315,6 +321,8 @@ def _find_way(ctx: Context, x: Value, parts: list[Part], bias: DeviceArray | Non
     suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
     if len(parts) == 1 and _takes_floats(ctx, parts[0], tokens, shared=suits_library):
         return "floats"
+    if len(parts) <= 2 and all(_takes_squares(ctx, part, tokens) for part in parts):
+        return "squares"
     if len(parts) <= 2 and all(_has_kernel(part, tokens, _limit_rows(part, suits_library)) for part in parts):
         return "rows"
     if not is_plain:
@@ -324,6 +332,11 @@ def _find_way(ctx: Context, x: Value, parts: list[Part], bias: DeviceArray | Non
 
 def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
     return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
+
+
+def _takes_squares(ctx: Context, part: Part, tokens: int) -> bool:
+    is_block = part.raw is not None and part.type_name in BLOCKS
+    return ctx.gpu.has_squares and is_block and MIN_SQUARED <= tokens <= ctx.gpu.most_squared
 
 
 def _takes_floats(ctx: Context, part: Part, tokens: int, *, shared: bool) -> bool:

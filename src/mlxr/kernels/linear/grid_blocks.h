@@ -29,7 +29,7 @@ FUNCTION float odd_number(uint bits, uint mask) { return float(2u * (bits & mask
 template <typename Q, int B> struct GridBlock : Integers<B> {
   enum { BLOCK = 256, RUNS = 8, DELTA = 16, ZERO = 1 << (B - 1) };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION GridPlanes planes(Bytes base, uint64_t total, uint64_t block) {
+  static FUNCTION GridPlanes planes(Bytes base, Offset total, Offset block) {
     GridPlanes p;
     p.a = field<0, Q::A>(base, total, block);
     p.b = field<Q::A, Q::B>(base, total, block);
@@ -41,14 +41,14 @@ template <typename Q, int B> struct GridBlock : Integers<B> {
     return negate_four<ZERO>(Q::four(p, run, quad), signs >> (4 * quad));
   }
   static FUNCTION uint signed_bytes(uint word) { return (word + uint(128 - ZERO) * 0x01010101u) ^ 0x80808080u; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     const GridPlanes p = planes(base, total, block);
     const uint signs = Q::signs(p, run);
     UNROLL
     for (int i = 0; i < 8; ++i)
       w[i] = quad(p, run, i, signs);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     const GridPlanes p = planes(base, total, block);
     UNROLL

@@ -16,10 +16,10 @@ struct Twos {
 };
 
 struct Q2_K : Integers<2>, Twos {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     split(field<0, 64>(base, total, block), run, w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes both = field<80, 4>(base, total, block), groups = field<64, 16>(base, total, block) + group(run);
     const float d = half_at(both), low = half_at(both + 2);
@@ -34,7 +34,7 @@ struct Q3_K : Integers<3>, Twos {
     const uint low = uint(groups[i % 8]) >> (4 * (i / 8)) & 15u, high = uint(groups[8 + i % 4]) >> (2 * (i / 4)) & 3u;
     return float(int(low | high << 4) - 32);
   }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     uint high[4];
     load_words(field<64, 32>(base, total, block) + 16 * (run % 2), high);
     split(field<0, 64>(base, total, block), run, w);
@@ -45,7 +45,7 @@ struct Q3_K : Integers<3>, Twos {
       w[4 + u] |= spread_bit(high[u], bit + 1, 2);
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     const float d = half_at(field<108, 2>(base, total, block));
     Bytes groups = field<96, 12>(base, total, block);
@@ -75,17 +75,17 @@ struct Chunks {
 };
 
 struct Q4_K : Integers<4>, Chunks {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     load_nibbles(field<0, 144>(base, total, block) + 16 + 16 * run, w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_sixes<4>(field<0, 144>(base, total, block), run / 2, scale, offset);
   }
 };
 
 struct Q5_K : Integers<5>, Chunks {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     Bytes start = field<0, 176>(base, total, block);
     uint high[4];
     load_words(start + 16 + 16 * (run % 2), high);
@@ -97,7 +97,7 @@ struct Q5_K : Integers<5>, Chunks {
       w[4 + u] |= spread_bit(high[u], bit + 1, 4);
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_sixes<5>(field<0, 176>(base, total, block), run / 2, scale, offset);
   }
@@ -106,7 +106,7 @@ struct Q5_K : Integers<5>, Chunks {
 struct Q6_K : Integers<6> {
   enum { BLOCK = 256, RUNS = 8, DELTA = 64 };
   static FUNCTION int first(int run) { return 128 * (run / 4) + 16 * (run % 4); }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     const int which_half = run / 4, quarter = run % 4;
     uint high[4];
     load_words(field<128, 64>(base, total, block) + 32 * which_half + 16 * (quarter % 2), high);
@@ -118,7 +118,7 @@ struct Q6_K : Integers<6> {
       w[4 + u] |= word & 0x30303030u;
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     const float d = half_at(field<208, 2>(base, total, block));
     Bytes groups = field<192, 16>(base, total, block) + 8 * (run / 4) + run % 4;
@@ -128,10 +128,10 @@ struct Q6_K : Integers<6> {
 };
 
 struct TQ2_0 : Integers<2>, Twos {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     split(field<0, 64>(base, total, block), run, w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<2>(half_at(field<64, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
   }
@@ -147,7 +147,7 @@ FUNCTION uint take_digit(uint bytes, int index) {
 struct TQ1_0 : Integers<2> { // digits of 32 bytes, then of 16; the last 16 numbers are those of four bytes
   enum { BLOCK = 256, RUNS = 8, DELTA = 16 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     Bytes digits = field<0, 48>(base, total, block);
     const uint last = load_u32(field<48, 4>(base, total, block));
     UNROLL
@@ -156,7 +156,7 @@ struct TQ1_0 : Integers<2> { // digits of 32 bytes, then of 16; the last 16 numb
       w[i] = run == 7 && i >= 4 ? take_digit(last, i - 4) : take_digit(word, run < 5 ? run : 2 * (run - 5) + i / 4);
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<2>(half_at(field<52, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
   }
@@ -166,14 +166,14 @@ struct TQ1_0 : Integers<2> { // digits of 32 bytes, then of 16; the last 16 numb
 template <int BYTES> struct TwosInOrder : Integers<2> {
   enum { BLOCK = 4 * BYTES, RUNS = BYTES / 8, DELTA = 16 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     UNROLL
     for (int i = 0; i < 8; ++i) {
       const uint four = field<0, BYTES>(base, total, block)[8 * run + i];
       w[i] = (four & 3u) | (four & 12u) << 6 | (four & 48u) << 12 | (four & 192u) << 18;
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<2>(half_at(field<BYTES, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
   }
@@ -184,14 +184,14 @@ typedef TwosInOrder<32> PQ2_0;
 struct Q1_0 : Integers<2> { // bits, as 0 and 2
   enum { BLOCK = 128, RUNS = 4, DELTA = 16 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     UNROLL
     for (int i = 0; i < 8; ++i) {
       const uint four = uint(field<0, 16>(base, total, block)[4 * run + i / 2]) >> (4 * (i % 2));
       w[i] = (four & 1u) << 1 | (four & 2u) << 8 | (four & 4u) << 15 | (four & 8u) << 22;
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<2>(half_at(field<16, 2>(base, total, block)), -1.0f, 0.0f, scale, offset);
   }
@@ -200,7 +200,7 @@ struct Q1_0 : Integers<2> { // bits, as 0 and 2
 struct PTQ1_0 : Integers<2> { // as TQ1_0: digits of 16 bytes, then of 8; the last 8 numbers are those of two bytes
   enum { BLOCK = 128, RUNS = 4, DELTA = 16 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     Bytes digits = field<0, 24>(base, total, block);
     const uint last = load_u16(field<24, 4>(base, total, block)) * 0x10001u;
     UNROLL
@@ -212,7 +212,7 @@ struct PTQ1_0 : Integers<2> { // as TQ1_0: digits of 16 bytes, then of 8; the la
         w[i] = (take_digit(last, 2 * late - 20) & 0xFFFFu) | (take_digit(last, 2 * late - 19) & 0xFFFF0000u);
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<2>(half_at(field<24, 4>(base, total, block) + 2), -1.0f, 0.0f, scale, offset);
   }

@@ -97,6 +97,7 @@ class Part:
 
 
 Payload = tuple[list[Part], DeviceArray | None]  # and the bias of all outputs, or None
+MOST_APPLE_BYTES = 2**32  # of a weight: kernels count them in 32 bits there, which is several times as fast
 
 
 def prepare(
@@ -132,7 +133,13 @@ def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Par
         for tensor in tensors:
             tensor.release()
         upload = Upload(arrange_blocks(mx, type_name, joined))
-    if ctx.gpu.launcher is None or layout is None or columns % layout.block_size:
+    is_large = ctx.gpu.is_apple and upload.array.nbytes >= MOST_APPLE_BYTES
+    if is_large and type_name in BLOCKS:
+        raise DeviceError(
+            f"tensor {tensors[0].name} has {upload.array.nbytes} bytes with what is multiplied beside it, and an Apple "
+            f"GPU's kernels take less than {MOST_APPLE_BYTES}; use device 'cpu'"
+        )
+    if ctx.gpu.launcher is None or layout is None or columns % layout.block_size or is_large:
         return Part(type_name, rows, upload, None)
     raw = upload.array
     if type_name in FLOATS:

@@ -7,11 +7,12 @@
 //
 // `load` reads the words of a run, `unit` makes the eight numbers f of one unit, `scales` gives for near and far scale
 // and offset: a value is scale * f + offset. Small integers q of B bits come as f = 1 + q / 2^B: their bits are put
-// into a float's mantissa, which takes no conversion. Without OFFSETS all offsets are zero.
+// into a float's mantissa, which takes no conversion. Where place_halves is a word (HAS_HALVES), f = q: shifts take four
+// times as long as other operations there, and two bytes have one. Without OFFSETS all offsets are zero.
 
 typedef const DEVICE uint8_t *Bytes;
 
-template <int OFFSET, int SIZE> FUNCTION Bytes field(Bytes base, uint64_t total, uint64_t block) {
+template <int OFFSET, int SIZE> FUNCTION Bytes field(Bytes base, Offset total, Offset block) {
   return base + OFFSET * total + block * SIZE;
 }
 
@@ -19,18 +20,27 @@ FUNCTION float place_bits(uint q, uint shift) { return bits_to_float(0x3F800000u
 
 // Four fields of B bits, one in each byte of `word`, as 1 + q / 2^B.
 template <int B> FUNCTION void place_quad(uint word, PRIVATE float *f) {
+#ifdef HAS_HALVES
+  place_halves(word, f);
+#else
   const uint mask = (1u << B) - 1u;
   f[0] = place_bits(word & mask, 23 - B);
   f[1] = place_bits(word >> 8 & mask, 23 - B);
   f[2] = place_bits(word >> 16 & mask, 23 - B);
   f[3] = place_bits(word >> 24 & mask, 23 - B);
+#endif
 }
 
-// Value step * (q + low) + extra with f = 1 + q / 2^B: scale and offset.
+// Value step * (q + low) + extra with f: scale and offset.
 template <int B> FUNCTION void fit(float step, float low, float extra, int quad, PRIVATE float *scale,
                                    PRIVATE float *offset) {
+#ifdef HAS_HALVES
+  scale[quad] = step;
+  offset[quad] = step * low + extra;
+#else
   scale[quad] = step * float(1 << B);
   offset[quad] = step * (low - float(1 << B)) + extra;
+#endif
 }
 template <int B> FUNCTION void fit_both(float step, float low, float extra, PRIVATE float *scale,
                                         PRIVATE float *offset) {
@@ -106,20 +116,20 @@ struct OneRun {
 };
 
 struct Q4_0 : Integers<4>, OneRun {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_nibbles(field<0, 16>(base, total, block), w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<4>(half_at(field<16, 2>(base, total, block)), -8.0f, 0.0f, scale, offset);
   }
 };
 
 struct Q4_1 : Integers<4>, OneRun {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_nibbles(field<0, 16>(base, total, block), w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes both = field<16, 4>(base, total, block);
     fit_both<4>(half_at(both), 0.0f, half_at(both + 2), scale, offset);
@@ -135,20 +145,20 @@ FUNCTION void load_fives(Bytes nibbles, Bytes high, PRIVATE uint *w) {
 }
 
 struct Q5_0 : Integers<5>, OneRun {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_fives(field<0, 16>(base, total, block), field<16, 4>(base, total, block), w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<5>(half_at(field<20, 2>(base, total, block)), -16.0f, 0.0f, scale, offset);
   }
 };
 
 struct Q5_1 : Integers<5>, OneRun {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_fives(field<0, 16>(base, total, block), field<16, 4>(base, total, block), w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes both = field<20, 4>(base, total, block);
     fit_both<5>(half_at(both), 0.0f, half_at(both + 2), scale, offset);
@@ -164,10 +174,10 @@ FUNCTION void load_signed(Bytes p, PRIVATE uint *w) {
 }
 
 struct Q8_0 : Integers<8>, OneRun {
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {
     load_signed(field<0, 32>(base, total, block), w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<8>(half_at(field<32, 2>(base, total, block)), -128.0f, 0.0f, scale, offset);
   }
@@ -176,10 +186,10 @@ struct Q8_0 : Integers<8>, OneRun {
 struct Q8_K : Integers<8> {
   enum { BLOCK = 256, RUNS = 8, DELTA = 16 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     load_signed(field<0, 256>(base, total, block) + 32 * run, w);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     fit_both<8>(bits_to_float(load_u32(field<256, 4>(base, total, block))), -128.0f, 0.0f, scale, offset);
   }

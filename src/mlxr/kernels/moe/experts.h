@@ -12,7 +12,7 @@ struct Picked {
     const int place = first + (t < count ? t : count - 1);
     return sorted ? order[place] : place;
   }
-  FUNCTION uint64_t row(int t) const { return uint64_t(pair(t) / fan); }
+  FUNCTION Offset row(int t) const { return Offset(pair(t) / fan); }
 };
 
 // `tiles` points to device memory, or on Metal to constant memory: the experts of one token may be fewer than eight.

@@ -29,6 +29,7 @@ from mlxr.kernels.moe.products import (
     PANELS,
     ROWS,
     SORT,
+    SQUARES,
     STREAM,
     TILES,
     Stack,
@@ -37,6 +38,7 @@ from mlxr.kernels.moe.products import (
     plan_panels,
     sort_pairs,
     stack_weights,
+    takes_squares,
 )
 from mlxr.kernels.tensor import DeviceArray
 
@@ -49,7 +51,7 @@ ROUTE = Kernel(
     ("chosen", "shares"),
     ("route.h",),
 )
-KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, STREAM)
+KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, STREAM, SQUARES)
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
 
 
@@ -148,7 +150,8 @@ def mix(
         return mix_composed(ctx, x, chosen, shares, experts, payload)
     (tokens, used), count = chosen.shape, len(experts.up)
     panels = plan_panels(gpu, x.dtype, payload.up, payload.down, tokens * used / count) if tokens > 1 else None
-    tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels, payload.use)
+    squared = takes_squares(gpu, payload.up, payload.down)
+    tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels, payload.use, squared)
     if experts.is_gated and len(payload.up.parts) == 1:
         inner = multiply_experts(gpu, x, payload.up, tiling, GATES[experts.activation], None, gpu.operands)
     else:

@@ -44,7 +44,8 @@ from mlxr.kernels.linear.blocks import (
     limit_tokens,
     plan_stream,
 )
-from mlxr.kernels.linear.parts import BLOCK_HEADERS, FLOATS, LAYOUTS, TYPE_NAMES, Part
+from mlxr.kernels.linear.parts import BLOCK_HEADERS, BLOCKS, FLOATS, LAYOUTS, TYPE_NAMES, Part
+from mlxr.kernels.linear.squares import choose_squares
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
 ALIGNMENT_BYTES = 16  # kernels read whole words
@@ -157,6 +158,18 @@ TILES = Kernel(
     counts_rows=True,
     cuda_only=True,
 )
+SQUARES = Kernel(
+    "moe_squares",
+    FOLDER,
+    "squares.body",
+    _INPUTS,
+    ("out",),
+    (*_LINEAR_HEADERS, "../linear/rows.h", "../linear/squares.h", "experts.h"),
+    type_names=TYPE_NAMES,
+    counts_rows=True,
+    metal_only=True,
+)
+SQUARE_WIDTHS = ((48, 64), (24, 32), (6, 16))  # from so many pairs for each expert on: pairs of a tile
 SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "use", "live", "sizes"), ("tiles", "order"), ("same.h",))
 SORT_SECTIONS, FEW_SECTIONS = 32, 8  # of many pairs, and up to FEW_PAIRS
 FEW_PAIRS = 512
@@ -201,13 +214,20 @@ def can_multiply(gpu: Gpu, stack: Stack) -> bool:
     )
 
 
-def choose_width(tokens: int, used: int, experts: int, has_tiles: bool, row_width: int = TOKENS[-1]) -> int:
+def takes_squares(gpu: Gpu, *stacks: Stack) -> bool:
+    """Whether matrix units of 8 x 8 multiply by these weights."""
+    return gpu.has_squares and all(part.type_name in BLOCKS for stack in stacks for part in stack.parts)
+
+
+def choose_width(
+    tokens: int, used: int, experts: int, has_tiles: bool, row_width: int = TOKENS[-1], has_squares: bool = False
+) -> int:
     """How many pairs a tile takes at most; `row_width` without matrix units."""
     if tokens == 1:
         return 1
-    if not has_tiles:
-        return row_width
     each = tokens * used / experts
+    if not has_tiles:
+        return next((width for least, width in SQUARE_WIDTHS if has_squares and each >= least), row_width)
     wanted = next((tiles for most, tiles in WIDTHS if each <= most), WIDEST)
     return TILE_TOKENS * min(wanted, -(-tokens // TILE_TOKENS))
 
@@ -225,10 +245,12 @@ def sort_pairs(
     has_tiles: bool,
     panels: PanelPlan | None = None,
     use: DeviceArray | None = None,
+    has_squares: bool = False,
 ) -> Tiling:
     """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens, which `use` counts."""
     tokens, used = chosen.shape
-    width = choose_width(tokens, used, experts, has_tiles, limit_tokens(gpu)) if panels is None else panels.pairs
+    width = choose_width(tokens, used, experts, has_tiles, limit_tokens(gpu), has_squares)
+    width = width if panels is None else panels.pairs
     if tokens == 1:
         return Tiling(tokens, used, width, used, chosen, None)
     count, kind = count_tiles(tokens, used, experts, width), gpu.mx.int32
@@ -265,6 +287,7 @@ def multiply_experts(
         return multiply_stream(gpu, x, stack, tiling, stream, gate, shares, kind)
     numbers, parts, made = gpu.launcher.numbers, stack.parts, stack.count_made(gate)
     rows = parts[0].rows, (parts[1].rows if len(parts) == 2 else 0)
+    threads = 32 * SIMD_GROUPS
     places = [tiling.used, tiling.tokens, tiling.used if shares is None else 1]
     strides = [parts[0].stride, parts[-1].stride]
     constants: dict[str, int] = {
@@ -277,19 +300,25 @@ def multiply_experts(
         plan = choose_plan(stack, tiling)
         kernel, sizes = TILES, numbers(*places, *strides)
         counts = [plan.count_groups(count, gate != 0) for count in (made if gate else rows[0], rows[1])]
+        groups = sum(counts), tiling.count, 1
         constants |= {"INPUTS": stack.in_features, "ROWS_A": rows[0], "ROWS_B": rows[1], **plan.constants}
+    elif tiling.width > limit_tokens(gpu):
+        squares = choose_squares(tiling.width)
+        kernel, sizes = SQUARES, numbers(stack.in_features, *rows, *places, *strides)
+        groups, threads = (tiling.count, squares.count_groups(rows, gate), 1), 32 * squares.simd_groups
+        constants |= squares.constants
     else:
         each = choose_rows(gpu, tiling.width, stack.out_features)
         kernel, sizes = ROWS, numbers(stack.in_features, *rows, *places, *strides)
         step = SIMD_GROUPS * (each // 2 if gate else each)
-        counts = [-(-count // step) for count in (made if gate else rows[0], rows[1])]
-        constants |= {"ROWS": each, "T": tiling.width}
+        groups = (sum(-(-count // step) for count in (made if gate else rows[0], rows[1])), tiling.count, 1)
+        constants |= {"ROWS": each, "T": tiling.width, "ALONE": int(gpu.is_apple and tiling.width == 1)}
     order = numbers(0) if tiling.order is None else tiling.order
     (out,) = gpu.launcher.launch(
         kernel,
         [x, parts[0].raw, parts[-1].raw, *_list_inputs(gpu, stack, shares), tiling.tiles, order, sizes],
-        groups=(sum(counts), tiling.count, 1),
-        threads=32 * SIMD_GROUPS,
+        groups=groups,
+        threads=threads,
         outputs=[(tiling.shape_result(made, shares), kind)],
         constants=constants,
         types={"X": x.dtype, "Y": kind},

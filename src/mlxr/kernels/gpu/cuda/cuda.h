@@ -11,6 +11,7 @@
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 typedef unsigned int uint;
+typedef uint64_t Offset;
 
 FUNCTION float bits_to_float(uint bits) { return __uint_as_float(bits); }
 FUNCTION uint float_to_bits(float v) { return __float_as_uint(v); }

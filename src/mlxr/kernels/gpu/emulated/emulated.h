@@ -48,6 +48,12 @@
 //                         row r of tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
 //   read_turned_tiles     the same, but rows 2 t, 2 t + 1 of column g
 //   turn_tile             one tile that the lanes hold by rows, by columns
+//   Square<T>             a matrix of 8 x 8 that the lanes of a SIMD-group hold together, all of which call its words;
+//                         on Metal alone: clear_square; read_square and read_turned_square of 64 neighbours in the
+//                         threadgroup's memory, by rows or by columns; read_wide_square, write_square and
+//                         write_turned_square, each row or column `width` behind the one before; multiply_square:
+//                         sums += a b, in f32
+//   Offset                counts bytes or blocks of a weight
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
 #include <cstdint>
@@ -62,6 +68,7 @@
 #define ROLLED
 
 typedef unsigned int uint;
+typedef uint64_t Offset;
 
 FUNCTION float bits_to_float(uint bits) {
   float v;
@@ -298,4 +305,39 @@ FUNCTION uint turn_tile(uint pair) {
   const uint *all = emulated::exchange(&pair, 1);
   const int lane = emulated::find_lane(), column = lane / 4, from = lane % 4 * 8 + column / 2;
   return emulated::join_halves(all[from * emulated::WORDS], all[(from + 4) * emulated::WORDS], column % 2);
+}
+
+template <typename T> struct Square { // lane 4 g + t holds columns 2 t, 2 t + 1 of row g
+  float v[2];
+};
+FUNCTION void clear_square(Square<float> &s) { s.v[0] = s.v[1] = 0.0f; }
+template <typename T> FUNCTION void read_square(const T *p, Square<T> &s) {
+  for (int i = 0; i < 2; ++i)
+    s.v[i] = float(aligned(p, 16)[2 * emulated::find_lane() + i]);
+}
+FUNCTION void read_wide_square(const float *p, int width, Square<float> &s) {
+  for (int i = 0; i < 2; ++i)
+    s.v[i] = p[emulated::find_lane() / 4 * width + 2 * (emulated::find_lane() % 4) + i];
+}
+template <typename T> FUNCTION void read_turned_square(const T *p, Square<T> &s) {
+  for (int i = 0; i < 2; ++i)
+    s.v[i] = float(aligned(p, 16)[(2 * (emulated::find_lane() % 4) + i) * 8 + emulated::find_lane() / 4]);
+}
+FUNCTION void write_square(float *p, int width, const Square<float> &s) {
+  for (int i = 0; i < 2; ++i)
+    p[emulated::find_lane() / 4 * width + 2 * (emulated::find_lane() % 4) + i] = s.v[i];
+}
+FUNCTION void write_turned_square(float *p, int width, const Square<float> &s) {
+  for (int i = 0; i < 2; ++i)
+    p[(2 * (emulated::find_lane() % 4) + i) * width + emulated::find_lane() / 4] = s.v[i];
+}
+template <typename A, typename B>
+FUNCTION void multiply_square(Square<float> &sums, const Square<A> &a, const Square<B> &b) {
+  const uint words[4] = {float_to_bits(a.v[0]), float_to_bits(a.v[1]), float_to_bits(b.v[0]), float_to_bits(b.v[1])};
+  const uint *all = emulated::exchange(words, 4);
+  const int row = emulated::find_lane() / 4, column = emulated::find_lane() % 4;
+  for (int i = 0; i < 2; ++i)
+    for (int k = 0; k < 8; ++k)
+      sums.v[i] = std::fma(bits_to_float(all[(4 * row + k / 2) * emulated::WORDS + k % 2]),
+                           bits_to_float(all[(4 * k + column) * emulated::WORDS + 2 + i]), sums.v[i]);
 }

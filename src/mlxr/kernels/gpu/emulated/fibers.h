@@ -119,6 +119,21 @@ struct Group {
 };
 
 static Group group;
+static size_t deepest = 0; // bytes of a stack that thread 0 has used, where somebody asks
+
+#if defined(MLXR_MEASURES)
+constexpr char UNTOUCHED = 0x5A;
+inline void mark_stack(char *stack) { memset(stack, UNTOUCHED, STACK_BYTES); }
+inline void measure_stack(const char *stack) {
+  size_t free = 0;
+  while (free < STACK_BYTES && stack[free] == UNTOUCHED)
+    ++free;
+  deepest = STACK_BYTES - free > deepest ? STACK_BYTES - free : deepest;
+}
+#else
+inline void mark_stack(char *) {}
+inline void measure_stack(const char *) {}
+#endif
 
 inline int find_lane() { return group.running->thread % LANES; }
 
@@ -207,10 +222,13 @@ inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y
     if (!group.fibers[i].stack)
       group.fibers[i].stack = static_cast<char *>(aligned_alloc(64, STACK_BYTES));
   }
+  deepest = 0;
+  mark_stack(group.fibers[0].stack);
   for (group.z = 0; group.z < groups_z; ++group.z)
     for (group.y = 0; group.y < groups_y; ++group.y)
       for (group.x = 0; group.x < groups_x; ++group.x)
         run_group();
+  measure_stack(group.fibers[0].stack);
 }
 
 inline void await_count(const int &count, int wanted) {

@@ -1,11 +1,12 @@
 // The words of a kernel body on Metal. See emulated.h for what each of them means.
 #include <metal_stdlib>
 #include <metal_simdgroup>
+#include <metal_simdgroup_matrix>
 using namespace metal;
 
 #define DEVICE device
 #define PRIVATE thread
-#define SHARED threadgroup
+#define SHARED alignas(16) threadgroup
 #define GROUP threadgroup
 #define TABLE constant
 #define FUNCTION inline
@@ -14,17 +15,25 @@ using namespace metal;
 
 typedef bfloat16_t bf16;
 typedef half f16;
+typedef uint Offset; // no weight takes 4 GiB (parts.py), and products of 64 bits take ten times as long
 
 FUNCTION float bits_to_float(uint bits) { return as_type<float>(bits); }
 FUNCTION uint float_to_bits(float v) { return as_type<uint>(v); }
 FUNCTION float half_bits_to_float(uint bits) { return float(as_type<half>(ushort(bits))); }
+// Four bytes as numbers: halves of 1024 and more have steps of 1.
+#define HAS_HALVES
+FUNCTION void place_halves(uint word, PRIVATE float *f) {
+  const half2 even = as_type<half2>((word & 0x00FF00FFu) | 0x64006400u) - half2(1024.0f);
+  const half2 odd = as_type<half2>((word >> 8 & 0x00FF00FFu) | 0x64006400u) - half2(1024.0f);
+  f[0] = float(even.x), f[1] = float(odd.x), f[2] = float(even.y), f[3] = float(odd.y);
+}
 FUNCTION float log_of(float x) { return precise::log(x); }
 FUNCTION float exp_of(float x) { return precise::exp(x); }
 FUNCTION float exp2_of(float x) { return precise::exp2(x); }
 FUNCTION float tanh_of(float x) { return precise::tanh(x); }
 FUNCTION float rsqrt_of(float x) { return precise::rsqrt(x); }
 FUNCTION float max_of(float a, float b) { return max(a, b); }
-FUNCTION float quotient_of(float a, float b) { return a / b; }
+FUNCTION float quotient_of(float a, float b) { return b > 8.5e37f ? 0.0f : fast::divide(a, b); }
 
 FUNCTION uint load_u16(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE ushort *>(p); }
 FUNCTION uint load_u32(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE uint *>(p); }
@@ -45,34 +54,44 @@ template <int N, typename T> FUNCTION void load(const DEVICE T *p, PRIVATE float
       out[i] = float(p[i]);
   }
 }
+#ifndef MLXR_ON_HOST // where there are no address spaces
 // Of an array with fewer than eight numbers, which MLX puts into constant memory.
 template <int N, typename T> FUNCTION void load(const constant T *p, PRIVATE float *out) {
   for (int i = 0; i < N; ++i)
     out[i] = float(p[i]);
 }
+#endif
 template <int N, typename T> FUNCTION void store(DEVICE T *p, PRIVATE const float *values) {
-  for (int i = 0; i < N; ++i)
-    p[i] = T(values[i]);
+  if (N % 4 == 0) {
+    for (int i = 0; i < N; i += 4) {
+      vec<T, 4> v;
+      for (int j = 0; j < 4; ++j)
+        v[j] = T(values[i + j]);
+      *reinterpret_cast<DEVICE vec<T, 4> *>(p + i) = v;
+    }
+  } else {
+    for (int i = 0; i < N; ++i)
+      p[i] = T(values[i]);
+  }
 }
 
 FUNCTION void load_shared(const GROUP float *p, PRIVATE float *out) {
-  for (int i = 0; i < 4; ++i)
-    out[i] = p[i];
+  const float4 v = *reinterpret_cast<const GROUP float4 *>(p);
+  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
 }
-
 FUNCTION void store_shared(GROUP float *p, PRIVATE const float *v) {
-  for (int i = 0; i < 4; ++i)
-    p[i] = v[i];
+  float4 made;
+  made.x = v[0], made.y = v[1], made.z = v[2], made.w = v[3];
+  *reinterpret_cast<GROUP float4 *>(p) = made;
 }
-
 FUNCTION void read_words(const GROUP uint *p, PRIVATE uint *w) {
-  for (int i = 0; i < 4; ++i)
-    w[i] = p[i];
+  const uint4 v = *reinterpret_cast<const GROUP uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
-
 FUNCTION void store_words(GROUP uint *p, PRIVATE const uint *w) {
-  for (int i = 0; i < 4; ++i)
-    p[i] = w[i];
+  uint4 made;
+  made.x = w[0], made.y = w[1], made.z = w[2], made.w = w[3];
+  *reinterpret_cast<GROUP uint4 *>(p) = made;
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }
@@ -195,4 +214,23 @@ FUNCTION void read_turned_tiles(const GROUP uint *row, PRIVATE uint *w) {
 FUNCTION uint turn_tile(uint pair) {
   const ushort lane = find_lane(), column = lane / 4, from = ushort(lane % 4 * 8 + column / 2);
   return join_halves(simd_shuffle(pair, from), simd_shuffle(pair, ushort(from + 4)), column % 2);
+}
+
+// Matrices of 8 x 8; which elements of it a lane holds is not documented.
+template <typename T> using Square = simdgroup_matrix<T, 8, 8>;
+FUNCTION void clear_square(PRIVATE Square<float> &s) { s = make_filled_simdgroup_matrix<float, 8, 8>(0.0f); }
+template <typename T> FUNCTION void read_square(const GROUP T *p, PRIVATE Square<T> &s) { simdgroup_load(s, p, 8); }
+FUNCTION void read_wide_square(const GROUP float *p, int width, PRIVATE Square<float> &s) {
+  simdgroup_load(s, p, width);
+}
+template <typename T> FUNCTION void read_turned_square(const GROUP T *p, PRIVATE Square<T> &s) {
+  simdgroup_load(s, p, 8, ulong2(0), true);
+}
+FUNCTION void write_square(GROUP float *p, int width, PRIVATE const Square<float> &s) { simdgroup_store(s, p, width); }
+FUNCTION void write_turned_square(GROUP float *p, int width, PRIVATE const Square<float> &s) {
+  simdgroup_store(s, p, width, ulong2(0), true);
+}
+template <typename A, typename B>
+FUNCTION void multiply_square(PRIVATE Square<float> &sums, PRIVATE const Square<A> &a, PRIVATE const Square<B> &b) {
+  simdgroup_multiply_accumulate(sums, a, b, sums);
 }
