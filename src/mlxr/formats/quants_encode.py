@@ -429,11 +429,11 @@ def _find_levels(x: Floats) -> NDArray[np.uint16]:
 def encode_iq3_s(values: Floats, importance: Floats | None = None) -> Bytes:
     """Four magnitudes are an entry of the grid; scales of 4 bits per 32 values under one float16 scale per 256.
 
-    Scales are searched for with the nearest entries. With the scales as stored each four take the entry that loses
-    least among those near them. Without an importance errors are weighted by the square of a value, as ggml does.
+    Scales are searched for with the nearest entries; weighted by magnitude. With the scales as stored each four take
+    the entry that loses least among those near them.
     """
     x = np.abs(_columns(values, 32))
-    weights = x * x if importance is None else _weigh(values, importance, 32, 2.0)
+    weights = x if importance is None else _weigh(values, importance, 32, 2.0)
     grid, near = _list_entries()
     weighted, inverse = weights * x, invert(x.max(axis=0))
     best_gain, scale = np.zeros_like(inverse), np.zeros_like(inverse)
