@@ -117,8 +117,8 @@ MAX_LISTING_PARTS = 20 * MAX_FILES  # commas and brackets; a file has some seven
 # The first of these that a repository has, and that fits the machine's memory, is taken when none is asked for.
 QUANT_ORDER = re.findall(
     r"\w+",
-    "q4_k_m q4_k_s q4_0 q5_k_m q5_k_s q6_k q8_0 iq4_nl iq4_xs mxfp4 q3_k_m q3_k_l q3_k_s iq3_m iq3_s iq3_xs iq3_xxs "
-    "q2_k iq2_m iq2_s iq2_xs iq2_xxs pq2_0 q2_0 tq2_0 ptq1_0 tq1_0 iq1_m iq1_s q1_0 bf16 f16 f32",
+    "q4_k_m q4_k_s q4_0 q5_k_m q5_k_s q6_k q8_0 iq4_nl iq4_xs mxfp4 nvfp4 q3_k_m q3_k_l q3_k_s iq3_m iq3_s iq3_xs "
+    "iq3_xxs q2_k iq2_m iq2_s iq2_xs iq2_xxs pq2_0 q2_0 tq2_0 ptq1_0 tq1_0 iq1_m iq1_s q1_0 bf16 f16 f32",
 )
 _REFERENCE = re.compile(
     r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^/:]+)/([^/:]+?)/?(?::(.+))?", re.ASCII | re.IGNORECASE
