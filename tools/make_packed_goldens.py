@@ -13,7 +13,10 @@ from pathlib import Path
 import bitsandbytes.functional
 import numpy as np
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from gptqmodel.quantization.awq.utils.packing_utils import reverse_awq_order, unpack_awq
 from gptqmodel.utils.model_dequant import _correct_gptq_v1_qzeros, unpack_cols, unpack_rows
 from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
@@ -64,6 +67,14 @@ def make_cases() -> dict[str, torch.Tensor]:
     for name, part in flatten_tensor_state_dict(model.state_dict())[0].items():
         found[f"torchao.{name.removeprefix('0.')}"] = part.float() if part.is_floating_point() else part
     found["torchao.meaning"] = model[0].weight.dequantize().float()
+    scale, factor = draw(ROWS, COLUMNS // 64).view(torch.uint8) & 127, torch.tensor([321.5])
+    packed, scale = draw(ROWS, COLUMNS // 8).view(torch.uint8), torch.where(scale == 127, 1, scale).to(torch.uint8)
+    numbers = unpack_fp4_from_uint8(packed, ROWS, COLUMNS).float()
+    stated = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", symmetric=True, group_size=16)
+    steps = scale.view(torch.float8_e4m3fn).float()
+    meaning = dequantize(x_q=numbers, scale=steps, args=stated, global_scale=factor, dtype=torch.float32)
+    found |= {"nvfp4.weight_packed": packed, "nvfp4.weight_scale": scale, "nvfp4.weight_global_scale": factor}
+    found["nvfp4.meaning"] = meaning
     found["f8_e4m3.values"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     found["f8_e5m2.values"] = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
     return found

@@ -81,7 +81,7 @@ def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
     with np.load(Path(__file__).with_name("packed_goldens.npz")) as stored:
         goldens = dict(stored)
     cases = sorted({name.partition(".")[0] for name in goldens})
-    assert len(cases) == 17
+    assert len(cases) == 18
     for case in cases:
         if case.startswith("f8"):
             values = by_name(case).decode(np.arange(256, dtype=np.uint8)[:, None])[:, 0]
@@ -107,15 +107,17 @@ def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
 
 
 def compare_made(case: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """The numbers that a library makes: of torchao in bf16, of int8 in f32 with other roundings of scales."""
+    """The numbers that a library makes: of torchao in bf16, of int8 and NVFP4 with other roundings of scales in f32."""
     kinds, parts = {"uint8": "u8", "int8": "i8"}, {}
     for full_name, array in arrays.items():
         name, kind = f"x.{full_name.partition('.')[2]}", kinds.get(array.dtype.name)
+        kind = "f8_e4m3" if name == "x.weight_scale" else kind
         parts[name] = make_source(name, array, "f32") if kind is None else make_part(name, array, kind)
     meaning = parts.pop("x.meaning").to_float32()
-    found = join(parts, {"quant_method": "torchao" if case == "torchao" else "bitsandbytes"}).to_float32()
-    if case == "bnb_int8":
-        assert np.abs(found - meaning).max() < 1e-6
+    stated = STATED["nvfp4" if case == "nvfp4" else "ao8" if case == "torchao" else "nf4"]
+    found = join(parts, stated).to_float32()
+    if case in ("bnb_int8", "nvfp4"):
+        assert np.allclose(found, meaning, rtol=2e-7, atol=1e-6 if case == "bnb_int8" else 0), case
         return
     assert np.array_equal(make_source("", found, "bf16").to_float32(), meaning), case
     assert case == "torchao" or np.array_equal(found, meaning), case
