@@ -378,7 +378,7 @@ class LevelsTensor(Bf16Tensor):
         sizes = [one for one in shape if type(one) is int and one > 0] if isinstance(shape, list) else []
         self._block = state.get("blocksize")
         count, kind = math.prod(sizes), kinds.get(str(state.get("dtype")))
-        if len(sizes) != 2 or kind is None or type(self._block) is not int or self._block < 1:
+        if len(sizes) != 2 or kind is None or type(self._block) is not int or not 0 < self._block <= _MOST_BLOCK:
             raise ModelError(f"tensor {name} states the shape {shape!r:.40}, {state.get('dtype')!r:.40} and blocks of "
                              f"{self._block!r:.40}, expected a matrix of {', '.join(kinds)}")  # fmt: skip
         super().__init__(name, (sizes[0], sizes[1]), kind)
@@ -396,11 +396,11 @@ class LevelsTensor(Bf16Tensor):
             size, offset = state.get("nested_blocksize"), state.get("nested_offset")
             table = _need(name.removesuffix(".weight") + ".weight", parts, "nested_quant_map")
             _expect(table, ("f32",), (256,))
-            if type(size) is not int or size < 1 or not isinstance(offset, int | float):
+            if type(size) is not int or not 0 < size <= _MOST_BLOCK or not isinstance(offset, float):
                 raise ModelError(f"tensor {name} states nested blocks of {size!r:.40} and the offset {offset!r:.40}")
             outer = parts["nested_absmax"]
             _expect(outer, ("f32",), (-(-groups // size),))
-            inner = table.to_float32()[absmax.data] * np.repeat(outer.to_float32(), size)[:groups]
+            inner = table.to_float32()[absmax.data] * np.repeat(outer.to_float32(), min(size, groups))[:groups]
             self._absmax = inner + np.float32(offset)
 
     def take_rows(self, start: int, stop: int) -> LevelsTensor:
@@ -479,6 +479,7 @@ _RANGES = (
     "v_scale",
 )  # of activations, cache
 _RUN, _MOST = 128, np.float32(2.0**96)  # columns of a block of FP8; scales are below
+_MOST_BLOCK = 1 << 20  # numbers with one scale
 _FLOAT8 = ("f8_e4m3", "f8_e5m2")
 
 
@@ -617,7 +618,7 @@ def _join_bitsandbytes(module: str, parts: Parts, _stated: Mapping[str, object])
         _need(f"{module}.weight", parts, part)
     try:
         stated = json.loads(state.data.tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"tensor {state.name} is not JSON: {error}") from None
     if not isinstance(stated, dict):
         raise ModelError(f"tensor {state.name} is {stated!r:.40}, expected an object")
