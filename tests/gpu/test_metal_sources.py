@@ -3,10 +3,11 @@ engine's own path. `msl` says how; nothing here needs a Mac, and nothing here sh
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from msl.stand_in import Source, StandIn, stand_in
 from mlxr import LLM, SamplingParams
 from mlxr.core.errors import DeviceError
 from mlxr.core.model_settings import ModelSettings
+from mlxr.core.types import DraftOptions, Grammar
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
 from mlxr.kernels.context import Context, _explain_cpu, choose_device
@@ -54,7 +56,7 @@ SAMPLE = ("gpt-oss", "granite4h-moe", "lfm2", "mixtral", "olmo2", "qwen35moe")
 FAMILIES = CASES if amounts.is_thorough else SAMPLE
 WEIGHTS = (("q8_0", "bf16"), ("bf16", "f16"), ("f16", "f32"))
 TYPES = (*QUANTISED, "f16", "bf16", "f32")
-PARAMS = SamplingParams(max_tokens=2, temperature=0.0)
+PARAMS = SamplingParams(max_tokens=30, temperature=0.0)
 PRELUDE = "#include <metal_stdlib>\nusing namespace metal;\n#define SHARED threadgroup\n"
 SIGNATURE = (
     "[[kernel]] void kernel_of_test(const device float *x [[buffer(0)]], device float *out [[buffer(1)]],\n"
@@ -221,16 +223,53 @@ def describe(source: Source) -> tuple[object, ...]:
     return source.kernel, source.signature.replace(source.name, ""), *chosen
 
 
+def name_launch(mx: StandIn, name: str) -> str:
+    """What we call a launched kernel."""
+    kernel, known = mx.sources[name].kernel, sorted(list_kernel_sources("metal"), key=len)
+    return next(one for one in reversed(known) if kernel.startswith(f"{one}_"))
+
+
 @pytest.mark.smoke
 @pytest.mark.slow
 def test_the_engine_of_a_mac_runs(mx: StandIn, checker: Checker) -> None:
-    """Prompts, compiled steps of one answer and of several, drawn and largest tokens."""
-    launches = len(mx.launches)
-    with LLM("demo", device="metal", draft="off", arena_bytes=2**26) as llm:
-        assert len(mx.launches) > launches
-        for prompts, temperature in ((1, 0.0), (5, 0.0), (2, 0.7)):
-            answers = llm.generate(["import os\n"] * prompts, SamplingParams(max_tokens=3, temperature=temperature))
-            assert [answer.usage.completion_tokens for answer in answers] == [3] * prompts
+    """Prompts, compiled steps of one answer and of several, drawn and largest tokens, guesses, a schema, embeddings;
+    and that the guide to GPUs has how many launches and bytes a step takes."""
+    asked = [{"role": "user", "content": "True or not?"}]
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    grammar, same = Grammar("json_schema", json.dumps(schema)), [0] * 40  # which stand-ins for logits go on with
+    with LLM("demo", device="metal", draft="ngram", warm_up="off", arena_bytes=2**26) as llm:
+
+        def answer(prompts: list[list[int]], tokens: int, temperature: float = 0.0, guesses: int = 0) -> None:
+            params = SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True)
+            made = llm.generate(prompts, params, drafts=DraftOptions(tokens=guesses))
+            assert [one.usage.completion_tokens for one in made] == [tokens] * len(prompts)
+
+        works: dict[str, Callable[[], object]] = {
+            "a prompt of 40 tokens, and the first token": lambda: answer([same], 1),
+            "one answer": lambda: answer([same], 3),
+            "5 answers": lambda: answer([[number] * 40 for number in range(5)], 3),
+            "2 answers, drawn": lambda: answer([same] * 2, 3, 0.7),
+            "one answer under a JSON schema": lambda: json.loads(llm.chat(asked, PARAMS, grammar=grammar).text)["a"],
+            "one answer with 4 guesses": lambda: answer([same], 12, 0.0, 4),
+            "an embedding of 41 tokens": lambda: llm.embed("import os\n" * 8),
+        }
+        rows = []
+        for name, work in works.items():
+            first = len(mx.launches)
+            work()
+            names = [name_launch(mx, launched) for launched in mx.launches[first:]]
+            last = len(names) - names[::-1].index("linear_expand") - 1  # the table's rows begin a step
+            draws = names[last:].count("draw")  # MLX traces a step with the first token drawn from it
+            kept = [at for at, kind in enumerate(names) if at >= last and kind != "draw"]
+            moved = [(0 if at == last else mx.moved[first + at][0]) + mx.moved[first + at][1] for at in kept]
+            rows.append(f"| {name} | {len(kept) + (draws > 0)} | {sum(moved) / 1e6:.1f} |")
+    text = apple_times.DOCS.read_text(encoding="utf-8")
+    assert [row for row in rows if row not in text] == []
     assert find_problems(checker, mx) == {}
 
 
@@ -416,12 +455,10 @@ def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
     prompt = np.resize(tokens, 20)
     steps = [({0: prompt}, (20, 0)), ({0: tokens[:1]}, (1, 21))]
     steps += [(dict.fromkeys(range(16), tokens[:1]), (16, 22))]
-    names = sorted(list_kernel_sources("metal"), key=len)
     for chunks, shape in steps:
         before = len(mx.launches)
         run.step(chunks)
-        found = [mx.sources[name].kernel for name in mx.launches[before:]]
-        launched = [next(one for one in reversed(names) if kernel.startswith(f"{one}_")) for kernel in found]
+        launched = [name_launch(mx, name) for name in mx.launches[before:]]
         counted = [launch.kernel for launch in apple_times.list_launches(*shape)]
         start = launched.index("rope_and_write_kv")
         assert launched[start : start + 9] == counted[(first := counted.index("rope_and_write_kv")) : first + 9]

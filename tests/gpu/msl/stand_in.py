@@ -15,6 +15,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from mlxr.kernels.gpu.recording import count_bytes
+
 MOST_CONSTANT = 7  # numbers of an input that MLX puts into the constant address space
 MEMORY_BYTES = 24 << 30
 _TYPES = {
@@ -64,14 +66,16 @@ class Source:
 
 class StandIn(ModuleType):
     """`mlx.core` whose GPU is the CPU. `sources` are the variants that were launched, by name, `launches` their names
-    in order, `threads` the names of those that launched, `waits` counts calls of `synchronize`, `wired` is the last
-    limit of memory that stays, and `architecture` what MLX would call the GPU."""
+    in order, `moved` the bytes of their inputs but for pages, and of their outputs, `threads` the names of those that
+    launched, `waits` counts calls of `synchronize`, `wired` is the last limit of memory that stays, and `architecture`
+    what MLX would call the GPU."""
 
     def __init__(self, real: Any) -> None:
         super().__init__("mlx.core")
         self._real = real
         self.sources: dict[str, Source] = {}
         self.launches: list[str] = []
+        self.moved: list[tuple[int, int]] = []
         self.threads: set[str] = set()
         self.waits = self.wired = 0
         self.architecture = "applegpu_g16g"
@@ -135,7 +139,9 @@ class _Kernel:
         assert (known.header, known.body) == (source.header, source.body), "MLX tells variants apart by their names"
         self._mx.launches.append(source.name)
         self._mx.threads.add(threading.current_thread().name)
-        return [self._mx.zeros(shape, kind) for shape, kind in zip(output_shapes, output_dtypes, strict=True)]
+        made = [self._mx.zeros(shape, kind) for shape, kind in zip(output_shapes, output_dtypes, strict=True)]
+        self._mx.moved.append((count_bytes(self._inputs, inputs), sum(array.nbytes for array in made)))
+        return made
 
     def _write(
         self, inputs: Sequence[Any], kinds: Sequence[Any], template: Sequence[tuple[str, Any]], threads: int
