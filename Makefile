@@ -59,6 +59,7 @@ lint: $(VENV)/.dev ## ruff, ruff format, mypy --strict, clang-format
 format: $(VENV)/.dev ## let ruff and clang-format rewrite the sources, and write what is made of the settings table
 	@$(BIN)/python tools/write_keywords.py
 	@$(BIN)/python tools/write_tables.py
+	@$(BIN)/python tools/write_families.py
 	@$(BIN)/ruff check --fix $(CHECKED)
 	@$(BIN)/ruff format $(CHECKED)
 	@find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs $(BIN)/clang-format -i

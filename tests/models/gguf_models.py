@@ -45,7 +45,8 @@ class Sizes:
 class Tiny:
     """A model: the tensors of a layer, what the metadata say, and sizes that are not the usual ones.
 
-    Behind a name `+` stands for a bias, `!` for no `.weight` behind the name, and `*2` for twice as many rows.
+    Behind a name `+` stands for a bias, `!` for no `.weight` behind the name, `*2` for twice as many rows, and `*h` for
+    a row for each head.
     """
 
     layer: str
@@ -144,6 +145,25 @@ MODELS: dict[str, Tiny] = {
         },
         "output_norm",
     ),
+    "spark2_5": Tiny(
+        "attn_norm attn_qkv attn_gate*h attn_output " + _GATED,
+        {
+            **RMS,
+            **_WINDOWS,
+            "rope.freq_base_swa": 7000.0,
+            "rope.dimension_count": 8,
+            "rope.dimension_count_swa": 12,
+            "attention.sliding_window_pattern": [True, True, False, True],
+        },
+    ),
+    "nanbeige": Tiny(_ATTENTION + _GATED, {**RMS, "num_loops": 2, "skip_loop_final_norm": False}, layers=3),
+    "plm": Tiny(
+        "attn_norm attn_q attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_output ffn_norm ffn_up ffn_down",
+        {**RMS, "attention.kv_lora_rank": 0},  # which follows from the sizes
+        "output_norm",
+    ),
+    "arctic": Tiny(_ATTENTION + _GATED + " ffn_norm_exps " + _EXPERTS.removeprefix("ffn_norm "), {**RMS, **_MIXTURE}),
+    "bitnet": Tiny(_ATTENTION + "attn_sub_norm ffn_sub_norm " + _GATED, RMS, "output_norm"),
     "muse-glimmer": Tiny(
         _ATTENTION + _HEADS + "attn_gate post_attention_norm post_ffw_norm " + _GATED,
         {**RMS, **_WINDOWS, **_EVERY_FOURTH, "logit_scale": 1.5, "final_logit_softcapping": 6.0},
@@ -157,7 +177,7 @@ def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
     layers = tiny.layers if tiny.layers != Tiny.layers else sizes.layers
     heads, widths = [sizes.heads] * layers, [sizes.ffn] * layers
     kv_heads = [
-        tiny.kv_heads or (sizes.heads if name in ("bloom", "jais", "gptneox", "mpt") else sizes.kv_heads)
+        tiny.kv_heads or (sizes.heads if name in ("bloom", "jais", "gptneox", "mpt", "plm") else sizes.kv_heads)
     ] * layers
     if tiny.by_layer:
         heads, kv_heads = [(2, 4)[i % 2] for i in range(layers)], [(1, 2)[i % 2] for i in range(layers)]
@@ -171,12 +191,15 @@ def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
         "attention.head_count_kv": kv_heads if tiny.by_layer else kv_heads[0],
         "vocab_size": sizes.vocabulary,
     }
-    if tiny.by_layer or "expert_count" in tiny.metadata:
+    if name == "arctic":
+        widths = [sizes.hidden] * layers
+    if tiny.by_layer or {"expert_count", "attention.kv_lora_rank"} & tiny.metadata.keys():
         metadata |= {"attention.key_length": sizes.head_dim, "attention.value_length": sizes.head_dim}
     if "expert_count" in tiny.metadata:
         metadata["expert_feed_forward_length"] = sizes.ffn
+    is_latent = "attention.kv_lora_rank" in tiny.metadata
     if "rope.dimension_count" not in tiny.metadata:
-        metadata["rope.dimension_count"] = sizes.head_dim
+        metadata["rope.dimension_count"] = sizes.head_dim // (1 + is_latent)
     arrays: Arrays = {"token_embd.weight": 0.5 * _draw(random, sizes.vocabulary, sizes.hidden)}
     for part in tiny.ends.split():
         _add(arrays, "", part, sizes, random, (sizes.heads, kv_heads[0], sizes.ffn))
@@ -184,6 +207,7 @@ def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
         for part in (tiny.first if tiny.first and not index else tiny.layer).split():
             _add(arrays, f"blk.{index}.", part, sizes, random, (heads[index], kv_heads[index], widths[index]))
     count = {"expert_count": sizes.experts} if "expert_count" in tiny.metadata else {}
+    count |= {"attention.kv_lora_rank": sizes.hidden} if is_latent else {}
     return metadata | dict(tiny.metadata) | count, arrays
 
 
@@ -203,7 +227,8 @@ def _add(
     """Draw a tensor, and its bias."""
     has_bias, part = part.endswith("+"), part.removesuffix("+")
     is_bare, part = part.endswith("!"), part.removesuffix("!")
-    twice, name = part.endswith("*2"), part.removesuffix("*2")
+    twice, part = part.endswith("*2"), part.removesuffix("*2")
+    by_head, name = part.endswith("*h"), part.removesuffix("*h")
     (heads, kv_heads, ffn), hidden, dim = own, sizes.hidden, sizes.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "output": (sizes.vocabulary, hidden),
@@ -211,7 +236,11 @@ def _add(
         "attn_k": (kv_heads * dim, hidden),
         "attn_v": (kv_heads * dim, hidden),
         "attn_qkv": ((heads + 2 * kv_heads) * dim, hidden),
-        "attn_gate": (heads * dim, hidden),
+        "attn_gate": (heads * (1 if by_head else dim), hidden),
+        "attn_kv_a_mqa": (hidden + dim // 2, hidden),
+        "attn_kv_b": (heads * (dim + dim // 2), hidden),
+        "attn_sub_norm": (heads * dim,),
+        "ffn_sub_norm": (ffn,),
         "attn_output": (hidden, heads * dim),
         "attn_q_norm": (dim,),
         "attn_k_norm": (dim,),
@@ -224,9 +253,9 @@ def _add(
         "ffn_down_shexp": (hidden, ffn),
         "exp_probs_b": (sizes.experts,),
         "ffn_gate_inp": (sizes.experts, hidden),
-        "ffn_gate_exps": (sizes.experts, ffn, hidden),
-        "ffn_up_exps": (sizes.experts, ffn, hidden),
-        "ffn_down_exps": (sizes.experts, hidden, ffn),
+        "ffn_gate_exps": (sizes.experts, sizes.ffn, hidden),
+        "ffn_up_exps": (sizes.experts, sizes.ffn, hidden),
+        "ffn_down_exps": (sizes.experts, hidden, sizes.ffn),
     }
     shape = shapes.get(name, (hidden,))  # a norm
     values = _draw(random, *shape)

@@ -32,7 +32,7 @@ _MODULES = {
     "gpt_neox": {"output": "lm_head"},
 }
 _LAYERS = {"gpt_neox": "gpt_neox.layers", "mpt": "transformer.blocks"} | dict.fromkeys(
-    ("gpt2", "gpt_bigcode", "bloom", "falcon"), "transformer.h"
+    ("gpt2", "gpt_bigcode", "gptj", "bloom", "falcon"), "transformer.h"
 )
 _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  # whose names `list_mixture` knows
 

@@ -7,20 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_models import GOLDENS, MODELS, make, make_tokens
-from tiny_models import TinyRun, make_source
+from gguf_models import GOLDENS, MODELS, make_tokens
+from tiny_models import TinyRun
+from tiny_models import build_file as build
 
 from mlxr.kernels.context import Context
-from mlxr.models import Decoder, list_unknown_keys, model_from_gguf
-
-
-def build(ctx: Context, name: str, **changes: Any) -> Decoder:
-    """A model of the table, with these keys besides."""
-    stated, arrays = make(name)
-    tensors = {key: make_source(key, values) for key, values in arrays.items()}
-    metadata = {f"{name}.{key}": value for key, value in (stated | changes).items()} | {"general.architecture": name}
-    assert list_unknown_keys(metadata, tensors) == []
-    return Decoder(ctx, model_from_gguf(metadata, tensors), tensors)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -39,3 +30,18 @@ def test_bits_of_chunks_are_equal(name: str) -> None:
     np.testing.assert_array_equal(TinyRun(model, longest=64).run(tokens, chunk_tokens=7), whole)
     reference = TinyRun(build(Context("reference"), name), longest=64).run(tokens)
     assert np.abs(whole - reference).max() < 0.02 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("nanbeige", {"num_loops": 1}),
+        ("nanbeige", {"skip_loop_final_norm": True}),
+        ("spark2_5", {"rope.dimension_count_swa": 16}),
+        ("spark2_5", {"rope.freq_base_swa": 20000.0}),
+    ],
+)
+def test_what_a_file_states_matters(name: str, changes: dict[str, Any]) -> None:
+    golden, tokens = np.load(GOLDENS / f"{name}.npy"), np.array(make_tokens(name), np.int32)
+    logits = TinyRun(build(Context("reference"), name, **changes), longest=64).run(tokens)
+    assert np.abs(logits - golden).max() > 0.05 * np.abs(golden).max()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf_models import make
 from numpy.typing import NDArray
 from random_model import Config, Weights, make_head_weights, make_weights
 from weight_blocks import make_blocks
@@ -26,7 +27,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.layers.operators import Attend, Operator, RopeAndWriteKV
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
-from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
+from mlxr.models import Decoder, Model, list_unknown_keys, model_from_folder, model_from_gguf
 from mlxr.models.adapter import Adapter
 from mlxr.models.components import Layer
 from mlxr.models.draft_head import DraftHead, EagleHead
@@ -125,6 +126,15 @@ def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") ->
 def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
     """The same model by way of a file that has GGUF's metadata, names and row order."""
     metadata, tensors = make_gguf(make_weights(config, seed), config)
+    return Decoder(ctx, model_from_gguf(metadata, tensors), tensors)
+
+
+def build_file(ctx: Context, name: str, **changes: Any) -> Decoder:
+    """A model of gguf_models, with these keys besides."""
+    stated, arrays = make(name)
+    tensors = {key: make_source(key, values) for key, values in arrays.items()}
+    metadata = {f"{name}.{key}": value for key, value in (stated | changes).items()} | {"general.architecture": name}
+    assert list_unknown_keys(metadata, tensors) == []
     return Decoder(ctx, model_from_gguf(metadata, tensors), tensors)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -110,6 +111,32 @@ def test_gemma4_has_the_same_ids_as_llama_cpp(special: bool, strings: list[str])
     ours = from_gguf(metadata)
     for text, expected in zip(strings, encode_with_peer(metadata, strings, special), strict=True):
         assert ours.encode(text, parse_special=special) == expected, text
+
+
+def make_whole_pieces(kind: str, strings: Sequence[str]) -> dict[str, Any]:
+    """A vocabulary of RWKV's kind, or of PLaMo 2's with random scores: bytes, and pieces of some strings."""
+    chance = random.Random(7)
+    texts = [text[at : at + chance.randint(1, 5)] for text in strings[:600] for at in range(0, len(text), 3)]
+    texts = [text for text in texts if "<" not in text and "\0" not in text]  # which C would end there
+    if kind == "rwkv":
+        pieces = {text.encode()[: chance.randint(1, 6)]: None for text in texts}
+        tokens = [repr(piece)[2:-1] for piece in {**{bytes([byte]): None for byte in range(256)}, **pieces}]
+        types, scores, first = [1] * len(tokens), [0.0] * len(tokens), [3]
+    else:
+        pieces = dict.fromkeys(texts)
+        tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+        types, scores, first = [6] * 256 + [1] * len(pieces), [chance.uniform(-12, -1) for _ in tokens], [3]
+    metadata = {"tokens": ["<s>", *tokens], "token_type": first + types, "scores": [0.0, *scores], "model": kind}
+    metadata |= {"bos_token_id": 0, "eos_token_id": 0, "unknown_token_id": 0, "add_bos_token": False}
+    return {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "plamo2"])
+def test_whole_pieces_are_found_as_in_llama_cpp(kind: str, strings: list[str]) -> None:
+    metadata = make_whole_pieces(kind, strings)
+    ours, texts = from_gguf(metadata), [text for text in strings if "<s>" not in text]
+    for text, expected in zip(texts, encode_with_peer(metadata, texts, False), strict=True):
+        assert ours.encode(text) == expected, text
 
 
 @pytest.mark.parametrize("row", PRE_TYPES, ids=lambda row: row.names[0])

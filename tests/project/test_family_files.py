@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -44,3 +45,10 @@ def test_each_family_is_named_in_one_file() -> None:
         assert len([name for name, named in files.items() if family.name in named]) == SHARED.get(family.name, 1), (
             family.name
         )
+
+
+def test_the_table_of_families_follows_from_the_tests() -> None:
+    tool = runpy.run_path(str(SOURCES.parents[1] / "tools" / "write_families.py"))
+    assert tool["TARGET"].read_text(encoding="utf-8") == tool["render"](tool["TARGET"].read_text(encoding="utf-8")), (
+        "run `make format`"
+    )

@@ -66,11 +66,44 @@ def cut(pre: str, text: str) -> list[str]:
         ("falcon", "a+b 1234", ["a", "+", "b", " ", "123", "4"]),
         ("poro-chat", "a, b", ["a", ",", " b"]),
         ("viking", "a12", ["a", "1", "2"]),
+        ("spark2_5", "a 1234.b\n\n", ["a", " ", "1", "2", "3", "4", ".b", "\n", "\n"]),
+        ("superbpe", "so it is 1234567", ["so it is ", "1", "234", "567"]),
+        ("chameleon", "a  12,b", ["a", "  ", "1", "2", ",", "b"]),
         ("default", "a+1234", ["a", "+", "123", "4"]),
     ],
 )
 def test_each_family_cuts_its_own_words(pre: str, text: str, words: list[str]) -> None:
     assert cut(pre, text) == words
+
+
+def test_pieces_may_stand_where_bytes_are_usual() -> None:
+    """Spaces are marked, letters outside ASCII stand for themselves, and no BOS goes first unless the file says so."""
+    tokens = [*"a▁é", "▁a", "é▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 5 + [6] * 256,
+        "tokenizer.ggml.merges": ["▁ a", "é ▁a"],
+        "tokenizer.ggml.bos_token_id": 0,
+    }
+    for pre in ("gemma4", "granite-embed-multi-311m", "sarvam-moe"):
+        tokenizer = from_gguf(metadata | {"tokenizer.ggml.pre": pre})
+        assert [tokenizer.token_text(index) for index in tokenizer.encode("é aa!")] == ["é▁a", "a", "<0x21>"]
+        assert tokenizer.decode(tokenizer.encode("é aa!")) == "é aa!"
+
+
+def test_white_space_may_part_words_and_be_lost() -> None:
+    tokens = ["你", "好", "你好", "a", "A"]
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "whitespace",
+        "tokenizer.ggml.pre": "whitespace",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["你 好"],
+    }
+    spelt = [tokens[index] for index in from_gguf(metadata).encode(" 你好\n你 好 xA")]
+    assert spelt == ["你好", "你", "好", "A"]
+    small = from_gguf(metadata | {"tokenizer.ggml.normalizer.lowercase": True})
+    assert [tokens[index] for index in small.encode("A")] == ["a"]
 
 
 def test_every_name_is_in_one_row_and_loads() -> None:

@@ -55,6 +55,43 @@ def test_white_space_after_the_markers_of_phi_is_dropped() -> None:
     assert kept[:4] == ["<|user|>", "▁", "<0x0A>", "▁a"]
 
 
+def make_escaped(pieces: list[bytes]) -> dict[str, Any]:
+    """A vocabulary as RWKV's: <s>, all bytes, and pieces that may end inside a character."""
+    tokens = ["<s>", *(repr(piece)[2:-1] for piece in [*(bytes([byte]) for byte in range(256)), *pieces])]
+    own = {"model": "rwkv", "tokens": tokens, "token_type": [3] + [1] * (len(tokens) - 1)}
+    return {f"tokenizer.ggml.{name}": value for name, value in own.items()}
+
+
+def test_rwkv_takes_the_longest_token_that_the_bytes_go_on_with() -> None:
+    pieces = [b"ab", b"abcd", "é".encode()[:1], " 中".encode()[:3], b"\\", b"'\n"]
+    tokenizer = from_gguf(make_escaped(pieces))
+    ids = tokenizer.encode("abcab é 中\\'\n<s>", add_special=False)
+    spelt = [tokenizer.token_bytes(index) for index in ids]
+    assert spelt[:7] == [b"ab", b"c", b"ab", b" ", "é".encode()[:1], "é".encode()[1:], " 中".encode()[:3]]
+    assert spelt[7:] == ["中".encode()[2:], b"\\", b"'\n", b"<", b"s", b">"]
+    assert tokenizer.encode("a<s>b", parse_special=True) == [98, 0, 99]
+    assert tokenizer.decode(ids) == "abcab é 中\\'\n<s>"
+    lacking = make_escaped([])
+    lacking["tokenizer.ggml.tokens"].remove("\\x07")
+    lacking["tokenizer.ggml.token_type"].pop()
+    with pytest.raises(TokenizerError, match="no token for byte 0x07 and no unknown token"):
+        from_gguf(lacking)
+
+
+def test_plamo2_takes_the_pieces_whose_scores_add_up_to_the_most() -> None:
+    pieces = {"ab": -1.0, "abc": -3.0, "c": -1.5, "cd": -5.0, "d": -1.0, "▁ x": -2.0, "<e>": 0.0}
+    metadata = make_metadata(pieces, types={"<e>": TokenType.CONTROL}) | {"tokenizer.ggml.model": "plamo2"}
+    tokenizer = from_gguf(metadata)
+    assert spell(tokenizer, "abcd") == ["ab", "c", "d"]  # -3.5, where abc and d are -4
+    metadata["tokenizer.ggml.scores"][259] = -1.5  # of ab, so that both ways to cut abc are equal
+    assert spell(from_gguf(metadata), "abc") == ["abc"]
+    assert spell(tokenizer, "é▁ x") == ["<0xC3>", "<0xA9>", "▁ x"]
+    assert tokenizer.decode(tokenizer.encode("é▁ xab")) == "é▁ xab"
+    assert spell(tokenizer, "\ufeffd<e>", parse_special=True) == ["d", "<e>"]
+    with pytest.raises(TokenizerError, match="no tokens for bytes"):
+        from_gguf(metadata | {"tokenizer.ggml.token_type": [2, 3, 3, *[1] * (256 + len(pieces))]})
+
+
 def test_of_equal_scores_the_leftmost_merges_first() -> None:
     tokenizer = from_gguf(make_metadata({"a": 0.0, "aa": -1.0, "aaa": -1.0}, add_space_prefix=False))
     assert spell(tokenizer, "aaaa") == ["aaa", "a"]
@@ -184,8 +221,11 @@ def test_pieces_merge_in_the_order_of_a_list() -> None:
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be true or false"),
         ({"bos_token_id": 0xFFFFFFFF, "add_bos_token": True}, "wants a BOS token before every text but names none"),
         ({"remove_extra_whitespaces": True}, "tokenizer.ggml.remove_extra_whitespaces is not supported"),
-        ({"model": "rwkv"}, "model 'rwkv' is not supported; supported are bert, gemma4, gpt2, llama and t5"),
-        ({"model": "mine"}, "tokenizer.ggml.model 'mine' is not known; supported are bert, gemma4, gpt2, llama and t5"),
+        ({"model": "replit"}, "model 'replit' is not supported; supported are bert, gemma4, gpt2, llama, plamo2, "),
+        (
+            {"model": "mine"},
+            "tokenizer.ggml.model 'mine' is not known; supported are bert, gemma4, gpt2, llama, ",
+        ),
         ({"model": None}, "the file has no tokenizer"),
         ({"model": 7}, "tokenizer.ggml.model must be a string"),
     ],

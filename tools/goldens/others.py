@@ -42,6 +42,8 @@ CASES: dict[str, Config] = {
     ),
     "gpt2": make_config("gpt2", 4, None, None, **_GPT),
     "starcoder": make_config("gpt_bigcode", 4, None, None, **_GPT, multi_query=True),
+    "gptj": make_config("gptj", 4, None, None, **_GPT | {"tie_word_embeddings": False}, rotary_dim=16),
+    "bitnet": make_config("bitnet", 4, 2, None, rope_theta=20000.0, tie_word_embeddings=True),
     "gptneox": make_config(
         "gpt_neox",
         4,

@@ -32,6 +32,7 @@ from mlxr.kernels.layers import Layers, StepInput, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,
     MixExperts,
+    Norm,
     Operator,
     count_step_bytes,
     count_token_macs,
@@ -160,8 +161,8 @@ class Decoder:
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
         self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for those who look between them
         self._rotations = Rotations(layers, config.context_length, factors)
-        places = form_groups(config.cache_layers).places
-        loaded = []
+        places = form_groups(config.cache_layers).places[: len(layers)]
+        loaded: list[LoadedLayer] = []
         for index, (layer, place) in enumerate(zip(layers, places, strict=True)):
             rope, group = self._rotations.find(layer), 0 if place is None else place.group
             loaded.append(layer.load(weights, index, config.hidden, rope=rope, group=group))
@@ -179,6 +180,12 @@ class Decoder:
             output = replace(output, rotation=rotation)
         weights.check_turned(stored - whole.keys())  # those of a layer that drafts
         ends = weights.of_model(layers[-1].norms)
+        if config.loops > 1:
+            once = list(loaded)
+            if config.norms_loops and config.output_norm is not None:
+                between = Norm(ends.norm(config.output_norm), "stream", "stream")
+                once[-1] = replace(once[-1], operators=(*once[-1].operators, between))
+            loaded = once * (config.loops - 1) + loaded
         added, input_norm = (None, None) if config.embeddings is None else config.embeddings.load(ends)
         self._dense = [dense.load(ends) for dense in config.dense]
         self._classifier = [dense.load(ends) for dense in config.classifier]
@@ -220,7 +227,8 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         """Size of all weights in bytes."""
-        return sum(map(count_weight_bytes, self._operators)) + self._ends_bytes + self._weights.table.nbytes
+        once = [one for layer in self._weights.layers.layers[-len(self.config.layers) :] for one in layer.program]
+        return sum(map(count_weight_bytes, once)) + self._ends_bytes + self._weights.table.nbytes
 
     @property
     def expert_memory(self) -> tuple[int, int]:
@@ -334,7 +342,7 @@ class Decoder:
 
         A tap may be the number of layers: then it is what leaves the last one. The bits of the states are the same.
         """
-        ends = [0, *sorted(taps), len(self.config.layers)]
+        ends = [0, *sorted(taps), len(self._weights.layers.layers)]
         parts = self._parts.get(tuple(ends))
         if parts is None:
             layers = self._weights.layers.layers

@@ -47,6 +47,8 @@ class Model:
     joins: tuple[str, ...] = ()  # what files keep as one tensor: attn_qkv, and gate and up as ffn_up
     picture_layers: int = field(default=0, repr=False)  # the first layers, behind each of which pictures add rows
     rotated: RotatedWeights | None = field(default=None, repr=False)  # weights of the file, and how
+    loops: int = 1  # so often all layers run, with keys and values of their own each time
+    norms_loops: bool = False  # the output's norm also stands between these times
     interleaved_dim: int = 0  # so many numbers of each head of queries and keys are neighbouring pairs that rotate
 
     def __post_init__(self) -> None:
@@ -119,12 +121,16 @@ class Model:
 
     @cached_property
     def cache_layers(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps of the tokens.
+        """What each layer keeps of the tokens, each time it runs.
 
         The layers of an encoder use the pages of the first one in turn: no step reads what another has written.
         """
-        return tuple(
-            layer.cache if self.is_causal or not number else SharedWith(0) for number, layer in enumerate(self.layers)
+        return (
+            tuple(
+                layer.cache if self.is_causal or not number else SharedWith(0)
+                for number, layer in enumerate(self.layers)
+            )
+            * self.loops
         )
 
     @property

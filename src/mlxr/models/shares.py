@@ -141,13 +141,13 @@ def _find_obstacle(model: Model, count: int) -> str | None:
             latent = isinstance(mixer, LatentAttention)
             kind = "has latent attention" if latent else "has no attention" if mixer is None else "is recurrent"
             return f"layer {index} {kind}"
-        if not isinstance(block, FeedForward):
+        if not isinstance(block, FeedForward) or layer.beside is not None:
             return f"layer {index} has experts" if block is not None else f"layer {index} has no feed-forward block"
         if mixer.heads % count or mixer.kv_heads % count:
             return f"layer {index} has {mixer.heads} heads with {mixer.kv_heads} of keys, which {count} does not divide"
         if mixer.biases is not None:
             return f"layer {index} has scores that depend on the distance of keys, by the number of all heads"
-        if mixer.head_norms == "joint":
+        if mixer.head_norms == "joint" or mixer.inner_norm:
             return f"layer {index} norms all its heads together"
         if layer.inputs is not None:
             return "its layers have inputs of their own"

@@ -1,13 +1,14 @@
 """Tokenizers from the metadata of a GGUF file (source: the GGUF specification, keys `tokenizer.ggml.*`).
 
 Gets a mapping of keys to plain values, checks every value it uses, and builds the tokenizer of the kind the file
-names: `llama` (pieces with scores), `gpt2` (byte-level BPE), `gemma4` (merges of pieces), `bert` (WordPiece) or `t5`
-(Unigram). Knows nothing of files.
+names: `llama` (pieces with scores), `gpt2` (byte-level BPE), `gemma4` (merges of pieces), `bert` (WordPiece), `t5`
+(Unigram), `rwkv` (the longest token), `plamo2` (the best path) or `whitespace` (merges in words). It knows nothing of
+files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mlxr.core.errors import TokenizerError
@@ -16,10 +17,11 @@ from mlxr.tokenizers.library import (
     build_byte_level_library,
     build_space_mark_library,
     build_unigram_library,
+    build_word_library,
     build_word_piece_library,
     find_pre_type,
 )
-from mlxr.tokenizers.spm import SpmTokenizer
+from mlxr.tokenizers.spm import BestPathTokenizer, LongestTokenizer, SpmTokenizer
 from mlxr.tokenizers.vocabulary import (
     SpecialRules,
     Spelling,
@@ -34,7 +36,9 @@ from mlxr.tokenizers.vocabulary import (
 
 _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.
-_OTHER_KINDS = ("rwkv", "plamo2", "whitespace", "hybriddna", "replit", "none", "no_vocab")
+_OTHER_KINDS = ("hybriddna", "replit", "none", "no_vocab")
+# Ways of cutting by which files of kind gpt2 have merges of pieces whose spaces are marked, not of bytes.
+_MARKED_SPACES = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
 
 # GGUF files do not say after which added tokens white space is dropped. In tokenizer.json of Phi-3 and Phi-3.5-MoE
 # (`rstrip`) it is so after all but these; llama.cpp does the same for files that have phi-3 in their name.
@@ -48,18 +52,20 @@ def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     kind = keys.read_text("model")
     if kind is None:
         raise TokenizerError("the file has no tokenizer: tokenizer.ggml.model is missing")
-    if kind == "llama":
-        return _build_spm(keys)
-    if kind == "gpt2":
-        return _build_byte_level(keys)
-    if kind == "gemma4":
-        return _build_merged_pieces(keys)
-    if kind == "bert":
-        return _build_word_piece(keys)
-    if kind == "t5":
-        return _build_unigram(keys)
-    known = "is not supported" if kind in _OTHER_KINDS else "is not known"
-    raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are bert, gemma4, gpt2, llama and t5")
+    builders: dict[str, Callable[[_Keys], Tokenizer]] = {
+        "llama": _build_spm,
+        "gpt2": _build_byte_level,
+        "gemma4": _build_merged_pieces,
+        "bert": _build_word_piece,
+        "t5": _build_unigram,
+        "rwkv": _build_longest,
+        "plamo2": _build_best_path,
+        "whitespace": _build_words,
+    }
+    if kind not in builders:
+        known = "is not supported" if kind in _OTHER_KINDS else "is not known"
+        raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are {', '.join(sorted(builders))}")
+    return builders[kind](keys)
 
 
 def _build_spm(keys: _Keys) -> Tokenizer:
@@ -93,6 +99,8 @@ def _build_spm(keys: _Keys) -> Tokenizer:
 
 def _build_byte_level(keys: _Keys) -> Tokenizer:
     """`add_space_prefix` means nothing for this kind: it repeats a default of the source's Python class."""
+    if keys.read_text("pre") in _MARKED_SPACES:
+        return _build_merged_pieces(keys, is_bos_usual=False)
     texts = keys.read_tokens()
     pre_type = find_pre_type(keys.read_text("pre") or "default")
     types = keys.read_types(texts) or [TokenType.NORMAL] * len(texts)
@@ -109,9 +117,9 @@ def _build_byte_level(keys: _Keys) -> Tokenizer:
     return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
 
 
-def _build_merged_pieces(keys: _Keys) -> Tokenizer:
-    """Gemma 4's: pieces as SentencePiece has them, merged in the order of a list. BOS goes first, whatever the file
-    says, as llama.cpp reads such files."""
+def _build_merged_pieces(keys: _Keys, *, is_bos_usual: bool = True) -> Tokenizer:
+    """Gemma 4's: pieces as SentencePiece has them, merged in the order of a list. Where BOS is usual it goes first,
+    whatever the file says, as llama.cpp reads such files."""
     texts = keys.read_tokens()
     types = keys.read_types(texts)
     if types is None:
@@ -123,12 +131,50 @@ def _build_merged_pieces(keys: _Keys) -> Tokenizer:
         Spelling.SPACE_MARK,
         bos_id=keys.read_id("bos_token_id", len(texts)),
         eos_id=keys.read_id("eos_token_id", len(texts)),
-        default_add_bos=True,
-        is_bos_stated=False,
+        default_add_bos=is_bos_usual,
+        is_bos_stated=not is_bos_usual,
     )
     unknown_id = keys.read_id("unknown_token_id", len(texts))
     library = build_space_mark_library(vocabulary, keys.read_merges("gemma4"), unknown_id)
     return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
+
+
+def _build_words(keys: _Keys) -> Tokenizer:
+    """Merges of characters within words, between which white space is lost (a Chinese model of Jina's version 2)."""
+    texts = keys.read_tokens()
+    vocabulary, rules = _read_plain(keys, texts, Spelling.PLAIN, bos_id=None, eos_id=None)
+    lowercase = keys.read_flag("normalizer.lowercase")
+    library = build_word_library(vocabulary, keys.read_merges("whitespace"), lowercase=bool(lowercase))
+    return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
+
+
+def _build_longest(keys: _Keys) -> Tokenizer:
+    texts = keys.read_tokens()
+    vocabulary, rules = _read_plain(keys, texts, Spelling.ESCAPED, bos_id=None, eos_id=None)
+    return LongestTokenizer(vocabulary, rules, keys.read_id("unknown_token_id", len(texts)))
+
+
+def _build_best_path(keys: _Keys) -> Tokenizer:
+    """PLaMo 2's, with the format's defaults for this kind."""
+    texts = keys.read_tokens()
+    vocabulary, rules = _read_plain(keys, texts, Spelling.PLAIN, bos_id=1, eos_id=2)
+    unknown_id = keys.read_id("unknown_token_id", len(texts), default=0)
+    return BestPathTokenizer(vocabulary, keys.read_scores(len(texts)), rules, unknown_id)
+
+
+def _read_plain(
+    keys: _Keys, texts: list[str], spelling: Spelling, *, bos_id: int | None, eos_id: int | None
+) -> tuple[Vocabulary, SpecialRules]:
+    """The vocabulary of a kind that puts nothing around a text unless the file says so, and these ends by default."""
+    return _read_specials(
+        keys,
+        texts,
+        keys.read_types(texts) or [TokenType.NORMAL] * len(texts),
+        spelling,
+        bos_id=keys.read_id("bos_token_id", len(texts), default=bos_id),
+        eos_id=keys.read_id("eos_token_id", len(texts), default=eos_id),
+        default_add_bos=False,
+    )
 
 
 def _build_word_piece(keys: _Keys) -> Tokenizer:

@@ -45,11 +45,12 @@ _YOUTU = (
     "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 )
-_DEEPSEEK3 = (
+_MARKED_WORDS = (
     "[!\"#$%&'"
     r"()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _TAIL
 )
+_DEEPSEEK3 = _MARKED_WORDS + r"| ?[\p{P}\p{S}]+[\r\n]*|" + _TAIL
+_SPARK = _MARKED_WORDS + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"
 # Letters with case, as code points: some of them would not survive Unicode normalisation of this file.
 _DEEPSEEK_LETTERS = (
     r"\s?[A-Za-z"
@@ -106,7 +107,8 @@ PRE_TYPES: tuple[PreType, ...] = (
     PreType(
         (
             *("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling", "gigachat", "a.x-4.0"),
-            *("mellum", "modern-bert", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de"),
+            *("mellum", "modern-bert", "jina-es", "jina-de", "jina-v1-en", "jina-v2-code", "jina-v2-es", "jina-v2-de"),
+            "roberta-bpe",
         ),
         (GPT2_PATTERN,),
     ),
@@ -146,6 +148,16 @@ PRE_TYPES: tuple[PreType, ...] = (
         ("minicpm5",),
         (r"\p{N}{1,3}", _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL),
         ignore_merges=True,
+    ),
+    PreType(("spark2_5",), (r"\p{N}{1,3}", _CJK, _SPARK, r"\p{N}")),
+    PreType(("superbpe",), (r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    PreType(
+        ("chameleon",),
+        (
+            *("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}"),
+            *(r"[\p{P}!-/:-@\[-`{-~]", GPT2_PATTERN),
+        ),
+        add_bos=True,
     ),
     PreType(("default", ""), (_PUNCTUATION, GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")),
 )
@@ -255,6 +267,18 @@ def build_space_mark_library(vocabulary: Vocabulary, merges: Sequence[str], unkn
         model = models.BPE(vocab=vocabulary.ids, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
         library = Library(model)
     library.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    _add_tokens(library, vocabulary)
+    return library
+
+
+def build_word_library(vocabulary: Vocabulary, merges: Sequence[str], *, lowercase: bool) -> Library:
+    """A BPE object over words, which white space parts and is no part of; what it cannot spell is left out."""
+    pairs = [_split_merge(merge, index, vocabulary) for index, merge in enumerate(merges)]
+    with explain_failures("the merges do not fit the vocabulary"):
+        library = Library(models.BPE(vocab=vocabulary.ids, merges=pairs))
+    if lowercase:
+        library.normalizer = normalizers.Lowercase()
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     _add_tokens(library, vocabulary)
     return library
 

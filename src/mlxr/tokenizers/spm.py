@@ -2,7 +2,7 @@
 
 Knows pieces, scores and types; not where they came from. A text is cut at special tokens, spaces become U+2581, and
 neighbouring pieces are merged, best score first, as long as the vocabulary knows the result. What is left unknown is
-spelt in byte tokens.
+spelt in byte tokens. Two other kinds look for whole pieces: the longest first (RWKV), or by their scores (PLaMo 2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.vocabulary import (
@@ -83,7 +83,31 @@ _CACHED_CHUNKS = 1 << 14
 _CACHED_CHUNK_CHARACTERS = 48
 
 
-class SpmTokenizer(VocabularyTokenizer):
+class CuttingTokenizer(VocabularyTokenizer):
+    """Cuts a text at special tokens, and encodes what stands between them."""
+
+    def __init__(self, vocabulary: Vocabulary, rules: SpecialRules, *, strips_leading_space: bool = False) -> None:
+        super().__init__(vocabulary, rules, strips_leading_space=strips_leading_space)
+        user_defined = vocabulary.list_ids(TokenType.USER_DEFINED)
+        hidden = vocabulary.list_ids(TokenType.CONTROL, TokenType.UNKNOWN)
+        self._plain_splitter = SpecialSplitter({vocabulary.texts[index]: index for index in user_defined})
+        self._special_splitter = SpecialSplitter({vocabulary.texts[index]: index for index in (*user_defined, *hidden)})
+
+    def _split(self, text: str, parse_special: bool) -> Iterator[str | int]:
+        return (self._special_splitter if parse_special else self._plain_splitter).split(text)
+
+    def _encode_text(self, text: str, parse_special: bool) -> list[int]:
+        ids: list[int] = []
+        for piece in self._split(text, parse_special):
+            ids += [piece] if isinstance(piece, int) else self._encode_piece(piece)
+        return ids
+
+    def _encode_piece(self, text: str) -> list[int]:
+        """Ids of a text without special tokens."""
+        raise NotImplementedError
+
+
+class SpmTokenizer(CuttingTokenizer):
     """Merge by score with a heap: the best score first, the leftmost of equals (sources: SentencePiece, llama.cpp).
 
     Control, unknown and byte tokens are never the result of a merge, so a text cannot smuggle them in. White space that
@@ -114,20 +138,15 @@ class SpmTokenizer(VocabularyTokenizer):
         }
         self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
         self._unknown_id = unknown_id if unknown_id is not None else -1  # only used when there are no byte tokens
-        user_defined = vocabulary.list_ids(TokenType.USER_DEFINED)
-        hidden = vocabulary.list_ids(TokenType.CONTROL, TokenType.UNKNOWN)
-        self._plain_splitter = SpecialSplitter({vocabulary.texts[index]: index for index in user_defined})
-        self._special_splitter = SpecialSplitter({vocabulary.texts[index]: index for index in (*user_defined, *hidden)})
         # If no piece has a space mark after another character, nothing merges across the start of a word, and a text
         # may be merged word by word, most words from the cache. Merges elsewhere do not change, so neither do the ids.
         self._words_are_apart = not any(SPACE_MARK in piece.lstrip(SPACE_MARK) for piece in self._pieces)
         self._merge_cached = lru_cache(maxsize=_CACHED_CHUNKS)(self._merge)
 
     def _encode_text(self, text: str, parse_special: bool) -> list[int]:
-        splitter = self._special_splitter if parse_special else self._plain_splitter
         ids: list[int] = []
         after_special = True
-        for piece in splitter.split(text):
+        for piece in self._split(text, parse_special):
             if isinstance(piece, int):
                 ids.append(piece)
                 after_special = True
@@ -192,6 +211,92 @@ class SpmTokenizer(VocabularyTokenizer):
     def _spell(self, text: str) -> list[int]:
         """A character that is no piece: its bytes' tokens, or the unknown token where the vocabulary has no bytes."""
         return [self._byte_ids[byte] for byte in text.encode()] if self._byte_ids else [self._unknown_id]
+
+
+class LongestTokenizer(CuttingTokenizer):
+    """From the left the longest token that the bytes of a text go on with, as RWKV does (source: llama.cpp)."""
+
+    def __init__(self, vocabulary: Vocabulary, rules: SpecialRules, unknown_id: int | None) -> None:
+        super().__init__(vocabulary, rules)
+        plain = vocabulary.list_ids(TokenType.NORMAL, TokenType.USER_DEFINED)
+        self._tokens = {vocabulary.token_bytes(index): index for index in plain}
+        self._lengths = _list_lengths(self._tokens)
+        missing = [byte for byte in range(256) if bytes([byte]) not in self._tokens]
+        if missing and unknown_id is None:
+            raise TokenizerError(f"the vocabulary has no token for byte {missing[0]:#04x} and no unknown token")
+        self._unknown_id = unknown_id if unknown_id is not None else 0
+
+    def _encode_piece(self, text: str) -> list[int]:
+        data, ids, at = text.encode(), list[int](), 0
+        while at < len(data):
+            parts = (data[at : at + length] for length in self._lengths.get(data[at : at + 1], ()))
+            found = next((part for part in parts if part in self._tokens), None)
+            ids.append(self._unknown_id if found is None else self._tokens[found])
+            at += 1 if found is None else len(found)
+        return ids
+
+
+class BestPathTokenizer(CuttingTokenizer):
+    """Of all ways to cut a text into pieces the one whose scores add up to the most, as PLaMo 2 does.
+
+    Scores count in ten-thousandths, a character that no piece begins with loses 1,000 and is spelt in bytes, and of
+    equal ways the one with the longer first piece wins (source: llama.cpp).
+    """
+
+    _PARTS, _LEAST = 10_000, -20_000_000
+
+    def __init__(
+        self, vocabulary: Vocabulary, scores: Sequence[float], rules: SpecialRules, unknown_id: int | None
+    ) -> None:
+        super().__init__(vocabulary, rules)
+        self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
+        if not self._byte_ids:
+            raise TokenizerError("the vocabulary has no tokens for bytes")
+        self._pieces: dict[str, tuple[int, int]] = {}
+        for index in vocabulary.list_ids(TokenType.NORMAL, TokenType.USER_DEFINED):
+            score = _round_half_up(scores[index] * self._PARTS) if math.isfinite(scores[index]) else self._LEAST
+            if score > self._LEAST:
+                self._pieces[vocabulary.texts[index]] = index, score
+        self._lengths = _list_lengths(self._pieces)
+
+    def _encode_piece(self, text: str) -> list[int]:
+        text = text.removeprefix("\ufeff")
+        count = len(text)
+        costs, steps = [0] * (count + 1), [1] * count
+        for at in range(count - 1, -1, -1):
+            best = None
+            for length in self._lengths.get(text[at], ()):
+                piece = self._pieces.get(text[at : at + length])
+                if at + length <= count and piece is not None:
+                    cost = costs[at + length] - piece[1]
+                    if best is None or cost < best:
+                        best, steps[at] = cost, length
+            spelt = costs[at + 1] + 1_000 * self._PARTS
+            if best is None or spelt < best:
+                best, steps[at] = spelt, 0
+            costs[at] = best
+        ids, at = list[int](), 0
+        while at < count:
+            part = text[at : at + steps[at]]
+            ids += [self._pieces[part][0]] if part else [self._byte_ids[byte] for byte in text[at].encode()]
+            at += steps[at] or 1
+        return ids
+
+
+_Text = TypeVar("_Text", str, bytes)
+
+
+def _list_lengths(pieces: Mapping[_Text, object]) -> dict[_Text, tuple[int, ...]]:
+    """The lengths of the pieces that begin with each character or byte, the longest first."""
+    found: dict[_Text, set[int]] = {}
+    for piece in pieces:
+        found.setdefault(piece[:1], set()).add(len(piece))
+    return {first: tuple(sorted(lengths, reverse=True)) for first, lengths in found.items()}
+
+
+def _round_half_up(number: float) -> int:
+    """The nearest whole number, of two the one farther from 0."""
+    return math.floor(number + 0.5) if number >= 0 else math.ceil(number - 0.5)
 
 
 def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:

@@ -4,7 +4,8 @@ with a role, and the way back to text, also as tokens come.
 Ids are positions in the vocabulary; bytes are UTF-8, possibly cut inside a character.
 
 Both spellings of bytes are known here: byte-level (each byte one printable character, as in GPT-2) and
-SentencePiece's (U+2581 for a space, <0x0A> for a byte). WordPiece marks tokens that go on with a word (##). Knows
+SentencePiece's (U+2581 for a space, <0x0A> for a byte). WordPiece marks tokens that go on with a word (##), RWKV's
+vocabularies escape bytes. Knows
 nothing of merges, nor of where the lists came from: a subclass of `VocabularyTokenizer` says how a text becomes ids.
 """
 
@@ -165,6 +166,8 @@ SPACE_MARK = "\u2581"
 WORD_PART = "##"
 MAX_VOCABULARY_TOKENS = 1 << 22
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
+_ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 # Names of tokens that end an answer whatever the file says of them; the files often name only one of several.
 _END_NAMES = (
@@ -179,6 +182,8 @@ class Spelling(StrEnum):
     BYTE_LEVEL = "byte-level"
     SPACE_MARK = "space-mark"
     WORD_PIECE = "word-piece"
+    PLAIN = "plain"  # as they are
+    ESCAPED = "escaped"  # as in a literal of Python, so that a token may be a part of a character (RWKV)
 
 
 def list_byte_characters() -> list[str]:
@@ -189,6 +194,12 @@ def list_byte_characters() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _read_escape(match: re.Match[bytes]) -> bytes:
+    """The byte that an escape stands for; that of any other character stands for itself."""
+    kind = match[1]
+    return bytes([int(kind[1:], 16)]) if len(kind) > 1 else _ESCAPED.get(kind, kind)
 
 
 def parse_byte_token(text: str) -> int | None:
@@ -269,13 +280,15 @@ class Vocabulary:
             if byte is None:
                 raise TokenizerError(f"byte token {text!r} is not spelt <0x00> to <0xFF>")
             return bytes([byte])
-        if kind is not TokenType.NORMAL:
+        if kind is not TokenType.NORMAL or self.spelling is Spelling.PLAIN:
             return text.encode("utf-8", "replace")
         if self.spelling is Spelling.SPACE_MARK:
             return text.replace(SPACE_MARK, " ").encode("utf-8", "replace")
         if self.spelling is Spelling.WORD_PIECE:
             word = text.removeprefix(WORD_PART) if text.startswith(WORD_PART) else f" {text}"
             return word.encode("utf-8", "replace")
+        if self.spelling is Spelling.ESCAPED:
+            return _ESCAPE.sub(_read_escape, text.encode("utf-8", "replace"))
         values = [self._byte_values.get(character) for character in text]
         # A token with characters outside the alphabet was not made of bytes: it stands for itself.
         return (

@@ -28,7 +28,7 @@ from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
 
-SINKS, RELATIVE = "attn_sinks.weight", "attn_rel_b.weight"
+SINKS, RELATIVE, INNER_NORM = "attn_sinks.weight", "attn_rel_b.weight", "attn_sub_norm"
 QKV = "attn_qkv"  # what some files keep the weights of a product as: the rows of one part after those of another
 QKV_OF_HEADS = "attn_qkv of heads"  # the same where each head of keys has its queries, its key and its value together
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
@@ -127,6 +127,8 @@ class Attention:
     sinks: bool = False  # each head has a score more, which has no value
     gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
     own_gate: bool = False  # the same by a weight of its own, which else stands among the rows of queries
+    inner_norm: bool = False  # what attends is normed before the last product
+    gates_heads: bool = False  # that weight makes one gate for each head
     whole_pictures: bool = field(default=False, repr=False)  # tokens of a picture also see those of it behind them
     biases: Slopes | Buckets | None = None  # of scores, by the distance of a key
     owns_biases: bool = False  # the layer has the table of the buckets
@@ -170,8 +172,10 @@ class Attention:
             rows = self.keys if name != "attn_q" else 2 * self.queries if self.gated else self.queries
             yield from list_product(name, rows, hidden, bias=self.qkv_bias)
         if self.own_gate:
-            yield from list_product(OWN_GATE, self.queries, hidden)
+            yield from list_product(OWN_GATE, self.heads if self.gates_heads else self.queries, hidden)
         yield from list_product("attn_output", hidden, self.queries, bias=self.output_bias)
+        if self.inner_norm:
+            yield f"{INNER_NORM}.weight", (self.queries,)
         if self.sinks:
             yield SINKS, (self.heads,)
         if isinstance(self.biases, Buckets) and self.owns_biases:
@@ -201,6 +205,8 @@ class Attention:
         yield Attend(heads)
         if self.gated or self.own_gate:
             yield GateHeads()
+        if self.inner_norm:
+            yield Norm(w.norm(INNER_NORM), "x", "x")
         yield from w.turn("x", "attn_output")
         yield from flow.finish(w.product("attn_output"))
 

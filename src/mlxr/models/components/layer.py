@@ -31,7 +31,7 @@ from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, W
 # Names of the norms of what blocks add to the stream; those of their inputs the layer's `Norms` name.
 MIXER_POST_NORM, FEED_FORWARD_POST_NORM = "post_attention_norm", "post_ffw_norm"
 MIXER_SUM_NORM, FEED_FORWARD_SUM_NORM = "attn_output_norm", "layer_output_norm"  # of the stream behind a block
-OUTPUT_SCALE = "layer_output_scale.weight"
+OUTPUT_SCALE, BESIDE_NORM = "layer_output_scale.weight", "ffn_norm_exps"
 INPUT_GATE, INPUT_PROJECTION, INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 # Of what makes the inputs of all layers.
 TABLE, INPUTS_OF_STREAM, INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"
@@ -118,6 +118,7 @@ class Layer:
     residual_scale: float = 1.0  # of what each block adds to the stream
     scales_output: bool = False  # multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
+    beside: Experts | None = None  # read the stream before the first block by a norm of their own, and add to it last
 
     def __post_init__(self) -> None:
         if not 0 < self.residual_scale <= limits.MAX_SCALE:
@@ -151,7 +152,7 @@ class Layer:
     @property
     def experts(self) -> Experts | None:
         """The layer's experts, if it has some."""
-        block = self.feed_forward
+        block = self.beside or self.feed_forward
         block = block.experts if isinstance(block, DenseAndExperts) else block
         return block if isinstance(block, Experts) else None
 
@@ -172,7 +173,9 @@ class Layer:
             yield f"{name}.weight", (hidden,)
             if self.norms.bias:
                 yield f"{name}.bias", (hidden,)
-        for block in (self.mixer, self.feed_forward, self.inputs):
+        if self.beside is not None:
+            yield f"{BESIDE_NORM}.weight", (hidden,)
+        for block in (self.mixer, self.feed_forward, self.inputs, self.beside):
             if block is not None:
                 yield from block.tensors(hidden)
         if self.scales_output:
@@ -211,6 +214,9 @@ class Layer:
         return ops.Layer(hidden, tuple(self._list_operators(own)), before)
 
     def _list_operators(self, w: LayerWeights) -> Iterator[Operator]:
+        if self.beside is not None and self.mixer is not None:
+            yield from self._list_with_experts(w, self.mixer, self.beside)
+            return
         source: Register = "stream"
         is_mixture = self.is_parallel and isinstance(self.feed_forward, Experts)  # which uses `other` itself
         if self.has_own_norms:  # before anything is added to the stream that both read
@@ -231,6 +237,16 @@ class Layer:
         scale = w.scalar(OUTPUT_SCALE) if self.scales_output else 1.0
         if scale != 1.0:
             yield AddResidual(scale)
+
+    def _list_with_experts(self, w: LayerWeights, mixer: Mixer, experts: Experts) -> Iterator[Operator]:
+        """List the operators of a layer with experts beside both blocks, whose input stays while the stream changes."""
+        yield Norm(w.norm(BESIDE_NORM), "stream", "kept")
+        source = yield from self._begin(w, self.norms.mixer)
+        yield from mixer.operators(w, Flow(source, "other", self.residual_scale))
+        yield Add("stream")
+        yield from self._list_second(w, "stream", "delta")
+        yield from experts.operators(w, Flow("kept", "other", self.residual_scale))
+        yield Add()
 
     def _list_second(self, w: LayerWeights, source: Register, target: Register) -> Iterator[Operator]:
         """List the operators of the second block. Experts that the stream before the first one chooses are chosen while
@@ -274,5 +290,7 @@ class Layer:
             self.latent.arrange(tensors, prefix)
         if self.feed_forward is not None:
             self.feed_forward.arrange(tensors, prefix)
+        if self.beside is not None:
+            self.beside.arrange(tensors, prefix)
         if self.recurrence is not None:
             self.recurrence.arrange(tensors, prefix, hidden)
