@@ -110,6 +110,7 @@ def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
         model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
         missing, unexpected = model.load_state_dict(weights, strict=False)
     model.eval()
+    missing = [name for name in missing if ".ple_embedding." not in name]  # which follow from the configuration
     if unexpected or [name for name in missing if not (config["tie_word_embeddings"] and name == "lm_head.weight")]:
         raise SystemExit(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     model.tie_weights()

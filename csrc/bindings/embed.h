@@ -4,9 +4,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "embed/ngrams.h"
 #include "quants/quants.h"
 #include "runtime/runtime.h"
 
@@ -44,6 +47,24 @@ inline Type check_table(const std::string& type_name, const RawBlocks& data, siz
                std::to_string(rows * row_bytes));
     }
     return type;
+}
+
+// How the rows of a table with so many are named by n-grams, complete but for the arrays of a batch. Else ValueError.
+inline NgramCall check_ngrams(int64_t end, const std::vector<uint64_t>& multipliers, const std::vector<uint64_t>& sizes,
+                              const std::vector<uint64_t>& offsets, size_t rows) {
+    const auto refuse = [](const char* text) { throw nanobind::value_error(text); };
+    if (multipliers.size() < 2 || sizes.empty() || sizes.size() % (multipliers.size() - 1) != 0 ||
+        offsets.size() != sizes.size()) {
+        refuse("ngrams: sizes, expected as many for each number of tokens, and an offset for each");
+    }
+    if (end < 0 || end >= int64_t{1} << 24) refuse("ngrams: end, expected an id below 2**24");
+    const uint64_t most = std::min<uint64_t>(rows, INT32_MAX);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+        if (sizes[i] < 1 || sizes[i] > most || offsets[i] > most - sizes[i]) {
+            refuse("ngrams: sizes and offsets, expected rows of the table");
+        }
+    }
+    return {nullptr, static_cast<int32_t>(end), multipliers, sizes, offsets, {}, nullptr};
 }
 
 // The same, all ids being among its rows.

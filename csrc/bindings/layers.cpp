@@ -60,7 +60,9 @@ void append_norm(PythonLayers& self, Vector weight, OptionalVector bias, float e
     if (parts < 1 || op.columns % parts != 0) {
         refuse("layers: parts of a norm", std::to_string(parts), "a divisor of " + std::to_string(op.columns));
     }
-    op.norm = {self.keep("layers: length of a norm", weight, op.columns / parts),
+    const int64_t own = size_of(weight, 0) == op.columns && !is_layer_norm ? parts : 1;  // weights of each part
+    op.weight_rows = own;
+    op.norm = {self.keep("layers: length of a norm", weight, op.columns / parts * own),
                self.keep("layers: length of a norm's bias", bias, op.columns / parts), eps, is_layer_norm};
     self.write("layers: columns that are normed", op.target, op.columns);
 }
@@ -100,8 +102,9 @@ void append_rope_and_write_kv(PythonLayers& self, OptionalVector q_norm, Optiona
     op.norms_values = norms_values;
 }
 
-void append_project_parts(PythonLayers& self, const nb::tuple& weights, int64_t passed) {
-    mlxr::Operator& op = self.append(mlxr::Kind::project_parts);
+void append_project_parts(PythonLayers& self, const nb::tuple& weights, int64_t passed, const char* source,
+                          const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::project_parts, source, target);
     op.parts = mlxr::check_parts(weights, passed, self.width(op.source));
     op.passed = passed;
     const int64_t columns = static_cast<int64_t>(op.parts.size()) * (passed + op.parts[0]->out_features());
@@ -157,11 +160,66 @@ void append_scale(PythonLayers& self, float factor, const char* target) {
     op.columns = self.width(op.target);
 }
 
-void append_join(PythonLayers& self, float factor, const char* target) {
-    mlxr::Operator& op = self.append(mlxr::Kind::join, "other", target);
+void append_join(PythonLayers& self, float factor, const char* target, const char* source) {
+    mlxr::Operator& op = self.append(mlxr::Kind::join, source, target);
     op.factor = factor;
     op.columns = self.width(op.target);
     check_size("layers: columns that are joined", self.width(op.source), op.columns);
+}
+
+// Parts of a register, each as wide as the stream.
+void check_streams(const PythonLayers& self, mlxr::Register place, int64_t streams) {
+    if (streams < 1) refuse("layers: streams", std::to_string(streams), "1 or more");
+    check_size("layers: columns of streams", self.width(place), streams * self.columns);
+}
+
+void append_mix_streams(PythonLayers& self, int64_t streams, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::mix_streams, "kept", target);
+    check_streams(self, mlxr::Register::kept, streams);
+    check_streams(self, mlxr::Register::x, streams);
+    op.cuts = streams;
+    op.columns = self.columns;
+    self.write("layers: columns of mixed streams", op.target, self.columns);
+}
+
+void append_spread_streams(PythonLayers& self, int64_t streams, float factor, float gate_scale, bool has_gains,
+                           bool adds, const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::spread_streams, source, target);
+    check_size("layers: columns that are spread", self.width(op.source), self.columns);
+    if (has_gains) check_size("layers: number of gains", self.width(mlxr::Register::gains), streams);
+    if (adds) check_streams(self, op.target, streams);
+    op.cuts = streams;
+    op.columns = self.columns;
+    op.factor = factor;
+    op.gate_scale = gate_scale;
+    op.has_gains = has_gains;
+    op.adds = adds;
+    self.write("layers: columns of streams", op.target, streams * self.columns);
+}
+
+void append_match_streams(PythonLayers& self, int64_t streams, float scale) {
+    mlxr::Operator& op = self.append(mlxr::Kind::match_streams, "x", "gains");
+    check_streams(self, mlxr::Register::kept, streams);
+    check_streams(self, mlxr::Register::x, streams);
+    op.cuts = streams;
+    op.columns = self.columns;
+    op.gate_scale = scale;
+    self.write("layers: number of gains", op.target, streams);
+}
+
+void append_ngrams(PythonLayers& self, const std::string& type, mlxr::RawBlocks data, int64_t columns, int64_t end,
+                   const std::vector<uint64_t>& multipliers, const std::vector<uint64_t>& sizes,
+                   const std::vector<uint64_t>& offsets, int64_t at, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::ngrams, target, target);
+    op.table.type = mlxr::check_table(type, data, static_cast<size_t>(columns));
+    op.table.data = data.data();
+    op.columns = columns;
+    const size_t rows = mlxr::count_rows(op.table.type, data, static_cast<size_t>(columns));
+    op.ngrams = mlxr::check_ngrams(end, multipliers, sizes, offsets, rows);
+    op.ngrams.states.first = at;
+    self.keep_state(at, op.ngrams.state_floats());
+    self.tables.push_back(data);
+    self.write("layers: columns of rows of n-grams", op.target, op.ngrams.heads() * columns);
 }
 
 void append_hadamard(PythonLayers& self, OptionalVector signs, std::optional<Ints> order, int64_t block,
@@ -294,8 +352,8 @@ void bind_layers(nb::module_& m) {
         .def("append_rope_and_write_kv", &append_rope_and_write_kv, array("q_norm").none(), array("k_norm").none(),
              nb::arg("eps"), nb::arg("norms_values"), nb::arg("projected"), nb::arg("norms"))
         .def("append_rope_and_write_latent", &append_rope_and_write_latent, array("norm"), nb::arg("eps"))
-        .def("append_project_parts", &append_project_parts, nb::arg("weights"), nb::arg("passed"),
-             nb::keep_alive<1, 2>())
+        .def("append_project_parts", &append_project_parts, nb::arg("weights"), nb::arg("passed"), nb::arg("source"),
+             nb::arg("target"), nb::keep_alive<1, 2>())
         .def("append_attend", &append_attend)
         .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"), nb::arg("first").none(),
              nb::arg("parameters"))
@@ -310,7 +368,13 @@ void bind_layers(nb::module_& m) {
         .def("append_mix", &append_mix, nb::arg("experts"), nb::arg("source"), nb::arg("target"),
              nb::keep_alive<1, 2>())
         .def("append_gate_rows", &append_gate_rows, nb::arg("target"))
-        .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"))
+        .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"), nb::arg("source"))
+        .def("append_mix_streams", &append_mix_streams, nb::arg("streams"), nb::arg("target"))
+        .def("append_spread_streams", &append_spread_streams, nb::arg("streams"), nb::arg("factor"),
+             nb::arg("gate_scale"), nb::arg("has_gains"), nb::arg("adds"), nb::arg("source"), nb::arg("target"))
+        .def("append_match_streams", &append_match_streams, nb::arg("streams"), nb::arg("scale"))
+        .def("append_ngrams", &append_ngrams, nb::arg("type_name"), array("data"), nb::arg("columns"), nb::arg("end"),
+             nb::arg("multipliers"), nb::arg("sizes"), nb::arg("offsets"), nb::arg("at"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
         .def("append_gate_heads", &append_gate_heads)
         .def("append_gated_norm", &append_gated_norm, array("weight").none(), nb::arg("width"), nb::arg("eps"),

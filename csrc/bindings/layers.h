@@ -90,8 +90,11 @@ struct PythonLayers {
         if (name == "inputs") return Register::inputs;
         if (name == "kept") return Register::kept;
         if (name == "turned") return Register::turned;
-        if (name != "other")
-            refuse("layers: register", name, "stream, delta, normed, turned, x, kept, other or inputs");
+        if (name == "streams") return Register::streams;
+        if (name == "gains") return Register::gains;
+        if (name != "other") {
+            refuse("layers: register", name, "stream, streams, gains, delta, normed, turned, x, kept, other or inputs");
+        }
         return Register::other;
     }
 };

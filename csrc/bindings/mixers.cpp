@@ -2,10 +2,15 @@
 // arguments could break, and that nobody writes a state that is read.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
+#include <vector>
 
+#include "bindings/embed.h"
 #include "bindings/mixers.h"
+#include "embed/embed.h"
 #include "mixers/spread_mixers.h"
 
 void bind_mixers(nb::module_& m);
@@ -100,6 +105,28 @@ void run_gated_norm(Runtime& runtime, Matrix x, Matrix gate, int64_t first, Opti
     run_alone(runtime, [&] { mlxr::spread_gated_norm(runtime, call, rows); });
 }
 
+// The rows of a table that tokens name by themselves and by those before them: out (tokens, heads * columns).
+void run_ngrams(Runtime& runtime, mlxr::TokenIds ids, const std::string& type, mlxr::RawBlocks data, int64_t columns,
+                int64_t end, const std::vector<uint64_t>& multipliers, const std::vector<uint64_t>& sizes,
+                const std::vector<uint64_t>& offsets, MatrixOut out, MatrixOut pool, int64_t at, Ints reads,
+                Ints writes, Ints starts) {
+    const int64_t tokens = size_of(out, 0);
+    check_size("ngrams: length of ids", static_cast<int64_t>(ids.size()), tokens);
+    const mlxr::Type table = mlxr::check_table(type, data, static_cast<size_t>(columns));
+    const size_t known = mlxr::count_rows(table, data, static_cast<size_t>(columns));
+    mlxr::NgramCall call = mlxr::check_ngrams(end, multipliers, sizes, offsets, known);
+    check_size("ngrams: columns of out", size_of(out, 1), call.heads() * columns);
+    check_indices("ngrams: ids", ids.data(), tokens, int64_t{1} << 24);
+    call.ids = ids.data();
+    call.states = check_states("ngrams", pool, at, call.state_floats(), reads, writes, starts, tokens);
+    std::vector<int32_t> rows(static_cast<size_t>(tokens * call.heads()));
+    call.rows = rows.data();
+    run_alone(runtime, [&] {
+        mlxr::find_ngrams(call);
+        mlxr::embed(runtime, table, data.data(), columns, rows.data(), tokens * call.heads(), out.data());
+    });
+}
+
 }  // namespace
 
 void bind_mixers(nb::module_& m) {
@@ -114,6 +141,9 @@ void bind_mixers(nb::module_& m) {
     m.def("mamba2", &run_mamba2, nb::arg("runtime"), array("xbc"), array("x"), nb::arg("first"), array("rates"),
           array("bias"), array("skip"), nb::arg("groups"), nb::arg("rows"), array("out"), array("pool"), nb::arg("at"),
           array("reads"), array("writes"), array("starts"));
+    m.def("ngrams", &run_ngrams, nb::arg("runtime"), array("ids"), nb::arg("type_name"), array("data"),
+          nb::arg("columns"), nb::arg("end"), nb::arg("multipliers"), nb::arg("sizes"), nb::arg("offsets"),
+          array("out"), array("pool"), nb::arg("at"), array("reads"), array("writes"), array("starts"));
     m.def("gated_norm", &run_gated_norm, nb::arg("runtime"), array("x"), array("gate"), nb::arg("first"),
           array("weight").none(), nb::arg("width"), nb::arg("eps"), nb::arg("gate_first"), array("out"));
 }

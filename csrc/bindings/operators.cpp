@@ -54,11 +54,14 @@ auto* data_or_null(const std::optional<Array>& array) {
 void run_rms_norm(Runtime& runtime, Matrix x, OptionalVector weight, float eps, std::optional<Matrix> residual,
                   MatrixOut normed, std::optional<MatrixOut> summed, float residual_scale, float sum_scale) {
     const NormArrays arrays{x, residual, normed, summed};
-    if (weight) check_size("rms_norm: length of weight", size_of(*weight, 0), arrays.columns());
+    const int64_t weight_rows = weight ? size_of(*weight, 0) / std::max<int64_t>(1, arrays.columns()) : 1;
+    if (weight) check_size("rms_norm: length of weight", size_of(*weight, 0), weight_rows * arrays.columns());
+    if (weight_rows < 1) refuse("rms_norm: length of weight", "below that of a row", "one row or more");
     arrays.check("rms_norm");
     const mlxr::RmsNormCall call{x.data(),      data_or_null(residual), data_or_null(weight),
                                  normed.data(), data_or_null(summed),   arrays.columns(),
-                                 eps,           residual_scale,         sum_scale};
+                                 eps,           residual_scale,         sum_scale,
+                                 weight_rows};
     run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, arrays.rows()); });
 }
 
@@ -149,6 +152,42 @@ void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
     run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
 }
 
+// Rows of `streams` parts as wide as those of `part`.
+void check_streams(const char* what, const Matrix& x, int64_t rows, int64_t streams, int64_t columns) {
+    if (streams < 1) refuse(what, std::to_string(streams), "1 stream or more");
+    check_size(what, size_of(x, 0), rows);
+    check_size(what, size_of(x, 1), streams * columns);
+}
+
+void run_mix_streams(Runtime& runtime, Matrix x, Matrix gates, int64_t streams, MatrixOut out) {
+    const int64_t rows = size_of(out, 0), columns = size_of(out, 1);
+    check_streams("mix_streams: shape of x", x, rows, streams, columns);
+    check_streams("mix_streams: shape of gates", gates, rows, streams, columns);
+    const mlxr::MixStreamsCall call{x.data(), gates.data(), out.data(), streams, columns};
+    run_alone(runtime, [&] { mlxr::run_streams(runtime, call, rows); });
+}
+
+void run_spread_streams(Runtime& runtime, Matrix x, std::optional<Matrix> gates, std::optional<Matrix> base,
+                        int64_t streams, float factor, float gate_scale, MatrixOut out) {
+    const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
+    check_size("spread_streams: rows of out", size_of(out, 0), rows);
+    check_size("spread_streams: columns of out", size_of(out, 1), streams * columns);
+    if (gates) check_streams("spread_streams: shape of gates", *gates, rows, streams, 1);
+    if (base) check_streams("spread_streams: shape of base", *base, rows, streams, columns);
+    const mlxr::SpreadStreamsCall call{x.data(), data_or_null(gates), data_or_null(base), out.data(), streams, columns,
+                                       factor,   gate_scale};
+    run_alone(runtime, [&] { mlxr::run_streams(runtime, call, rows); });
+}
+
+void run_match_streams(Runtime& runtime, Matrix keys, Matrix queries, float scale, float least, MatrixOut out) {
+    const int64_t rows = size_of(out, 0), streams = size_of(out, 1);
+    const int64_t columns = size_of(keys, 1) / std::max<int64_t>(1, streams);
+    check_streams("match_streams: shape of keys", keys, rows, streams, columns);
+    check_streams("match_streams: shape of queries", queries, rows, streams, columns);
+    const mlxr::MatchStreamsCall call{keys.data(), queries.data(), out.data(), streams, columns, scale, least};
+    run_alone(runtime, [&] { mlxr::run_streams(runtime, call, rows); });
+}
+
 void run_hadamard(Runtime& runtime, Matrix x, OptionalVector signs, std::optional<Ints> order, int64_t block,
                   bool inverse, MatrixOut out) {
     const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
@@ -230,6 +269,12 @@ void bind_operators(nb::module_& m) {
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
+    m.def("mix_streams", &run_mix_streams, nb::arg("runtime"), array("x"), array("gates"), nb::arg("streams"),
+          array("out"));
+    m.def("spread_streams", &run_spread_streams, nb::arg("runtime"), array("x"), array("gates").none(),
+          array("base").none(), nb::arg("streams"), nb::arg("factor"), nb::arg("gate_scale"), array("out"));
+    m.def("match_streams", &run_match_streams, nb::arg("runtime"), array("keys"), array("queries"), nb::arg("scale"),
+          nb::arg("least"), array("out"));
     m.def("hadamard", &run_hadamard, nb::arg("runtime"), array("x"), array("signs").none(), array("order").none(),
           nb::arg("block"), nb::arg("inverse"), array("out"));
     m.def("project_parts", &run_project_parts, nb::arg("runtime"), array("x"), nb::arg("weights"), nb::arg("passed"),

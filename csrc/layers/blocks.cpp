@@ -20,7 +20,9 @@ namespace {
 bool opens_block(const std::vector<Operator>& ops, size_t at) {
     const Operator& op = ops[at];
     if (at == 0 || op.kind == Kind::sum || op.kind == Kind::rows) return true;
-    return op.kind == Kind::norm && op.source == Register::stream && ops[at - 1].target == Register::delta;
+    if (op.kind != Kind::norm) return false;
+    return op.source == Register::streams ? ops[at - 1].target == Register::streams
+                                          : op.source == Register::stream && ops[at - 1].target == Register::delta;
 }
 
 constexpr int64_t kArraysEach = 6;  // that an operator takes, at most
@@ -57,7 +59,14 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
         case Kind::route:
             return 2 * op.router.used;
         case Kind::mix:
+        case Kind::mix_streams:
             return columns;
+        case Kind::spread_streams:
+            return op.cuts * op.columns;
+        case Kind::match_streams:
+            return op.cuts;
+        case Kind::ngrams:
+            return op.ngrams.heads() * (op.columns + 1);
         default:
             return 0;
     }
@@ -84,6 +93,7 @@ class LayersRun {
 
   private:
     static constexpr size_t kOne = 1, kThree = 3;
+    static constexpr float kLeastMatch = 1e-6f;
 
     // Memory for all operators from `first` on up to the next block.
     void reserve_block(const Layer& layer, const std::vector<Operator>& ops, size_t first) {
@@ -146,9 +156,29 @@ class LayersRun {
             }
             case Kind::join: {
                 float* const sum = find(op.target);
-                spread_add(runtime_, {sum, read(Register::other), sum, op.factor}, call_.tokens * op.columns);
+                spread_add(runtime_, {sum, read(op.source), sum, op.factor}, call_.tokens * op.columns);
                 return kOne;
             }
+            case Kind::mix_streams: {
+                const float *const kept = read(Register::kept), *const gates = read(Register::x);
+                run_streams(runtime_, MixStreamsCall{kept, gates, write(op.target, op.columns), op.cuts, op.columns},
+                            call_.tokens);
+                return kOne;
+            }
+            case Kind::spread_streams:
+                spread_over_streams(op);
+                return kOne;
+            case Kind::match_streams: {
+                const float *const keys = read(Register::x), *const queries = read(Register::kept);
+                float* const out = write(op.target, op.cuts);
+                run_streams(runtime_,
+                            MatchStreamsCall{keys, queries, out, op.cuts, op.columns, op.gate_scale, kLeastMatch},
+                            call_.tokens);
+                return kOne;
+            }
+            case Kind::ngrams:
+                look_up_ngrams(layer, op);
+                return kOne;
             case Kind::route:
                 route(op);
                 return kOne;
@@ -275,8 +305,32 @@ class LayersRun {
             spread_layer_norm(
                 runtime_, {source, nullptr, op.norm.weight, op.norm.bias, target, nullptr, columns, op.norm.eps}, rows);
         } else {
-            spread_rms_norm(runtime_, {source, nullptr, op.norm.weight, target, nullptr, columns, op.norm.eps}, rows);
+            RmsNormCall call{source, nullptr, op.norm.weight, target, nullptr, columns, op.norm.eps};
+            call.weight_rows = op.weight_rows;
+            spread_rms_norm(runtime_, call, rows);
         }
+    }
+
+    // What a block gives is taken out of the delta, so that nothing is left to add.
+    void spread_over_streams(const Operator& op) {
+        const float *const source = read(op.source), *const gates = op.has_gains ? read(Register::gains) : nullptr;
+        float* const out = op.adds ? find(op.target) : write(op.target, op.cuts * op.columns);
+        run_streams(runtime_,
+                    SpreadStreamsCall{source, gates, op.adds ? out : nullptr, out, op.cuts, op.columns, op.factor,
+                                      op.gate_scale},
+                    call_.tokens);
+        if (op.source == Register::delta) registers_.drop_delta();
+    }
+
+    void look_up_ngrams(const Layer& layer, const Operator& op) {
+        NgramCall call = op.ngrams;
+        call.ids = call_.token_ids;
+        call.states = {layer.states,       layer.slot_floats, call.states.first, call_.state_reads,
+                       call_.state_writes, call_.starts,      call_.sequences};
+        call.rows = reinterpret_cast<int32_t*>(registers_.take(call.heads()));
+        find_ngrams(call);
+        embed(runtime_, op.table.type, op.table.data, op.columns, call.rows, call_.tokens * call.heads(),
+              write(op.target, call.heads() * op.columns));
     }
 
     void route(const Operator& op) {

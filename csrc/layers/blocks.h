@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "embed/ngrams.h"
 #include "layers/hadamard.h"
 #include "linear/linear.h"
 #include "lora/adapter.h"
@@ -20,9 +21,10 @@ namespace mlxr {
 // Where operators read and write: (tokens, columns) of the residual stream; what is still to be added to it; what
 // blocks begin with; what is passed on within a block; what a block beside another one adds; what all layers get of
 // each token besides the stream, the columns of one layer after those of another; what a block keeps for its later
-// operators; and what it begins with in the basis of rotated weights.
-enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept, turned };
-constexpr int kRegisters = 8;
+// operators; what it begins with in the basis of rotated weights; the residual streams of a model that has several side
+// by side; and by how much each of these takes what a block gives.
+enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept, turned, streams, gains };
+constexpr int kRegisters = 10;
 
 struct Norm {
     const float* weight;
@@ -54,6 +56,11 @@ enum class Kind : uint8_t {
     route,        // router: the experts of each token and their shares, by the logits in x
     mix,          // experts: a token goes to those that were chosen for it
     gate_rows,    // columns: a token is multiplied by the sigmoid of the one number in x
+    // These have `cuts` streams of `columns` numbers.
+    mix_streams,     // what was kept becomes their mean, by the gates in x
+    spread_streams,  // factor, gate_scale, has_gains, adds
+    match_streams,   // gate_scale: how alike x and what was kept are becomes the gains
+    ngrams,          // table, ngrams: the rows of a table that tokens name by themselves and those before them
 };
 
 // How the heads of queries and keys are normed.
@@ -88,8 +95,12 @@ struct Operator {
     bool gated;
     int64_t first;  // of the inputs' columns, or -1
     float factor;
-    int64_t columns;  // of each token
-    int64_t cuts;     // into which these are cut to be normed
+    float gate_scale;  // of gates of streams
+    bool has_gains, adds;
+    NgramCall ngrams;     // but for the arrays of the batch
+    int64_t columns;      // of each token
+    int64_t cuts;         // into which these are cut to be normed, or streams
+    int64_t weight_rows;  // of a norm: how many of the cuts have weights of their own
     Table table;
     HadamardCall hadamard;  // but for the arrays of the batch
     int64_t kept_first, kept_columns;

@@ -1,5 +1,5 @@
 // The memory of registers while layers run. What a block writes lies in one region, which the next block takes over;
-// stream, delta and inputs have memory of their own, which stays.
+// stream, delta, and inputs or streams have memory of their own, which stays.
 #pragma once
 
 #include <array>
@@ -10,7 +10,8 @@ namespace mlxr {
 
 // Whether what blocks write there has its own memory, which stays when the block ends.
 inline bool stays(Register place) {
-    return place == Register::stream || place == Register::delta || place == Register::inputs;
+    return place == Register::stream || place == Register::delta || place == Register::inputs ||
+           place == Register::streams;
 }
 
 class Registers {
@@ -44,7 +45,7 @@ class Registers {
             return call_.delta;
         }
         if (place == Register::stream) return call_.stream;
-        if (place == Register::inputs) {
+        if (place == Register::inputs || place == Register::streams) {  // no model has both
             const size_t bytes = static_cast<size_t>(call_.tokens * columns) * sizeof(float);
             return set(place, reinterpret_cast<float*>(runtime_.scratch(Scratch::inputs, bytes)), columns);
         }

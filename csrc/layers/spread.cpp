@@ -100,6 +100,39 @@ void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows
                [&](int64_t first, int64_t last) { table.gate_heads(call, first, last); });
 }
 
+namespace {
+
+// What an operator of streams does, which reads and writes `times` numbers for each one of its rows.
+template <typename Call, typename Body>
+void count_streams(Runtime& runtime, const Call& call, int64_t rows, int form, int64_t times, const Body& body) {
+    Counted counted(runtime.tally, {OperatorName::streams, KernelName::plain, form});
+    const int64_t columns = call.streams * call.columns;
+    does_floats(counted, times * rows * columns);
+    const OperatorTable& table = *operator_table(runtime.isa);
+    run_ranges(runtime, rows, (form == 0 ? 4 : 1) * columns,
+               [&](int64_t first, int64_t last) { body(table, first, last); });
+}
+
+}  // namespace
+
+void run_streams(Runtime& runtime, const MixStreamsCall& call, int64_t rows) {
+    count_streams(runtime, call, rows, 0, 2, [&](const OperatorTable& table, int64_t first, int64_t last) {
+        table.mix_streams(call, first, last);
+    });
+}
+
+void run_streams(Runtime& runtime, const SpreadStreamsCall& call, int64_t rows) {
+    count_streams(runtime, call, rows, 1, 2, [&](const OperatorTable& table, int64_t first, int64_t last) {
+        table.spread_streams(call, first, last);
+    });
+}
+
+void run_streams(Runtime& runtime, const MatchStreamsCall& call, int64_t rows) {
+    count_streams(runtime, call, rows, 2, 2, [&](const OperatorTable& table, int64_t first, int64_t last) {
+        table.match_streams(call, first, last);
+    });
+}
+
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall* values) {
     const int64_t pools = values == nullptr ? 1 : 2;
     Counted counted(runtime.tally, {OperatorName::write_pages, KernelName::plain, static_cast<int>(keys.type)});

@@ -18,19 +18,20 @@ namespace mlxr {
 struct RmsNormCall {
     const float* x;         // (rows, columns)
     const float* residual;  // the same, or null
-    const float* weight;    // (columns), or null for ones
+    const float* weight;    // (weight_rows, columns): row i is multiplied by row i % weight_rows; or null for ones
     float* normed;          // (rows, columns)
     float* summed;          // (rows, columns) when residual is given, else unused
     int64_t columns;
     float eps;
     float residual_scale = 1.0f, sum_scale = 1.0f;  // summed = (x + residual_scale * residual) * sum_scale
+    int64_t weight_rows = 1;
 };
 
 // The same of the differences from each row's mean, with a bias.
 struct LayerNormCall {
     const float* x;         // (rows, columns)
     const float* residual;  // the same, or null
-    const float* weight;    // (weight_rows, columns): row i is multiplied by row i % weight_rows
+    const float* weight;    // (weight_rows, columns), as above
     const float* bias;      // (columns), or null
     float* normed;          // (rows, columns)
     float* summed;          // (rows, columns) when residual is given, else unused
@@ -99,6 +100,31 @@ struct GateHeadsCall {
     const float* gates;  // (rows, gate_count): each is that of columns / gate_count neighbours
     float* out;          // as x, and may be x
     int64_t columns, gate_count;
+};
+
+// Of rows of `streams` parts the mean of the parts, each of whose numbers is times the sigmoid of its gate.
+struct MixStreamsCall {
+    const float *x, *gates;  // (rows, streams, columns)
+    float* out;              // (rows, columns)
+    int64_t streams, columns;
+};
+
+// Each part of a row becomes base + x * factor, times the sigmoid of the part's gate * gate_scale where there is one.
+struct SpreadStreamsCall {
+    const float* x;      // (rows, columns)
+    const float* gates;  // (rows, streams), or null
+    const float* base;   // (rows, streams, columns), or null for zeros
+    float* out;          // (rows, streams, columns), and may be base
+    int64_t streams, columns;
+    float factor, gate_scale;
+};
+
+// Of each part of a row how alike keys and queries are, p, their product times `scale`: sign(p) sqrt(max(|p|, least)).
+struct MatchStreamsCall {
+    const float *keys, *queries;  // (rows, streams, columns)
+    float* out;                   // (rows, streams)
+    int64_t streams, columns;
+    float scale, least;
 };
 
 // How experts are chosen by their logits, and what each one's share is: scores are the softmax of all logits or the
@@ -272,6 +298,9 @@ struct OperatorTable {
     void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
     void (*add)(const AddCall& call, int64_t first, int64_t last);
     void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
+    void (*mix_streams)(const MixStreamsCall& call, int64_t row_first, int64_t row_last);
+    void (*spread_streams)(const SpreadStreamsCall& call, int64_t row_first, int64_t row_last);
+    void (*match_streams)(const MatchStreamsCall& call, int64_t row_first, int64_t row_last);
     // Blocks of a for some of the call's rows; then, when all of these are there, blocks of b.
     void (*lora_reduce)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);
     void (*lora_expand)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);

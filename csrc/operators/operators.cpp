@@ -12,6 +12,7 @@
 #include "operators/rope.inc"
 #include "operators/route.inc"
 #include "operators/scale.inc"
+#include "operators/streams.inc"
 #include "operators/write_pages.inc"
 #include "sample/sample.inc"
 
@@ -31,6 +32,9 @@ constexpr mlxr::OperatorTable kTable{
     scale,
     add,
     gate_heads,
+    mix_streams,
+    spread_streams,
+    match_streams,
     lora_reduce,
     lora_expand,
     route,

@@ -20,6 +20,7 @@ constexpr const char* kKernels[] = {
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
 constexpr const char* kScales[] = {"f32", "f32+softcap", "hadamard", "inverse hadamard"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
+constexpr const char* kStreams[] = {"mix", "spread", "match"};
 constexpr const char* kActivations[] = {
 #define ACTIVATION(name, parameters) #name,
 #include "tables/activations.def"
@@ -50,6 +51,8 @@ std::string name_form(OperatorName what, int form) {
             return form == 2 ? "gate alone" : form == 1 ? "gate first" : "norm first";
         case OperatorName::short_conv:
             return kConvolutions[form];
+        case OperatorName::streams:
+            return kStreams[form];
         case OperatorName::rope:
             return form == 1 ? "interleaved" : "halves";
         case OperatorName::activate:

@@ -44,6 +44,7 @@ CASES = [
     "granite4h",
     "granite4h-moe",
     "granitemoe-shared",
+    "kimi-linear",
     "lfm2",
     "lfm2moe",
     "llama-bias-gelu",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gpu_cases import skip_unless_emulated
 
+from mlxr.core.errors import DeviceError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
@@ -44,6 +45,13 @@ def answer(engine: Engine) -> list[tuple[int, int | None]]:
     while engine.has_work:
         events += [(event.sequence_id, event.token_id) for event in engine.step()]
     return events
+
+
+def test_streams_side_by_side_are_refused() -> None:
+    skip_unless_emulated()
+    config, seed, _, _ = read_golden("qwen4exp")
+    with pytest.raises(DeviceError, match=r"several residual streams side by side, .* run it with --device cpu"):
+        build_hf(Context("emulated"), config, seed)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -60,6 +60,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     }
     layers = _LAYERS.get(kind, "model.layers")
     wholes = {name: folder_name for folder_name, name in reversed(WHOLE_NAMES.items())}
+    wholes |= {name: folder_name for folder_name, name in stated.layout.names.items() if name in wholes}
     shapes: dict[str, tuple[int, ...]] = {}
     for full_name, shape in expected_tensors(read_model(stated)).items():
         if stated.layout.exchanges and full_name.startswith("blk.") and len(shape) == 2:
@@ -84,6 +85,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         elif name == "attn_k_b":  # folders have it and the next one together
             shapes[f"{layer}self_attn.kv_b_proj.weight"] = (shape[0] * (shape[2] + config["v_head_dim"]), shape[1])
         elif name != "attn_v_b":
+            shape = (1, 1, *shape) if part == "ssm_a" and kind == "kimi_linear" else shape
             shapes[layer + (wholes[part] if part in wholes else f"{modules[name]}.{end}")] = shape
         if name == "attn_q_b" and "index_topk" in config:
             heads, size = config["index_n_heads"], config["index_head_dim"]
@@ -194,6 +196,35 @@ def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
                 "linear_attn.out_proj.weight": (hidden, values),
             }
         shapes |= {layer + name: shape for name, shape in parts.items()}
+    return shapes
+
+
+def _list_qwen4(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of a Qwen3.8-Flash-Next but the table of embeddings: those of a Qwen3.5 without its norms of the
+    stream, and what its residual streams have."""
+    hidden, wide, rank = config["hidden_size"], config["hc_count"] * config["hidden_size"], config["hc_lowrank"]
+    norms = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
+    shapes = {name: shape for name, shape in _list_qwen35(config).items() if not name.endswith(norms)}
+    mixed = {"hc_norm": (wide,), "input_mix_weight_down": (rank, wide), "input_mix_weight_up": (wide, rank)}
+    shapes |= {f"model.hyper_connection_mixer.{name}.weight": shape for name, shape in mixed.items()}
+    mixed |= {"block_inject_weight": (config["hc_count"], wide)}
+    indexer, size = config["indexer_n_heads"] + 1, config["indexer_head_dim"]
+    for index, kind in enumerate(config["layer_types"]):
+        layer = f"model.layers.{index}."
+        for module in ("attn_hyper_connection", "mlp_hyper_connection"):
+            shapes |= {f"{layer}{module}.{name}.weight": shape for name, shape in mixed.items()}
+        if kind == "full_attention":
+            own = {"index_qk_proj": (indexer * size, hidden), "q_layernorm": (size,), "k_layernorm": (size,)}
+            shapes |= {f"{layer}self_attn.indexer.{name}.weight": shape for name, shape in own.items()}
+    layer, width = f"model.layers.{config['ple_layer_ids'][0] - 1}.ple.", config["ple_embed_dim"]
+    shapes |= {f"{layer}key_proj.weight": (wide, width), f"{layer}value_proj.weight": (hidden, width)}
+    shapes |= {f"{layer}norm_{name}.weight": (wide,) for name in ("key", "query", "conv")}
+    shapes[f"{layer}conv1d.weight"] = (wide, 1, config["ple_conv_kernel_size"])
+    stated = read_folder(config).values
+    parts, rows = config["split_ngram_parts"], stated["mlxr.ngram_rows"]
+    for part in range(parts):
+        name = f"{layer}ple_embedding.ngram_embedding.shard_{part}.weight"
+        shapes[name] = (int(str(rows)) // parts, int(str(stated["qwen4exp.embedding_length_per_layer_input"])))
     return shapes
 
 
@@ -394,7 +425,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
             "mlp.experts.down_proj_bias": (experts, hidden),
         }
     block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
-    if kind in ("mixtral", "minimax_m2", "phimoe", "lfm2_moe"):
+    if kind in ("mixtral", "minimax_m2", "phimoe", "lfm2_moe", "kimi_linear"):
         block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
     gate = {"hunyuan_v1_moe": "gate.wg", "afmoe": "router.gate", "hy_v3": "router.gate"}.get(kind, "gate")
@@ -416,6 +447,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
         biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}
         shapes[f"mlp.{biases[kind]}"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
+    elif kind == "kimi_linear":
+        shapes[f"{block}.gate.e_score_correction_bias"] = (experts,)
+        shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
     elif kind in ("hy_v3", "cohere2_moe"):
         shapes |= {"mlp.expert_bias": (experts,)} if kind == "hy_v3" else {}
         shared, shared_ffn = "shared_mlp" if kind == "hy_v3" else "shared_experts", ffn * config["num_shared_experts"]
@@ -429,9 +463,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     else:
         shapes |= {"mlp.shared_expert_gate.weight": (1, hidden)} if shared_ffn else {}
     if shared_ffn:
-        shapes[f"mlp.{shared}.gate_proj.weight"] = (shared_ffn, hidden)
-        shapes[f"mlp.{shared}.up_proj.weight"] = (shared_ffn, hidden)
-        shapes[f"mlp.{shared}.down_proj.weight"] = (hidden, shared_ffn)
+        shapes[f"{block}.{shared}.gate_proj.weight"] = (shared_ffn, hidden)
+        shapes[f"{block}.{shared}.up_proj.weight"] = (shared_ffn, hidden)
+        shapes[f"{block}.{shared}.down_proj.weight"] = (hidden, shared_ffn)
     return shapes
 
 
@@ -451,6 +485,7 @@ def _list_granite(config: Config, experts: int, ffn: int) -> dict[str, tuple[int
 _OTHERS: dict[str, Callable[[Config], dict[str, tuple[int, ...]]]] = {  # with layers of several kinds
     "qwen3_5": _list_qwen35,
     "qwen3_next": _list_qwen35,
+    "qwen4_exp": _list_qwen4,
     "lfm2": _list_lfm2,
     "mamba2": _list_mamba2,
     "nemotron_h": _list_nemotron,
@@ -475,6 +510,7 @@ def _make_all(config: Config, shapes: Mapping[str, tuple[int, ...]], seed: int) 
             "qwen3_5_text",
             "qwen3_5_moe_text",
             "qwen3_next",
+            "qwen4_exp_text",
         )
         if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
             values -= np.float32(1.0)  # as these families store them

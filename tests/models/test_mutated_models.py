@@ -164,7 +164,7 @@ def make_file(seed: int) -> File:
 
 def change_metadata(random: np.random.Generator, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """With up to three values changed; the sizes of keys and values, which must be equal, mostly together."""
-    changed = dict(metadata)
+    changed = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in metadata.items()}
     keys = [key for key in metadata if key != "general.architecture"]
     for key in map(str, random.choice(keys, int(random.integers(4)), replace=False)):
         changed[key] = change_value(random, changed[key])

@@ -152,6 +152,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "qwen4exp": (
+        "qwen4exp",
+        {
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "hc_lowrank": 256,
+            "ple_layer_ids": [1],
+            "ple_embed_dim": 256,
+            "indexer_budget": 512,
+        },
+    ),
     "cohere2": ("cohere2", {}),
     "qwen3moe": ("qwen3moe", {"moe_intermediate_size": 256, "mlp_only_layers": []}),
     "qwen2moe": ("qwen2moe", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}),
@@ -196,6 +209,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-moe": ("hunyuan-moe", {"intermediate_size": 256}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
+    "kimi-linear": (
+        "kimi-linear",
+        LATENT
+        | LING
+        | {
+            "q_lora_rank": None,
+            "num_expert_group": 1,
+            "model_max_length": 512,
+            "linear_attn_config": {
+                "full_attn_layers": [2],
+                "kda_layers": [1],
+                "num_heads": 4,
+                "head_dim": 64,
+                "short_conv_kernel_size": 4,
+            },
+        },
+    ),
     # Without a rank of queries a model is one to llama.cpp if it has as many layers as V2-Lite.
     "deepseek2": ("deepseek2", LATENT | FEW_LATENT),
     "glm4moelite": ("glm4moelite", LATENT | FEW_LATENT | {"mlp_layer_types": ["dense", "sparse"]}),
@@ -249,6 +279,8 @@ def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
         run("convert", folder, model, "--type", kind)
         if family == "phimoe":
             model.write_bytes(model.read_bytes().replace(JITTER, b"phimoe.unread_jitter_noise"))
+        if family == "qwen4exp":
+            model = add_indexer(model)
         tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
         theirs = compute_their_losses(model, tokens)
         worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
@@ -275,6 +307,23 @@ def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Pat
     worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
     print(f"{kind}: mean loss {theirs.mean():.3f}, of which the worst eighth differs by {worst:.5f}")
     assert worst < BOUNDS["q4_k_m"]
+
+
+def add_indexer(path: Path) -> Path:
+    """Give a file the indexer that llama.cpp asks for and `mlxr convert` leaves out: one that chooses all tokens."""
+    file, random, out = open_gguf(path), np.random.RandomState(3), path.with_suffix(".indexed.gguf")
+    shapes = {"q_proj": (64, 256), "k_proj": (32, 256), "q_norm": (32,), "k_norm": (32,)}
+    tensors = [
+        TensorToWrite.from_source(tensor, name=name, type_name=tensor.type_name)
+        for name, tensor in file.tensors.items()
+    ]
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape).astype(np.float32)
+        tensors.append(TensorToWrite.from_array(f"blk.1.indexer.{name}.weight", "f32", values))
+    keys = {"indexer.head_count": 2, "indexer.key_length": 32, "compress_ratios": [0, 4]}
+    metadata = {f"qwen4exp.attention.{key}": value for key, value in keys.items()}
+    write_gguf(out, {**file.metadata, **metadata}, tensors, metadata_types=file.metadata_types)
+    return out
 
 
 def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:

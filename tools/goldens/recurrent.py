@@ -82,6 +82,32 @@ DELTA_EXPERTS: Config = {
 }
 
 CASES: dict[str, Config] = {
+    "qwen4exp": make_config(
+        "qwen4_exp_text",
+        4,
+        2,
+        48,
+        **DELTA,
+        **DELTA_EXPERTS,
+        output_gate_type="sigmoid",
+        hc_count=4,
+        hc_lowrank=24,
+        ple_layer_ids=[3],
+        ple_embed_dim=96,
+        ple_conv_kernel_size=4,
+        ngram_size=3,
+        heads_per_ngram=2,
+        ngram_vocab_size_base=101,
+        make_ngram_vocab_size_divisible_by=16,
+        split_ngram_parts=4,
+        eos_token_id=7,
+        max_position_embeddings=256,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=32,
+        indexer_budget=160,
+        indexer_compress_ratio=4,
+    ),
     # a feed-forward block of 160 features: two thirds of 160, times 1.3, in multiples of 32
     "lfm2": make_config(
         "lfm2",

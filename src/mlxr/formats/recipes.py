@@ -122,7 +122,10 @@ RECIPES: tuple[Recipe, ...] = (
     # As the weights of gpt-oss are: only stacks of experts in four bits. Of a model without experts it makes q8_0.
     Recipe("mxfp4", 38, "q8_0", output="q8_0", experts="mxfp4"),
 )
-_STAY_F32 = ("_norm", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd", "token_types", "attn_rel_b")
+_STAY_F32 = (
+    *("_norm", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ple_conv1d"),
+    *("position_embd", "token_types", "attn_rel_b"),
+)
 _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
 # What all recipes for blocks keep in 16 bits: of a Gemma 4 what makes the inputs of its layers.

@@ -211,6 +211,29 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Joined(Stack):
+    """Matrices of one type, as wide as one another, as one: the rows of each after those of the one before."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows of all parts together, columns)."""
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] of all parts, decoded."""
+        first, last, made, row = start or 0, self.shape[0] if stop is None else stop, list[FloatArray](), 0
+        for part in self.parts:
+            begin, end = max(first - row, 0), min(last - row, part.shape[0])
+            row += part.shape[0]
+            made += [part.to_float32(begin, end)] if begin < end else []
+        return np.concatenate(made) if made else self.parts[0].to_float32(0, 0)
+
+    def take_rows(self, start: int, stop: int) -> Picked:  # type: ignore[override]
+        """Rows [start:stop] as a tensor of their own."""
+        return Picked(self, np.arange(start, stop, dtype=np.int32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Picked(View):
     """Some rows of a matrix, in an order of their own, as a tensor; its blocks are copied when they are asked for."""
 
@@ -386,6 +409,11 @@ def make_zeros(name: str, rows: int, columns: int) -> Decoded:
 def make_vector(name: str, numbers: Sequence[float]) -> Decoded:
     """Return numbers as a tensor of f32."""
     return Decoded(name, np.array(numbers, np.float32))
+
+
+def make_words(numbers: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Return whole numbers as files keep large ones, in 64 bits."""
+    return np.array(numbers, np.uint64)
 
 
 def round_float(number: float) -> float:

@@ -48,6 +48,7 @@ from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.adapter import OUTPUT, TABLE, Adapter, group_batch, group_rows
 from mlxr.models.components import Weights
+from mlxr.models.components.layer import TABLE as INPUTS_TABLE
 from mlxr.models.components.weights import plan_experts
 from mlxr.models.footprint import AttentionWork, ExpertsWork, StepWork, list_expert_bytes
 from mlxr.models.model import Model
@@ -155,7 +156,7 @@ class Decoder:
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in list_matrices(tensors))
         layers, sizes = config.layers, list_expert_bytes(config, tensors)
-        total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        total_bytes = sum(tensor.nbytes for name, tensor in tensors.items() if name != INPUTS_TABLE)
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
         weights = Weights(ctx, tensors, budget, share.summed, config.rotated)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None

@@ -203,8 +203,9 @@ class EagleHead:
     def __init__(self, target: Decoder, config: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> None:
         self.ctx, shared = target.ctx, target.weights
         own = read_eagle_config(config)
-        if target.config.layers[0].inputs is not None:
-            raise ModelError("an EAGLE-3 head cannot read a model whose layers have inputs of their own")
+        first = target.config.layers[0]
+        if first.inputs is not None or first.streams is not None:
+            raise ModelError("an EAGLE-3 head cannot read a model whose layers have inputs or streams of their own")
         self.taps: tuple[int, ...] | None = find_taps(config, len(target.config.layers))
         named = {_rename(name): tensor for name, tensor in tensors.items()}
         _check(named, config, own, target.config, len(self.taps))

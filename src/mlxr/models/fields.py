@@ -237,6 +237,7 @@ OWN_KEYS = {
     "dense_2.bias": "true if it has a bias",
     "dense_3.activation": "what follows the second one",
     "dense_3.bias": "true if that has a bias",
+    "ngram_rows": "how many rows the table has that n-grams name",
     "embedding.max_tokens": "the most tokens of a text that becomes a vector",
     "embedding.prompts": "what goes before such a text, by names, and which of them does unasked, as JSON",
     "expert_group_count": "groups that experts are chosen by",

@@ -21,7 +21,17 @@ from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_fact
 from mlxr.kernels.rope_and_write_kv import HeadNormKind
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
-from mlxr.models.components import Attention, Dense, Embeddings, FeedForward, LatentAttention, Layer, Mamba2, Rope
+from mlxr.models.components import (
+    NO_ROPE,
+    Attention,
+    Dense,
+    Embeddings,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mamba2,
+    Rope,
+)
 from mlxr.models.components.attention import Buckets, Slopes
 from mlxr.models.components.encoder import (
     CLASSIFIER,
@@ -440,8 +450,8 @@ class Metadata:
             owns_biases=owns_biases,
         )
 
-    def latent_attention(self, *, interleaved: bool) -> LatentAttention:
-        """Return latent attention with the sizes of the file.
+    def latent_attention(self, *, interleaved: bool = True, rotates: bool = True) -> LatentAttention:
+        """Return latent attention with the sizes of the file, whose key may have a part that `rotates`.
 
         Newer files state under the usual keys what is kept of a token, and the sizes of heads under others. A file
         whose yarn has a `yarn_log_multiplier` m means that scores are multiplied by (1 + m ln(factor))² and the
@@ -450,7 +460,7 @@ class Metadata:
         end = "" if self.fields.get("attention.key_length_mla") is None else "_mla"
         self.fields.note(("attention.key_length", "attention.value_length", "attention.head_count_kv"))
         key_dim = self.integer(f"attention.key_length{end}", 2, limits.MAX_HEAD_DIM)
-        dim = self.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM)
+        dim = self.integer("rope.dimension_count", 2 if rotates else 0, limits.MAX_HEAD_DIM)
         if dim % 2 or dim >= key_dim:
             self.fields.refuse("rope.dimension_count", f"an even number below the key length {key_dim}")
         scaling, grown = self._read_scaling(truncates_yarn=True), 1.0
@@ -465,8 +475,9 @@ class Metadata:
             key_dim - dim,
             self.integer(f"attention.value_length{end}", 1, limits.MAX_HEAD_DIM),
             scale=_round(self._own_scale or grown * float(key_dim**-0.5)),
-            rope=Rope(self.theta, dim, interleaved, scaling, self._read_temperature()),
+            rope=Rope(self.theta, dim, interleaved, scaling, self._read_temperature()) if rotates else NO_ROPE,
             query_rank=self.integer("attention.q_lora_rank", 0, default=0) or None,
+            unturned_dim=0 if rotates else dim,
         )
 
     @cached_property

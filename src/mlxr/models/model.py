@@ -114,7 +114,7 @@ class Model:
         whole = [layer for layer in self.layers if layer.mixer is not None and layer.feed_forward is not None]
         attending = [layer for layer in whole if isinstance(layer.mixer, Attention | LatentAttention)]
         layers = [layer for layer in attending if layer.experts is not None] or attending
-        if not layers or len(whole) < len(self.layers):
+        if not layers or len(whole) < len(self.layers) or self.layers[0].streams is not None:
             return None
         mixer = layers[-1].mixer
         return replace(layers[-1], mixer=replace(mixer, window=None)) if isinstance(mixer, Attention) else layers[-1]

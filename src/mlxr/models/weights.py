@@ -60,7 +60,10 @@ def expected_tensors(model: Model, tensors: Collection[str] = ()) -> dict[str, S
     inputs = model.layers[0].inputs
     if inputs is not None:
         expected |= inputs.model_tensors(len(model.layers), model.hidden, model.vocab_size)
+    if model.layers[0].streams is not None:
+        expected |= model.layers[0].streams.model_tensors(model.hidden)
     for index, layer in enumerate(model.layers):
+        expected |= {} if layer.ngrams is None else layer.ngrams.model_tensors()
         for part, shape in _list_stored(layer, model, index, tensors).items():
             expected[f"blk.{index}.{part}"] = shape
     return expected

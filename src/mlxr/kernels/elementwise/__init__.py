@@ -1,15 +1,18 @@
-"""Operators that take numbers one by one, `add`, `scale` and `gate_heads`, or block by block, `hadamard`.
+"""Operators that take numbers one by one, `add`, `scale` and `gate_heads`, or block by block, `hadamard`; and those of
+residual streams side by side, `mix_streams`, `spread_streams` and `match_streams`.
 
 Each has its checks, then its reference in NumPy, which defines its numbers, then the call of the native kernel
-(csrc/operators/scale.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches.
+(csrc/operators/scale.inc and streams.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches; those of streams are
+the processor's alone.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -110,6 +113,131 @@ def _gate_heads_native(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatA
 
 
 GATE_HEADS = Choice("gate_heads", _gate_heads_reference, _gate_heads_native, f"{__name__}.gpu")
+
+
+def _pick_streams(ctx: Context, choice: Choice[Any], form: str) -> Any:
+    name, implementation = choice.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("streams", name, form)
+    return implementation
+
+
+def _check_streams(operator: str, streams: int, arrays: Mapping[str, FloatArray]) -> None:
+    """All are rows of so many parts, as many and as wide."""
+    first = next(iter(arrays.values()))
+    if streams < 1 or first.ndim != 2 or first.shape[1] % streams:
+        refuse(operator, "streams", streams, f"a divisor of the columns of an array of shape {first.shape}")
+    for name, array in arrays.items():
+        check_floats(operator, name, array, 2)
+        if array.shape != first.shape:
+            refuse(operator, name, f"of shape {array.shape}", f"shape {first.shape}")
+
+
+def mix_streams(ctx: Context, x: FloatArray, gates: FloatArray, streams: int) -> FloatArray:
+    """Return the mean (T, n) of the `streams` parts of x (T, streams * n), each number of which is times the sigmoid
+    of its gate."""
+    _check_streams("mix_streams", streams, {"x": x, "gates": gates})
+    mixed: FloatArray = _pick_streams(ctx, MIX_STREAMS, "mix")(ctx, x, gates, streams)
+    return mixed
+
+
+def _mix_reference(ctx: Context, x: FloatArray, gates: FloatArray, streams: int) -> FloatArray:
+    with np.errstate(over="ignore"):
+        gated = x / (np.float32(1) + np.exp(-gates))
+    mean: FloatArray = gated.reshape(len(x), streams, -1).sum(axis=1) * np.float32(1 / streams)
+    return mean
+
+
+def _mix_native(ctx: Context, x: FloatArray, gates: FloatArray, streams: int) -> FloatArray:
+    out = empty(ctx, x.shape[0], x.shape[1] // streams)
+    ctx.module.mix_streams(ctx.native, x, gates, streams, out)
+    return out
+
+
+MIX_STREAMS = Choice("streams", _mix_reference, _mix_native)
+
+
+def spread_streams(
+    ctx: Context,
+    x: FloatArray,
+    streams: int,
+    gates: FloatArray | None = None,
+    base: FloatArray | None = None,
+    *,
+    factor: float = 1.0,
+    gate_scale: float = 1.0,
+) -> FloatArray:
+    """Return (T, streams * n): of each part x (T, n) * factor, times the sigmoid of the part's gate (T, streams) *
+    gate_scale, added to the part of `base`; without gates or a base neither counts."""
+    check_floats("spread_streams", "x", x, 2)
+    if streams < 1:
+        refuse("spread_streams", "streams", streams, "1 or more")
+    for name, array, columns in (("gates", gates, streams), ("base", base, streams * x.shape[1])):
+        if array is not None:
+            check_floats("spread_streams", name, array, 2)
+            if array.shape != (len(x), columns):
+                refuse("spread_streams", name, f"of shape {array.shape}", f"shape {(len(x), columns)}")
+    implementation = _pick_streams(ctx, SPREAD_STREAMS, "spread")
+    spread: FloatArray = implementation(ctx, x, streams, gates, base, factor, gate_scale)
+    return spread
+
+
+def _spread_reference(
+    ctx: Context,
+    x: FloatArray,
+    streams: int,
+    gates: FloatArray | None,
+    base: FloatArray | None,
+    factor: float,
+    gate_scale: float,
+) -> FloatArray:
+    shares: FloatArray = np.full((len(x), streams), factor, np.float32)
+    if gates is not None:
+        with np.errstate(over="ignore"):
+            shares /= np.float32(1) + np.exp(gates * np.float32(-gate_scale))
+    spread: FloatArray = (x[:, None] * shares[:, :, None]).reshape(len(x), -1)
+    return spread if base is None else base + spread
+
+
+def _spread_native(
+    ctx: Context,
+    x: FloatArray,
+    streams: int,
+    gates: FloatArray | None,
+    base: FloatArray | None,
+    factor: float,
+    gate_scale: float,
+) -> FloatArray:
+    out = empty(ctx, x.shape[0], streams * x.shape[1])
+    ctx.module.spread_streams(ctx.native, x, gates, base, streams, factor, gate_scale, out)
+    return out
+
+
+SPREAD_STREAMS = Choice("streams", _spread_reference, _spread_native)
+LEAST_MATCH = 1e-6  # of how alike two rows are, but for its sign
+
+
+def match_streams(ctx: Context, keys: FloatArray, queries: FloatArray, streams: int, *, scale: float) -> FloatArray:
+    """Return how alike the `streams` parts of keys and queries (T, streams * n) are, (T, streams): of their product
+    times `scale`, p, sign(p) sqrt(max(|p|, 1e-6))."""
+    _check_streams("match_streams", streams, {"keys": keys, "queries": queries})
+    matched: FloatArray = _pick_streams(ctx, MATCH_STREAMS, "match")(ctx, keys, queries, streams, scale)
+    return matched
+
+
+def _match_reference(ctx: Context, keys: FloatArray, queries: FloatArray, streams: int, scale: float) -> FloatArray:
+    alike = (keys * queries).reshape(len(keys), streams, -1).sum(axis=2) * np.float32(scale)
+    matched: FloatArray = np.sign(alike) * np.sqrt(np.maximum(np.abs(alike), np.float32(LEAST_MATCH)))
+    return matched
+
+
+def _match_native(ctx: Context, keys: FloatArray, queries: FloatArray, streams: int, scale: float) -> FloatArray:
+    out = empty(ctx, keys.shape[0], streams)
+    ctx.module.match_streams(ctx.native, keys, queries, scale, LEAST_MATCH, out)
+    return out
+
+
+MATCH_STREAMS = Choice("streams", _match_reference, _match_native)
 
 
 MAX_BLOCK = 8192  # of a transform: what a GPU's threadgroup has memory for

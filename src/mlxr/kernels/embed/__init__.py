@@ -6,13 +6,17 @@ First the checks, then the reference in NumPy, then the call of the native kerne
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_ints, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.recurrent import check_states, list_states, place_states
+from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray, TensorSource
 
 
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
@@ -45,3 +49,84 @@ def _embed_native(ctx: Context, token_ids: IntArray, table: TensorSource) -> Flo
 
 
 EMBED = Choice("embed", _embed_reference, _embed_native, f"{__name__}.gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """How tokens name rows of a table by themselves and by those before them.
+
+    For every number of tokens, from two to as many as there are `multipliers`, a token has as many rows as the others:
+    with the exclusive or x of ids times multipliers (of the token itself, of the one before it, ...) those of numbers
+    x % size + offset. A token `end` is the last of its text: those after it see that id in its place and in that of all
+    tokens before it, as do the first ones.
+    """
+
+    end: int
+    multipliers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a state: the ids, plus 1, of the tokens before the next one, the oldest first."""
+        return len(self.multipliers) - 1
+
+    def find_rows(self, ids: list[int]) -> list[int]:
+        """Return the rows of the last of these tokens, -1 standing where there is none; the oldest comes first."""
+        each, ended, rows = len(self.sizes) // self.state_floats, False, list[int]()
+        mixed = ids[-1] * self.multipliers[0]
+        for back in range(1, len(self.multipliers)):
+            token = ids[-1 - back]
+            ended = ended or token in (-1, self.end)
+            mixed ^= (self.end if ended else token) * self.multipliers[back]
+            heads = range((back - 1) * each, back * each)
+            rows += [mixed % 2**64 % self.sizes[head] + self.offsets[head] for head in heads]
+        return rows
+
+
+def embed_ngrams(
+    ctx: Context, table: TensorSource, ngrams: Ngrams, batch: RaggedBatch, pool: PoolArray, *, at: int = 0
+) -> FloatArray:
+    """Decode for each token of the batch the rows of `table` (rows, columns) that it names: (T, heads * columns).
+
+    The tokens before those of the batch are in the state of their sequence, in its slot of `pool` from `at` on.
+    """
+    check_states("ngrams", pool, at, ngrams.state_floats, batch)
+    _, implementation = NGRAMS.pick(ctx.device)
+    return implementation(ctx, table, ngrams, batch, pool, at)
+
+
+def _ngrams_reference(
+    ctx: Context, table: TensorSource, ngrams: Ngrams, batch: RaggedBatch, pool: FloatArray, at: int
+) -> FloatArray:
+    held, rows = ngrams.state_floats, list[int]()
+    for tokens, before, after in list_states(pool, at, held, batch):
+        known = [int(number) - 1 for number in before.tolist()] + batch.token_ids[tokens].tolist()
+        for index in range(held, len(known)):
+            rows += ngrams.find_rows(known[: index + 1])
+        after[:] = np.array(known[-held:], np.float32) + 1
+    return embed(ctx, np.array(rows, np.int32), table).reshape(batch.tokens, -1)
+
+
+def _ngrams_native(
+    ctx: Context, table: TensorSource, ngrams: Ngrams, batch: RaggedBatch, pool: FloatArray, at: int
+) -> FloatArray:
+    columns = table.shape[1]
+    out = empty(ctx, batch.tokens, len(ngrams.sizes) * columns)
+    ctx.module.ngrams(
+        ctx.native,
+        batch.token_ids,
+        table.type_name,
+        table.data,
+        columns,
+        ngrams.end,
+        ngrams.multipliers,
+        ngrams.sizes,
+        ngrams.offsets,
+        out,
+        *place_states(batch, pool, at),
+    )
+    return out
+
+
+NGRAMS = Choice("embed", _ngrams_reference, _ngrams_native)

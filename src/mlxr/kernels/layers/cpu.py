@@ -82,8 +82,8 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_rope_and_write_kv(q_norm, k_norm, eps, values, heads.projected, kind)
         case op.RopeAndWriteLatent(_, weight):
             native.append_rope_and_write_latent(weight.weight, weight.eps)
-        case op.ProjectParts(parts, passed):
-            native.append_project_parts(parts.payload, passed)
+        case op.ProjectParts(parts, passed, source, target):
+            native.append_project_parts(parts.payload, passed, source, target)
         case op.Attend():
             native.append_attend()
         case op.Activate(kind, features, first=first, parameters=parameters):  # gated when `x` has more columns
@@ -92,8 +92,17 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_sum(factor)
         case op.Scale(factor, target):
             native.append_scale(factor, target)
-        case op.Add(target, factor):
-            native.append_join(factor, target)
+        case op.Add(target, factor, source):
+            native.append_join(factor, target, source)
+        case op.MixStreams(count, target):
+            native.append_mix_streams(count, target)
+        case op.SpreadStreams(count, source, target, factor, gate_scale, has_gains, adds):
+            native.append_spread_streams(count, factor, gate_scale, has_gains, adds, source, target)
+        case op.MatchStreams(count, factor):
+            native.append_match_streams(count, factor)
+        case op.GetNgrams(table, ngrams, at, target):
+            hashes = ngrams.multipliers, ngrams.sizes, ngrams.offsets
+            native.append_ngrams(table.type_name, table.data, table.shape[1], ngrams.end, *hashes, at, target)
         case op.GetRows(table, target):
             native.append_rows(table.type_name, table.data, table.shape[1], target)
         case op.GateHeads():
@@ -130,7 +139,8 @@ def run_layers(
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
     last = layers.layers[-1].operators[-1]
-    is_added = isinstance(last, op.AddResidual) or (isinstance(last, op.Norm) and last.target == "stream")
+    is_added = isinstance(last, op.AddResidual)
+    is_added = is_added or (isinstance(last, op.Norm | op.MixStreams) and last.target == "stream")
     return stream, None if is_added else delta
 
 

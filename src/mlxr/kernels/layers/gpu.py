@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed.gpu import hold_table, is_placed
 from mlxr.kernels.gpu.device import MAX_STARTED
@@ -44,6 +45,11 @@ class Payload:
 def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
     """The operators of the layers, and the memory that they will need; tables are put on the device."""
     gpu, programs = ctx.gpu, tuple(layer.program for layer in layers)
+    if any(isinstance(operator, op.SpreadStreams) for program in programs for operator in program):
+        raise DeviceError(
+            "the model has several residual streams side by side, and rows that tokens name by those before them, for "
+            "which there are kernels for processors alone; run it with --device cpu"
+        )
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
     most = max((count_layer_bytes(layer.operators, sizes) for layer in layers), default=0)
     hidden = max((layer.columns for layer in layers), default=0)
@@ -115,6 +121,8 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return used * (inner + columns * STREAM_BYTES) + columns * STREAM_BYTES + used * ROUTE_BYTES
         case op.GetRows(table):
             return table.shape[1] * STREAM_BYTES
+        case op.MixStreams() | op.SpreadStreams() | op.MatchStreams() | op.GetNgrams():
+            return 0  # which no GPU has
 
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:

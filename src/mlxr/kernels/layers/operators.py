@@ -6,6 +6,10 @@ operator to operator, `kept` what it keeps for later ones, `turned` what it begi
 rotated, and `other` what a block beside another one adds to the stream. `chosen` and `shares` (T, used) are the experts
 of each token and their shares. `inputs` (T, layers * features) is what each layer gets of each token besides the
 stream, where a model has such embeddings (Gemma 4 E2B and E4B).
+
+Of a model with several residual streams side by side `streams` (T, count * hidden) has them from layer to layer, and
+`gains` (T, count) by how much each takes what a block gives; `stream` is then what enters the first layer, and what
+leaves the last.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.elementwise import Hadamard
+from mlxr.kernels.embed import Ngrams
 from mlxr.kernels.latent import Parts
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, choose_rows
@@ -26,7 +31,7 @@ from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 
-Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept", "turned"]
+Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept", "turned", "streams", "gains"]
 Routes = Literal["chosen", "shares"]
 NormKind = Literal["rms", "layer"]
 
@@ -85,7 +90,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """Norm `source` into `target`, each of so many `parts` of a row alone; to the stream its delta is added first."""
+    """Norm `source` into `target`, each of so many `parts` of a row alone, with one weight for all or each its own; to
+    the stream its delta is added first."""
 
     weight: NormWeight
     source: Register
@@ -142,10 +148,13 @@ class RopeAndWriteLatent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectParts:
-    """Multiply each part of `x` by a weight of its own; the last `passed` numbers of a part stand before its result."""
+    """Multiply each part of `source` by a weight of its own; the last `passed` numbers of a part stand before its
+    result."""
 
     parts: Parts
     passed: int = 0
+    source: Register = "x"
+    target: Register = "x"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,10 +189,11 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Add:
-    """Add `other` to `target`, and multiply the sum by `factor`."""
+    """Add `source` to `target`, and multiply the sum by `factor`."""
 
     target: Register = "delta"
     factor: float = 1.0
+    source: Register = "other"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,6 +226,47 @@ class GetRows:
     """Look up the rows of a table that the ids of the tokens name, into `target`."""
 
     table: TensorSource
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixStreams:
+    """Make of `count` streams, which were kept, their mean, each number by its gate in `x`, into `target`."""
+
+    count: int
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpreadStreams:
+    """Spread `source` over the `count` streams of `target`, `factor` times, and by their gains if it `has_gains`; it
+    `adds` this to what they are. Of a delta nothing is left to add."""
+
+    count: int
+    source: Register
+    target: Register
+    factor: float = 1.0
+    gate_scale: float = 1.0
+    has_gains: bool = True
+    adds: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchStreams:
+    """Make the gains of `count` streams of how alike `x` and what was kept are, times `scale`."""
+
+    count: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GetNgrams:
+    """Look up the rows of a table that tokens name by themselves and those before them, into `target`; the last tokens
+    are a state, which begins at `at` of the layer's."""
+
+    table: TensorSource
+    ngrams: Ngrams
+    at: int
     target: Register
 
 
@@ -253,6 +304,7 @@ class GatedNorm:
 Operator = (
     Norm | AddResidual | MatMul | AllReduce | RopeAndWriteKV | Attend | Activate | Scale | Add | GetRows | Route
     | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts | Turn
+    | MixStreams | SpreadStreams | MatchStreams | GetNgrams
 )  # fmt: skip
 
 
@@ -291,7 +343,7 @@ def count_weight_bytes(operator: Operator) -> int:
             return q.nbytes + k.nbytes
         case MixExperts(experts):
             return experts.held_bytes
-        case GetRows(table):
+        case GetRows(table) | GetNgrams(table):
             return table.nbytes
         case Convolve(conv):
             return conv.nbytes
@@ -305,7 +357,7 @@ def count_weight_bytes(operator: Operator) -> int:
 
 def count_step_bytes(operator: Operator) -> int:
     """Bytes of the weights that an operator reads in any step; of tables and experts it is the tokens that say."""
-    return 0 if isinstance(operator, GetRows | MixExperts) else count_weight_bytes(operator)
+    return 0 if isinstance(operator, GetRows | GetNgrams | MixExperts) else count_weight_bytes(operator)
 
 
 def count_token_macs(operator: Operator) -> int:

@@ -10,8 +10,8 @@ from mlxr.kernels.arrays import cut_rows
 from mlxr.kernels.attend import attend
 from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import add, gate_heads, hadamard, scale
-from mlxr.kernels.embed import embed
+from mlxr.kernels.elementwise import add, gate_heads, hadamard, match_streams, mix_streams, scale, spread_streams
+from mlxr.kernels.embed import embed, embed_ngrams
 from mlxr.kernels.latent import project_parts, rope_and_write_latent
 from mlxr.kernels.layers import operators as op
 from mlxr.kernels.layers.operators import Layer, Layers, NormWeight, Operator, Register, Routes, StepInput
@@ -121,8 +121,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     weight.weight,
                     weight.eps,
                 )
-            case op.ProjectParts(parts, passed):
-                registers["x"] = project_parts(ctx, take(registers, "x"), parts, passed)
+            case op.ProjectParts(parts, passed, source, target):
+                registers[target] = project_parts(ctx, take(registers, source), parts, passed)
             case op.Attend(heads):
                 registers["x"] = attend(
                     ctx,
@@ -150,8 +150,28 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers["delta"] = None
             case op.Scale(factor, target):
                 registers[target] = scale(ctx, take(registers, target), factor)
-            case op.Add(target, factor):
-                registers[target] = add(ctx, take(registers, target), take(registers, "other"), factor)
+            case op.Add(target, factor, source):
+                registers[target] = add(ctx, take(registers, target), take(registers, source), factor)
+            case op.MixStreams(count, target):
+                registers[target] = mix_streams(ctx, take(registers, "kept"), take(registers, "x"), count)
+            case op.SpreadStreams(count, source, target, factor, gate_scale, has_gains, adds):
+                registers[target] = spread_streams(
+                    ctx,
+                    take(registers, source),
+                    count,
+                    take(registers, "gains") if has_gains else None,
+                    take(registers, target) if adds else None,
+                    factor=factor,
+                    gate_scale=gate_scale,
+                )
+                if source == "delta":
+                    registers["delta"] = None
+            case op.MatchStreams(count, factor):
+                registers["gains"] = match_streams(
+                    ctx, take(registers, "x"), take(registers, "kept"), count, scale=factor
+                )
+            case op.GetNgrams(table, ngrams, at, target):
+                registers[target] = embed_ngrams(ctx, table, ngrams, batch, _states(step, index), at=at)
             case op.GetRows(table, target):
                 registers[target] = embed(ctx, batch.token_ids, table)
             case op.Route(router, experts):

@@ -52,14 +52,16 @@ def rms_norm(
 
     With scales summed is (x + residual_scale * residual) * sum_scale, each step rounded.
 
-    x and residual are (T, n), weight (n,) or None for ones; rms is over each row: sqrt(mean(summed²) + eps). Inputs are
-    left as they are. x may be a view with a free row stride (heads out of a fused projection), which is copied first.
+    x and residual are (T, n), weight (n,) or None for ones; of a weight (m * n,) part i % m is for row i. rms is over
+    each row: sqrt(mean(summed²) + eps). Inputs are left as they are. x may be a view with a free row stride (heads out
+    of a fused projection), which is copied first.
     """
     scales = Scales(residual_scale, sum_scale)
     x = _check_rows("rms_norm", x, residual, scales)
     if weight is not None:
         check_floats("rms_norm", "weight", weight, 1)
-        check_size("rms_norm", "columns of x", x.shape[1], weight.shape[0])
+        rows = max(1, weight.shape[0] // max(1, x.shape[1]))
+        check_size("rms_norm", "columns of x", x.shape[1] * rows, weight.shape[0])
     if not x.shape[0]:
         return x, x
     name, implementation = RMS_NORM.pick(ctx.device)
@@ -75,6 +77,9 @@ def _rms_norm_reference(
     mean_square: FloatArray = np.square(summed).mean(axis=1, keepdims=True)
     rms: FloatArray = np.sqrt(mean_square + np.float32(eps))
     normed: FloatArray = summed / rms
+    if weight is not None and len(weight) != x.shape[1]:
+        weights = weight.reshape(-1, x.shape[1])
+        return normed * weights[np.arange(len(x)) % len(weights)], summed
     return normed if weight is None else normed * weight, summed
 
 

@@ -10,7 +10,7 @@ is both read and written in one step.
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,9 +117,17 @@ class Convolution:
             check_size(operator, "length of bias", self.bias.shape[0], self.channels)
 
 
-def make_convolution(weight: FloatArray, bias: FloatArray | None, kind: ConvolutionKind) -> Convolution:
-    """A convolution out of a weight as files have it, (channels, taps)."""
-    return Convolution(np.ascontiguousarray(weight.T), bias, kind)
+def make_convolution(
+    weight: FloatArray | Sequence[FloatArray], bias: FloatArray | None, kind: ConvolutionKind, apart: int = 1
+) -> Convolution:
+    """A convolution out of a weight as files have it, (channels, taps), or of several, some channels each.
+
+    Its taps are so many tokens `apart`, with those between them 0.
+    """
+    whole = weight if isinstance(weight, np.ndarray) else np.concatenate(weight)
+    taps: FloatArray = np.zeros(((whole.shape[1] - 1) * apart + 1, len(whole)), np.float32)
+    taps[::apart] = whole.T
+    return Convolution(taps, bias, kind)
 
 
 def short_conv(

@@ -9,13 +9,14 @@ from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention
 from mlxr.models.components.encoder import Dense, Embeddings
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
-from mlxr.models.components.layer import Layer, LayerInputs, ParallelMixers
-from mlxr.models.components.recurrent import GatedDelta, Mamba2, Recurrence, ShortConv
+from mlxr.models.components.layer import Layer, LayerInputs, NgramInputs, ParallelMixers, Streams
+from mlxr.models.components.recurrent import ChannelDelta, GatedDelta, Mamba2, Recurrence, ShortConv
 from mlxr.models.components.weights import Norms, Weights
 
 __all__ = [
     "NO_ROPE",
     "Attention",
+    "ChannelDelta",
     "Dense",
     "DenseAndExperts",
     "Embeddings",
@@ -26,10 +27,12 @@ __all__ = [
     "Layer",
     "LayerInputs",
     "Mamba2",
+    "NgramInputs",
     "Norms",
     "ParallelMixers",
     "Recurrence",
     "Rope",
     "ShortConv",
+    "Streams",
     "Weights",
 ]

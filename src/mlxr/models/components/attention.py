@@ -132,6 +132,7 @@ class Attention:
     whole_pictures: bool = field(default=False, repr=False)  # tokens of a picture also see those of it behind them
     biases: Slopes | Buckets | None = None  # of scores, by the distance of a key
     owns_biases: bool = False  # the layer has the table of the buckets
+    indexed: bool = False  # files have an indexer, as of `LatentAttention`
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -262,6 +263,8 @@ class Attention:
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Make one tensor of the norms of all heads, where a file has one for each. Raises ModelError without one."""
+        if self.indexed:
+            _leave_out_indexer(tensors, prefix)
         if self.head_norms == "layer":
             for name, heads in (("attn_q_norm", self.heads), ("attn_k_norm", self.kv_heads)):
                 _stack_norms(tensors, prefix + name, heads)
@@ -276,13 +279,18 @@ def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> Non
     tensors[f"{name}.weight"] = stack_vectors(f"{name}.weight", [part for part in parts if part is not None])
 
 
+def _leave_out_indexer(tensors: dict[str, TensorSource], prefix: str) -> None:
+    for name in [name for name in tensors if name.startswith(f"{prefix}indexer.")]:
+        del tensors[name]
+
+
 JOINED, KEYS, VALUES = "attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Attention whose heads share a key of `rope.dim` numbers that rotate and a latent vector of `rank`, which is its
-    value, too (DeepSeek-AI 2024, arXiv:2405.04434).
+    """Attention whose heads share a key of `rope.dim` numbers that rotate, `unturned_dim` that do not, and a latent
+    vector of `rank`, which is its value, too (DeepSeek-AI 2024, arXiv:2405.04434).
 
     The cache keeps these numbers of a token. Prompts and answers are computed alike, with the matrices of keys and
     values multiplied into queries and results: the other form, in which prompts would be cheaper, has other bits, and
@@ -299,6 +307,7 @@ class LatentAttention:
     rope: Rope
     query_rank: int | None = None
     indexed: bool = False  # files have an indexer, which chooses what is attended to in longer texts than are served
+    unturned_dim: int = 0  # numbers of the key beside the latent vector that stay as they are, as in Kimi Linear
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -311,7 +320,12 @@ class LatentAttention:
     @property
     def head_dim(self) -> int:
         """Numbers of a key."""
-        return self.rope.dim + self.rank
+        return self.short_dim + self.rank
+
+    @property
+    def short_dim(self) -> int:
+        """Numbers of a key beside the latent vector."""
+        return self.rope.dim + self.unturned_dim
 
     @property
     def cache(self) -> CacheShape:
@@ -320,7 +334,7 @@ class LatentAttention:
 
     def tensors(self, hidden: int) -> Tensors:
         """List the tensors, for a stream of `hidden` columns."""
-        queries = self.heads * (self.plain_dim + self.rope.dim)
+        queries = self.heads * (self.plain_dim + self.short_dim)
         if self.query_rank is None:
             yield from list_product("attn_q", queries, hidden)
         else:
@@ -342,7 +356,7 @@ class LatentAttention:
             yield Norm(w.norm("attn_q_a_norm"), "x", "x")
             yield MatMul(w.product("attn_q_b"), "x", "x")
         yield MatMul(w.product("attn_kv_a_mqa"), flow.source, "kept")
-        yield ProjectParts(self._read_parts(w, KEYS), self.rope.dim)
+        yield ProjectParts(self._read_parts(w, KEYS), self.short_dim)
         heads = Heads(self.heads, 1, self.head_dim, self.scale, rope=w.rope, group=w.group, value_dim=self.rank)
         yield RopeAndWriteLatent(heads, w.norm("attn_kv_a_norm"))
         yield Attend(heads)
@@ -361,8 +375,7 @@ class LatentAttention:
         indexer has is left out.
         """
         if self.indexed:
-            for name in [name for name in tensors if name.startswith(f"{prefix}indexer.")]:
-                del tensors[name]
+            _leave_out_indexer(tensors, prefix)
         joined = tensors.get(prefix + JOINED)
         rows = self.plain_dim + self.value_dim
         if joined is None or joined.shape != (self.heads * rows, self.rank):

@@ -8,31 +8,38 @@ from dataclasses import dataclass
 from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.embed import Ngrams
 from mlxr.kernels.layers import operators as ops
 from mlxr.kernels.layers.operators import (
     Activate,
     Add,
     AddResidual,
     MatMul,
+    MixStreams,
     Norm,
     NormWeight,
     Operator,
     Register,
     Scale,
+    SpreadStreams,
 )
+from mlxr.kernels.recurrent import make_convolution
+from mlxr.kernels.sources import Joined
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope
 from mlxr.models.components.experts import DenseAndExperts, Experts
 from mlxr.models.components.feed_forward import FeedForward
-from mlxr.models.components.recurrent import Recurrence
-from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights
+from mlxr.models.components.recurrent import Recurrence, fold
+from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights, check_range
 
 # Names of the norms of what blocks add to the stream; those of their inputs the layer's `Norms` name.
 MIXER_POST_NORM, FEED_FORWARD_POST_NORM = "post_attention_norm", "post_ffw_norm"
 MIXER_SUM_NORM, FEED_FORWARD_SUM_NORM = "attn_output_norm", "layer_output_norm"  # of the stream behind a block
 OUTPUT_SCALE, BESIDE_NORM = "layer_output_scale.weight", "ffn_norm_exps"
 INPUT_GATE, INPUT_PROJECTION, INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
+STREAM_BLOCKS, LAST_STREAMS = ("hc_attn", "hc_ffn"), "output_hc"  # of residual streams side by side
+TABLE_PARTS = "ple_table."  # what folders have of a table whose rows n-grams name
 # Of what makes the inputs of all layers.
 TABLE, INPUTS_OF_STREAM, INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"
 
@@ -107,6 +114,125 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Streams:
+    """Residual streams side by side instead of one (hyper-connections of low rank, as Qwen3.8-Flash-Next has them).
+
+    A block reads the mean of the streams, each normed and each number times a gate, which products of low rank make of
+    all of them; what it gives goes to each stream by a gate of its own. All begin as the embedding; in the end stands
+    such a mean in place of a norm.
+    """
+
+    count: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        check_range("residual streams", self.count, 2, 64)
+        check_range("the rank of residual streams", self.rank, 1, limits.MAX_WIDTH)
+
+    def _list(self, name: str, hidden: int) -> Tensors:
+        yield f"{name}_norm.weight", (self.count * hidden,)
+        yield f"{name}_down.weight", (self.rank, self.count * hidden)
+        yield f"{name}_up.weight", (self.count * hidden, self.rank)
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors of each layer."""
+        for name in STREAM_BLOCKS:
+            yield from self._list(name, hidden)
+            yield f"{name}_inject.weight", (self.count, self.count * hidden)
+
+    def model_tensors(self, hidden: int) -> Tensors:
+        """List the tensors behind all layers."""
+        yield from self._list(LAST_STREAMS, hidden)
+
+    def mix(self, w: LayerWeights, name: str, target: Register) -> Iterator[Operator]:
+        """List what makes one row of the streams, and the gains of each where a block follows."""
+        norm = NormWeight(w.vector(f"{name}_norm.weight"), w.norms.eps)
+        yield Norm(norm, "streams", "kept", self.count)
+        yield MatMul(w.product(f"{name}_down"), "kept", "x")
+        yield Scale(1 / self.count, "x")
+        yield Activate("silu", self.rank, is_gated=False)
+        yield MatMul(w.product(f"{name}_up"), "x", "x")
+        if name != LAST_STREAMS:
+            yield MatMul(w.product(f"{name}_inject"), "kept", "gains")
+        yield MixStreams(self.count, target)
+
+    def add(self) -> Operator:
+        """Return what adds a block's result: a gain of 0 is one."""
+        return SpreadStreams(self.count, "delta", "streams", 2.0, 1 / self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class NgramInputs:
+    """What a layer adds to its streams of a table whose rows tokens name by themselves and those before them.
+
+    A product of these rows makes a key for each stream, which says how much the stream takes of their value, another
+    product; a convolution adds that of tokens before, as far apart as tokens name rows together.
+    """
+
+    ngrams: Ngrams
+    rows: int  # of the table
+    features: int  # of a row
+    streams: int
+    hidden: int
+    taps: int
+
+    @property
+    def _channels(self) -> int:
+        return self.streams * self.hidden
+
+    @property
+    def _reach(self) -> int:
+        return (self.taps - 1) * len(self.ngrams.multipliers)
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence: ids, and inputs of the convolution."""
+        return self.ngrams.state_floats + self._reach * self._channels
+
+    def model_tensors(self) -> Tensors:
+        """List the table, which stands outside the layers."""
+        yield TABLE, (self.rows, self.features)
+
+    def tensors(self) -> Tensors:
+        """List the tensors of the layer."""
+        columns = len(self.ngrams.sizes) * self.features
+        yield "ple_key.weight", (self._channels, columns)
+        yield "ple_value.weight", (self.hidden, columns)
+        for name in ("key", "query", "conv"):
+            yield f"ple_norm_{name}.weight", (self._channels,)
+        yield "ple_conv1d.weight", (self._channels, self.taps)
+
+    def operators(self, w: LayerWeights, at: int) -> Iterator[Operator]:
+        """List what adds it to the streams; its state begins at `at`. The table stays in its file."""
+        norms = {
+            name: NormWeight(w.vector(f"ple_norm_{name}.weight"), w.norms.eps) for name in ("key", "query", "conv")
+        }
+        yield ops.GetNgrams(w.model.tensors[TABLE], self.ngrams, at, "other")
+        yield MatMul(w.product("ple_key"), "other", "x")
+        yield Norm(norms["key"], "x", "x", self.streams)
+        yield Norm(norms["query"], "streams", "kept", self.streams)
+        yield ops.MatchStreams(self.streams, self.hidden**-0.5)
+        yield MatMul(w.product("ple_value"), "other", "x")
+        yield SpreadStreams(self.streams, "x", "other", adds=False)
+        yield Norm(norms["conv"], "other", "kept", self.streams)
+        yield Add("streams")
+        conv = make_convolution(w.numbers("ple_conv1d.weight"), None, "silu", len(self.ngrams.multipliers))
+        yield ops.Convolve(conv, at=at + self.ngrams.state_floats)
+        yield Add("streams", source="x")
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
+        """Make one table of its parts, which folders have, and give the convolution the shape that it has in GGUF."""
+        fold(tensors, prefix, self.tensors())
+        names = sorted((name for name in tensors if name.startswith(prefix + TABLE_PARTS)), key=_number_part)
+        if names:
+            tensors[TABLE] = Joined(TABLE, [tensors.pop(name) for name in names])
+
+
+def _number_part(name: str) -> int:
+    return int(name.split(".")[-2])
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One layer: its two blocks after one another, or side by side after one norm; or one block alone."""
 
@@ -119,6 +245,9 @@ class Layer:
     scales_output: bool = False  # multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
     beside: Experts | None = None  # read the stream before the first block by a norm of their own, and add to it last
+    streams: Streams | None = None  # the same, too; the layer has no other norms then
+    ngrams: NgramInputs | None = None
+    is_last: bool = False  # of those with streams, which become one behind it
 
     def __post_init__(self) -> None:
         if not 0 < self.residual_scale <= limits.MAX_SCALE:
@@ -164,20 +293,23 @@ class Layer:
         if attention is not None:
             own = CacheShape(attention.kv_heads, attention.head_dim, attention.window if attention.is_causal else None)
             pages = own if attention.reads is None else SharedWith(attention.reads)
-        state = None if recurrence is None else StateShape(recurrence.state_floats)
+        more = 0 if self.ngrams is None else self.ngrams.state_floats
+        state = None if recurrence is None else StateShape(recurrence.state_floats + more)
         return PagesAndState(pages, state) if pages is not None and state is not None else pages or state
 
     def tensors(self, hidden: int) -> Tensors:
         """List the tensors of the layer, for a stream of `hidden` columns."""
-        for name in self._name_norms() if self.norms.has_weights else ():
+        for name in self._name_norms() if self.norms.has_weights and self.streams is None else ():
             yield f"{name}.weight", (hidden,)
             if self.norms.bias:
                 yield f"{name}.bias", (hidden,)
         if self.beside is not None:
             yield f"{BESIDE_NORM}.weight", (hidden,)
-        for block in (self.mixer, self.feed_forward, self.inputs, self.beside):
+        for block in (self.mixer, self.feed_forward, self.inputs, self.streams, self.beside):
             if block is not None:
                 yield from block.tensors(hidden)
+        if self.ngrams is not None:
+            yield from self.ngrams.tensors()
         if self.scales_output:
             yield OUTPUT_SCALE, (1,)
 
@@ -211,7 +343,21 @@ class Layer:
         own = LayerWeights(weights, f"blk.{index}.", self.norms, index, rope, group)
         weights.check(own.prefix, self.tensors(hidden))
         before = () if self.inputs is None or index else tuple(self.inputs.make(weights.of_model(self.norms)))
+        if self.streams is not None:
+            start = SpreadStreams(self.streams.count, "stream", "streams", has_gains=False, adds=False)
+            return ops.Layer(hidden, tuple(self._list_in_streams(own, self.streams)), () if index else (start,))
         return ops.Layer(hidden, tuple(self._list_operators(own)), before)
+
+    def _list_in_streams(self, w: LayerWeights, streams: Streams) -> Iterator[Operator]:
+        if self.ngrams is not None and self.recurrence is not None:
+            yield from self.ngrams.operators(w, self.recurrence.state_floats)
+        for name, block in zip(STREAM_BLOCKS, (self.mixer, self.feed_forward), strict=True):
+            if block is not None:
+                yield from streams.mix(w, name, "normed")
+                yield from block.operators(w, Flow("normed"))
+                yield streams.add()
+        if self.is_last:
+            yield from streams.mix(w.model.of_model(w.norms), LAST_STREAMS, "stream")
 
     def _list_operators(self, w: LayerWeights) -> Iterator[Operator]:
         if self.beside is not None and self.mixer is not None:
@@ -294,3 +440,5 @@ class Layer:
             self.beside.arrange(tensors, prefix)
         if self.recurrence is not None:
             self.recurrence.arrange(tensors, prefix, hidden)
+        if self.ngrams is not None:
+            self.ngrams.arrange(tensors, prefix)

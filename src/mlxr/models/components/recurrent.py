@@ -11,7 +11,18 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.layers.operators import Convolve, GatedNorm, MatMul, MixerNorm, Operator, Recur
+from mlxr.kernels.latent import make_parts
+from mlxr.kernels.layers.operators import (
+    Convolve,
+    GatedNorm,
+    GateHeads,
+    MatMul,
+    MixerNorm,
+    Norm,
+    Operator,
+    ProjectParts,
+    Recur,
+)
 from mlxr.kernels.recurrent import Convolution, ConvolutionKind, DeltaRule, StateSpace, make_convolution
 from mlxr.kernels.sources import Decoded, part_groups, pick_parts
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -21,7 +32,7 @@ from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors
 # What Qwen3-Next keeps as one tensor: in folders, and in old files of GGUF; and in all of them
 _ALL, BETAS_AND_ALPHAS = "ssm_in.weight", "ssm_ba.weight"
 PARTED_BETAS = ("ssm_beta.weight", "ssm_alpha.weight")
-_CONV = re.compile(r".*\.(shortconv\.conv|ssm_conv1d)\.weight")
+_CONV = re.compile(r".*\.(shortconv\.conv|ssm_conv1d(_[qkv])?|ple_conv1d)\.weight")
 
 
 def is_convolution(name: str) -> bool:
@@ -58,7 +69,7 @@ class ShortConv:
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
         """Give small tensors the shapes that they have in GGUF."""
-        _fold(tensors, prefix, self.tensors(hidden))
+        fold(tensors, prefix, self.tensors(hidden))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,7 @@ class GatedDelta:
     value_dim: int
     taps: int
     tiled: bool = False  # value head h reads key head h % key_heads, else h // (value_heads / key_heads)
+    by_sigmoid: bool = False  # the gate behind the norm is a sigmoid, else silu
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -108,7 +120,8 @@ class GatedDelta:
 
     def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
         """List the operators with their weights."""
-        names = "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"
+        gates = () if self.by_sigmoid else ("attn_gate",)
+        names = "attn_qkv", *gates, "ssm_beta", "ssm_alpha"
         source = yield from w.turn(flow.source, *names)
         yield MatMul(w.product(*names), source, "kept")
         conv = _read_convolution(w, "ssm_conv1d", "silu")
@@ -116,10 +129,15 @@ class GatedDelta:
         heads = self.key_heads, self.value_heads, self.key_dim, self.value_dim
         rule = DeltaRule(*heads, _read_flat(w, "ssm_a"), _read_flat(w, "ssm_dt.bias"), self.tiled)
         rule.check("gated_delta")
-        yield Recur(rule, conv.inputs + self.results, conv.state_floats)
-        gain = _read_flat(w, "ssm_norm.weight")
-        norm = MixerNorm(gain, w.norms.eps, self.results, self.value_dim, gate_first=False)
-        yield GatedNorm(norm, conv.inputs)
+        yield Recur(rule, conv.inputs + (self.results if gates else 0), conv.state_floats)
+        if gates:
+            gain = _read_flat(w, "ssm_norm.weight")
+            norm = MixerNorm(gain, w.norms.eps, self.results, self.value_dim, gate_first=False)
+            yield GatedNorm(norm, conv.inputs)
+        else:
+            yield Norm(w.norm("ssm_norm"), "x", "x", self.value_heads)
+            yield MatMul(w.product("attn_gate"), source, "kept")
+            yield GateHeads()
         is_grouped = w.model.rotated is not None and w.model.rotated.groups_heads and self.tiled
         yield from w.turn("x", "ssm_out", order=self._group_results() if is_grouped else ())
         yield from flow.finish(w.product("ssm_out"))
@@ -134,7 +152,7 @@ class GatedDelta:
             del tensors[prefix + _ALL]
             tensors[f"{prefix}attn_qkv.weight"] = pick_parts(joined, qkv)
             tensors[f"{prefix}attn_gate.weight"] = pick_parts(joined, [gates])
-        _fold(tensors, prefix, self.tensors(hidden))
+        fold(tensors, prefix, self.tensors(hidden))
 
     def part_betas(self, joined: TensorSource) -> tuple[TensorSource, TensorSource]:
         """Part a tensor that has the betas and alphas of each key head after one another."""
@@ -236,10 +254,74 @@ class Mamba2:
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
         """Give small tensors the shapes that they have in GGUF."""
-        _fold(tensors, prefix, self.tensors(hidden))
+        fold(tensors, prefix, self.tensors(hidden))
 
 
-Recurrence = ShortConv | GatedDelta | Mamba2
+@dataclass(frozen=True, slots=True)
+class ChannelDelta:
+    """A delta rule in which each channel of a key forgets by itself (Kimi Delta Attention, arXiv:2510.26692).
+
+    Queries, keys and values have convolutions of their own. Products of low rank make the steps by which it forgets,
+    and the gates of what it gives, which is normed first.
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    @property
+    def results(self) -> int:
+        """Columns of queries, of keys, of values, and of what the rule gives."""
+        return self.heads * self.head_dim
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * 3 * self.results + self.results * self.head_dim
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        for part in "qkv":
+            yield f"ssm_conv1d_{part}.weight", (self.results, 1, self.taps)
+            yield f"attn_{part}.weight", (self.results, hidden)
+        yield "ssm_a", (self.heads, 1)
+        yield "ssm_dt.bias", (self.results,)
+        yield "ssm_norm.weight", (self.head_dim,)
+        yield "ssm_beta.weight", (self.heads, hidden)
+        for part in "fg":
+            yield f"ssm_{part}_a.weight", (self.head_dim, hidden)
+            yield f"ssm_{part}_b.weight", (self.results, self.head_dim)
+        yield "attn_output.weight", (hidden, self.results)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        yield MatMul(w.product("attn_q", "attn_k", "attn_v"), flow.source, "kept")
+        taps = [w.numbers(f"ssm_conv1d_{part}.weight").reshape(self.results, self.taps) for part in "qkv"]
+        conv = make_convolution(taps, None, "silu")
+        conv.check("ssm_conv1d")
+        yield Convolve(conv)
+        yield MatMul(w.product("ssm_f_a", "ssm_beta"), flow.source, "other")
+        steps = make_parts(w.ctx, [w.prepare([w.take("ssm_f_b.weight")])])
+        yield ProjectParts(steps, self.heads, "other", "kept")  # the betas pass, and stand before the steps
+        rates = _read_flat(w, "ssm_a").repeat(self.head_dim)
+        rule = DeltaRule(self.heads, self.heads, self.head_dim, self.head_dim, rates, _read_flat(w, "ssm_dt.bias"))
+        rule.check("gated_delta")
+        yield Recur(rule, 0, conv.state_floats)
+        yield Norm(w.norm("ssm_norm"), "x", "x", self.heads)
+        yield MatMul(w.product("ssm_g_a"), flow.source, "other")
+        yield MatMul(w.product("ssm_g_b"), "other", "kept")
+        yield GateHeads()
+        yield from flow.finish(w.product("attn_output"))
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
+        """Give small tensors the shapes that they have in GGUF."""
+        fold(tensors, prefix, self.tensors(hidden))
+
+
+Recurrence = ShortConv | GatedDelta | Mamba2 | ChannelDelta
 
 
 def _check_sizes(mixer: Recurrence, channels: int = limits.MAX_HEAD_DIM) -> None:
@@ -266,7 +348,7 @@ def _read_convolution(w: LayerWeights, name: str, kind: ConvolutionKind, bias: F
     return conv
 
 
-def _fold(tensors: dict[str, TensorSource], prefix: str, own: Tensors) -> None:
+def fold(tensors: dict[str, TensorSource], prefix: str, own: Tensors) -> None:
     """Folders keep the channels of convolutions by themselves, and norms of groups as one row; so do files whose
     writers drop axes of one. Tensors of another shape are decoded."""
     for part, shape in own:

@@ -74,13 +74,13 @@ def _state(c: FolderConfig, scoring: Scoring, *, renormalises: bool) -> None:
 def build(m: Metadata) -> Model:
     """Return the model of these metadata. Old files do not say how experts are chosen: by sigmoids where there is a
     bias."""
-    return _build(m, m.latent_attention(interleaved=True))
+    return _build(m, m.latent_attention())
 
 
 def build_indexed(m: Metadata) -> Model:
     """Return the model of these metadata, for contexts in which its indexer leaves nothing out."""
     m.fields.note(f"{_INDEXER}{name}" for name in ("head_count", "key_length", "types"))
-    model = _build(m, replace(m.latent_attention(interleaved=True), indexed=True))
+    model = _build(m, replace(m.latent_attention(), indexed=True))
     most = m.integer(f"{_INDEXER}top_k", 1, limits.MAX_CONTEXT)
     return replace(model, context_length=min(model.context_length, most))
 

@@ -17,7 +17,7 @@ from mlxr.models.folders.rotations import state_rotation, state_sections
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
-_NAMES = {
+NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
@@ -29,7 +29,7 @@ _NAMES = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-_TENSORS = TensorLayout(_NAMES, norms_from_one=True)
+_TENSORS = TensorLayout(NAMES, norms_from_one=True)
 _EVERY = "full_attention_interval"  # of so many layers the last attends
 _USUAL_EVERY = 4
 

@@ -40,8 +40,10 @@ def read_divisor(fields: Fields, name: str, heads: int, what: str, default: int 
     return parts
 
 
-def state_latent_attention(c: FolderConfig, *, is_parted: bool = True, tied: bool = False) -> None:
-    """State the sizes of a model with latent attention, and its rotation.
+def state_latent_attention(
+    c: FolderConfig, *, is_parted: bool = True, tied: bool = False, rotates: bool = True
+) -> None:
+    """State the sizes of a model with latent attention, and its rotation, where it `rotates`.
 
     In files of families where it `is_parted` keys and values have matrices of their own, what is kept of a token stands
     under the usual keys, and the sizes of heads under others.
@@ -49,7 +51,7 @@ def state_latent_attention(c: FolderConfig, *, is_parted: bool = True, tied: boo
     fields, out = c.fields, c.out
     fields.refuse_unless(("attention_bias", "mlp_bias"), (False,), "biases are not supported there")
     rank = fields.integer("kv_lora_rank", 1, limits.MAX_HEAD_DIM)
-    dim = fields.integer("qk_rope_head_dim", 2, limits.MAX_HEAD_DIM)
+    dim = fields.integer("qk_rope_head_dim", 2 if rotates else 0, limits.MAX_HEAD_DIM)
     if dim % 2:
         fields.refuse("qk_rope_head_dim", "an even number")
     plain = fields.integer("qk_nope_head_dim", 1, limits.MAX_HEAD_DIM)
@@ -68,7 +70,8 @@ def state_latent_attention(c: FolderConfig, *, is_parted: bool = True, tied: boo
         out.put("attention.q_lora_rank", query_rank, fields, "q_lora_rank")
     out.put("rope.dimension_count", dim, fields, "qk_rope_head_dim")
     fields.note(("partial_rotary_factor", "head_dim"))
-    state_rotation(c, rope_dim=dim, scales_scores=True)
+    if rotates:
+        state_rotation(c, rope_dim=dim, scales_scores=True)
 
 
 @dataclass(frozen=True, slots=True)

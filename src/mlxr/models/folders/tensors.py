@@ -151,7 +151,8 @@ _DRAFTING_NAMES = {
 }
 # What GGUF has no tensor for: old files store what theta says, or masks, and numbers of activations are metadata.
 _NO_TENSOR = re.compile(
-    r"model\.layers\.[0-9]+\.(self_attn\.rotary_emb\.inv_freq|attn\.(masked_)?bias|mlp\.act_fn\.(alpha_[np]|beta|eps))"
+    r"model\.layers\.[0-9]+\.(self_attn\.rotary_emb\.inv_freq|attn\.(masked_)?bias|mlp\.act_fn\.(alpha_[np]|beta|eps)"
+    r"|ple\.ple_embedding\.(layer_multipliers|ngram_heads_(offsets|vocab_sizes)))"
 )
 
 
@@ -314,7 +315,7 @@ def _change(name: str, tensor: TensorSource, stated: Statement, model: Model) ->
 
 def _counts_from_one(name: str) -> bool:
     """Return true for a norm of those that some folders store less one."""
-    return name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
+    return (name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")) or ".ple_norm_" in name
 
 
 def order_rows(name: str, model: Model) -> list[int] | None:
