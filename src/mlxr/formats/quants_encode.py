@@ -9,7 +9,8 @@ scale for that rounding by weighted least squares, keep the best. Where levels a
 `fit_symmetric` repeats rounding and fitting from there, and as the scales are stored in a few bits themselves,
 `settle_symmetric` and `settle_affine` look at the neighbours of the nearest codes and keep the one that loses least,
 which the nearest often is not. With `importance`, of each value, errors are weighted as llama.cpp weights them with an
-importance matrix. mxfp4 follows ggml's plain rule: the exponent of the largest magnitude, nearest level.
+importance matrix, and q4_0 and q5_0 are searched for, too. mxfp4 follows ggml's plain rule: the exponent of the
+largest magnitude, nearest level.
 """
 
 from __future__ import annotations
@@ -485,7 +486,33 @@ def encode_mxfp4(values: Floats) -> Bytes:
     return block.view(np.uint8).reshape(len(values), -1)
 
 
+def _weigh_symmetric(values: Floats, importance: Floats, half: int) -> tuple[NDArray[np.float16], Bytes]:
+    """Scales (blocks,) and numbers (blocks, 32) within 0..2 * half - 1 that lose least, of q4_0 and q5_0."""
+    x = _columns(values, 32)
+    d = fit_symmetric(x, _weigh(values, importance, 32, 1.0), half, _steps(half, -0.9, 19)).astype(np.float16)
+    q = round_to_levels(x * invert(d.astype(np.float32)), -half, half - 1) + np.float32(half)
+    return d, np.ascontiguousarray(q.astype(np.uint8).T)
+
+
+def encode_weighted_q4_0(values: Floats, importance: Floats) -> Bytes:
+    """A search for the scale, where the plain encoder takes that of the largest magnitude."""
+    block = np.empty(len(values), quants.Q4_0)
+    block["d"], q = _weigh_symmetric(values, importance, 8)
+    block["qs"] = pack_nibbles(q, 16)
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
+def encode_weighted_q5_0(values: Floats, importance: Floats) -> Bytes:
+    """A search for the scale, as of q4_0."""
+    block = np.empty(len(values), quants.Q5_0)
+    block["d"], q = _weigh_symmetric(values, importance, 16)
+    block["qs"], block["qh"] = pack_nibbles(q & np.uint8(15), 16), np.packbits(q >> 4, axis=1, bitorder="little")
+    return block.view(np.uint8).reshape(len(values), -1)
+
+
 WEIGHTED: dict[str, Callable[[Floats, Floats], Bytes]] = {
+    "q4_0": encode_weighted_q4_0,
+    "q5_0": encode_weighted_q5_0,
     "q2_k": encode_q2_k,
     "q3_k": encode_q3_k,
     "q4_k": encode_q4_k,
