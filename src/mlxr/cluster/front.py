@@ -51,7 +51,7 @@ from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import find_dialect
-from mlxr.server.streaming import dump_json, ndjson, sse
+from mlxr.server.streaming import encode_json, ndjson, sse
 from mlxr.server.work import check_parts
 from mlxr.service.identity import Identity
 
@@ -533,7 +533,7 @@ async def _read_new(reply: Incoming, separator: bytes, progress: Continuation) -
 
 def _render(request: Request, failure: ServerError) -> Response:
     """An error of the front's own, as the dialect of the path spells it."""
-    body = dump_json(_spell(request, failure))
+    body = encode_json(_spell(request, failure))
     return Response(body, failure.status, failure.headers, "application/json")
 
 

@@ -37,15 +37,11 @@ class Drawing:
 
     def __init__(self, ctx: Context, logits: Floats, chunks: list[Chunk], *, goes_on: bool) -> None:
         self._ctx, self._logits, self._goes_on = ctx, logits, goes_on
-        self.chunks = [chunk for chunk in chunks if chunk.draws_token]
-        rows = itertools.accumulate((chunk.output_rows for chunk in self.chunks), initial=0)
-        self.starts = list(rows)[: len(self.chunks)]
+        wanted = [(chunk, rows) for chunk in chunks if (rows := chunk.output_rows)]
+        self.chunks = [chunk for chunk, _ in wanted]
+        self.starts = list(itertools.accumulate((rows for _, rows in wanted), initial=0))[:-1]
+        self.drafted: Drafted = [pair for pair in zip(self.chunks, self.starts, strict=True) if pair[0].draft]
         self._all: list[SampleResult] | None = None  # of all rows, where they are drawn at once
-
-    @property
-    def drafted(self) -> Drafted:
-        """The chunks with drafts."""
-        return [pair for pair in zip(self.chunks, self.starts, strict=True) if pair[0].draft]
 
     def draw_first(self) -> list[SampleResult]:
         """The next token of each chunk, and of each of its siblings, who see the same logits."""

@@ -208,7 +208,8 @@ class Chunk:
     @property
     def completes(self) -> bool:
         """Whether nothing is pending afterwards, so that the next token can be drawn, or the text is embedded."""
-        return self.tokens == self.sequence.pending_tokens
+        sequence = self.sequence  # without its properties, as each step asks this of each chunk several times
+        return self.tokens == len(sequence.tokens) - sequence.table.groups[0].length_tokens
 
     @property
     def draws_token(self) -> bool:

@@ -25,7 +25,7 @@ from mlxr.server.activity import InFlight, log_request
 from mlxr.server.errors import ClientGone, ServerError, to_error
 from mlxr.server.parts import ServerParts
 from mlxr.server.routes import IGNORED, Dialect, find_dialect, join_names
-from mlxr.server.streaming import dump_json
+from mlxr.server.streaming import encode_json
 
 MAX_CALLERS = 10_000
 
@@ -218,7 +218,7 @@ def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerE
     dialect = find_dialect(dialects, request.url.path)
     row: InFlight = request.scope["state"]["in_flight"]
     row.failure = failure
-    body = dump_json(dialect.render_error(failure, row.id))
+    body = encode_json(dialect.render_error(failure, row.id))
     return Response(body, failure.status, failure.headers, "application/json")
 
 

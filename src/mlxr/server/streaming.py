@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from time import monotonic
 from typing import Any, TypeVar
 
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError, to_error
-from mlxr.server.routes import is_unicode
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,22 +31,26 @@ KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
 
 
-def dump_json(value: object) -> str:
-    """JSON on one line, without spaces, in ASCII if `value` holds half characters."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text if text.isascii() or is_unicode(text) else json.dumps(value, separators=(",", ":"), allow_nan=False)
+def encode_json(value: object) -> bytes:
+    """JSON on one line, without spaces; text as it is, or in ASCII if `value` holds half characters.
+
+    Numbers that JSON cannot say (NaN, infinities) become null.
+    """
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def sse(value: object, event: str | None = None) -> bytes:
     """One server-sent event: `value` as JSON (text as it is), after the name of the event where it has one."""
-    data = value if isinstance(value, str) else dump_json(value)
-    head = "" if event is None else f"event: {event}\n"
-    return f"{head}data: {data}\n\n".encode()
+    data = value.encode() if isinstance(value, str) else encode_json(value)
+    return b"data: %b\n\n" % data if event is None else b"event: %b\ndata: %b\n\n" % (event.encode(), data)
 
 
 def ndjson(value: object) -> bytes:
     """Write a value as one line of JSON."""
-    return (dump_json(value) + "\n").encode()
+    return encode_json(value) + b"\n"
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -31,7 +31,7 @@ from mlxr.server.openai.replies import fit_effort
 from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import JsonObject, ReplyModel, RequestModel, Router
-from mlxr.server.streaming import dump_json
+from mlxr.server.streaming import encode_json
 from mlxr.server.work import look
 from mlxr.service.embedding import Vector, VectorPooling, scale_vector
 from mlxr.service.model_pool import ModelLease
@@ -107,7 +107,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         raise InvalidRequest("content", "is missing")
     encode = partial(session.encode_prompt, add_special=add_special, parse_special=body.parse_special is not False)
 
-    def write(text: str) -> str:
+    def write(text: str) -> bytes:
         ids = encode(text)
         if not body.with_pieces:
             return _write_tokens(ids)
@@ -146,11 +146,11 @@ async def beside_the_loop(session: Session, work: Callable[[S], T], given: S) ->
     return work(given) if len(given) <= INLINE_LENGTH else await session.run(work, given, reads=given)
 
 
-def _write_tokens(tokens: Sequence[object]) -> str:
+def _write_tokens(tokens: Sequence[object]) -> bytes:
     """The reply as JSON, written in pieces, as one call would keep all others from the interpreter."""
     starts = range(0, len(tokens), INLINE_LENGTH)
-    pieces = (dump_json(tokens[start : start + INLINE_LENGTH])[1:-1] for start in starts)
-    return f'{{"tokens":[{",".join(pieces)}]}}'
+    pieces = (encode_json(tokens[start : start + INLINE_LENGTH])[1:-1] for start in starts)
+    return b'{"tokens":[%b]}' % b",".join(pieces)
 
 
 def _show(piece: bytes) -> str | list[int]:

@@ -45,7 +45,7 @@ from mlxr.server.openai.fields import PromptFields
 from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import drop_oldest, make_schema_grammar
 from mlxr.server.routes import Arguments, JsonObject, ReplyModel, RequestModel, Router, Text, note_ignored, reply_json
-from mlxr.server.streaming import NDJSON, EventStream, dump_json, ndjson, until_disconnected
+from mlxr.server.streaming import NDJSON, EventStream, encode_json, ndjson, until_disconnected
 from mlxr.service.embedding import check_dimensions, scale_vector
 from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
@@ -178,7 +178,7 @@ async def load_only(request: Request, body: AnswerRequest, reply: JsonObject) ->
         await borrow(request, body.model, keep_alive_s=keep_alive_s, exact=True)
     reason = "unload" if keep_alive_s == 0 else "load"
     whole = {"model": body.model, "created_at": now(), **reply, "done": True, "done_reason": reason}
-    return Response(dump_json(whole), media_type="application/json")
+    return Response(encode_json(whole), media_type="application/json")
 
 
 def check_think(lease: ModelLease, think: bool | str | None) -> bool | str | None:
@@ -207,7 +207,7 @@ async def answer(
     for event in await read_all(request, [generation]):
         parts.fold.add(event)
     whole = parts.make_whole()
-    return Response(dump_json(make_piece(body.model, whole, render(whole, parts))), media_type="application/json")
+    return Response(encode_json(make_piece(body.model, whole, render(whole, parts))), media_type="application/json")
 
 
 def _write(parts: Parts, model: str, render: Body, event: Event) -> Iterator[bytes]:

@@ -43,6 +43,7 @@ from mlxr.server.openai.replies import (
     describe_progress,
     describe_tokens,
     fit_effort,
+    spell_tokens,
     stream_chunks,
     token_bytes_if,
 )
@@ -488,8 +489,7 @@ class ChatChunks(Chunks):
     def _describe_tokens(self, tokens: Sequence[TokenInfo]) -> JsonObject | None:
         if self.token_bytes is None or not tokens:
             return None
-        described = describe_tokens(tokens, self.token_bytes)
-        return {"content": [token.model_dump() for token in described], "refusal": None}
+        return {"content": spell_tokens(tokens, self.token_bytes), "refusal": None}
 
 
 def _make_choice(

@@ -222,19 +222,23 @@ def describe_timings(timings: Timings, cache_n: int, prompt_n: int, predicted_n:
     )
 
 
-def describe_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[TokenLogprobReply]:
-    """Log-probabilities as chat completions and Responses spell them."""
-    replies = []
+def spell_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[JsonObject]:
+    """Log-probabilities as chat completions and Responses spell them, as the chunks of a stream hold them."""
+    spelt = []
     for token in tokens:
-        own = _describe_token(token.chosen, token_bytes)
-        top = [_describe_token(other, token_bytes) for other in token.possible]
-        replies.append(TokenLogprobReply(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
-    return replies
+        top = [_spell_token(other, token_bytes) for other in token.possible]
+        spelt.append({**_spell_token(token.chosen, token_bytes), "top_logprobs": top})
+    return spelt
 
 
-def _describe_token(token: TokenLogprob, token_bytes: TokenBytes) -> TopLogprob:
+def describe_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[TokenLogprobReply]:
+    """The same in a whole reply."""
+    return [TokenLogprobReply.model_validate(token) for token in spell_tokens(tokens, token_bytes)]
+
+
+def _spell_token(token: TokenLogprob, token_bytes: TokenBytes) -> JsonObject:
     spelt = token_bytes(token.token_id)
-    return TopLogprob(token=spelt.decode("utf-8", "replace"), logprob=token.logprob, bytes=list(spelt))
+    return {"token": spelt.decode("utf-8", "replace"), "logprob": token.logprob, "bytes": list(spelt)}
 
 
 ERRORS = describe_errors(ErrorReply, "`param` names")

@@ -23,6 +23,7 @@ from mlxr.server.openai.replies import (
     describe_end,
     describe_progress,
     describe_tokens,
+    spell_tokens,
     time_end,
     time_growth,
 )
@@ -297,7 +298,7 @@ class ResponseEvents:
             return
         values = {**self._place(section), "delta": text}
         if kind == "message":
-            values["logprobs"] = [token.model_dump() for token in self._describe_tokens(event.tokens)]
+            values["logprobs"] = self._spell_tokens(event.tokens)
         if self._times_tokens:
             values |= time_growth(self._fold)
         yield self._make(f"{_TEXT_EVENTS[kind]}.delta", **values)
@@ -319,7 +320,7 @@ class ResponseEvents:
         event = _TEXT_EVENTS[kind]
         done: JsonObject = {"text": section.text}
         if kind == "message":
-            done["logprobs"] = [token.model_dump() for token in self._describe_tokens(section.tokens)]
+            done["logprobs"] = self._spell_tokens(section.tokens)
         elif kind == "function_call":
             done = {"arguments": section.text, "name": self._find_callee(section).name}
         elif kind == "custom_tool_call":
@@ -331,8 +332,8 @@ class ResponseEvents:
         """Return what a call is to the client."""
         return self._callees.get(section.name) or Callee("function_call", section.name, None)
 
-    def _describe_tokens(self, tokens: Sequence[TokenInfo]) -> list[TokenLogprobReply]:
-        return [] if self._token_bytes is None else describe_tokens(tokens, self._token_bytes)
+    def _spell_tokens(self, tokens: Sequence[TokenInfo]) -> list[JsonObject]:
+        return [] if self._token_bytes is None else spell_tokens(tokens, self._token_bytes)
 
     def _make_part(self, section: Section) -> OutputText | OutputThought | None:
         """The content of a message or a thought; a call has none."""
@@ -340,8 +341,9 @@ class ResponseEvents:
             return None
         if section.kind == "thought":
             return OutputThought(text=section.text)
-        has_logprobs = self._token_bytes is not None
-        return OutputText(text=section.text, logprobs=self._describe_tokens(section.tokens) if has_logprobs else None)
+        token_bytes = self._token_bytes
+        logprobs = None if token_bytes is None else describe_tokens(section.tokens, token_bytes)
+        return OutputText(text=section.text, logprobs=logprobs)
 
     def _make_item(
         self, section: Section, status: Status, part: OutputText | OutputThought | None, phase: Phase | None = None
