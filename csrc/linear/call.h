@@ -104,6 +104,11 @@ void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Pre
 // Many tokens, whose input is prepared.
 void multiply_many(const LinearCall& call);
 
+// After a task with panels, on its thread.
+inline void end_panels(const LinearCall& call) {
+    if (call.runtime.kernels->end_panels != nullptr) call.runtime.kernels->end_panels();
+}
+
 // The groups of a weight in chunks of whole units, so that each fits into a panel.
 struct PanelChunks {
     PanelChunks(const LinearCall& call, Type type);

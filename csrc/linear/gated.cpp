@@ -26,7 +26,7 @@ constexpr int64_t kLastRuns = 1;
 constexpr int64_t kLastTokens = 84;
 static_assert(kLastTokens % kTileTokens == 0);
 
-// Of one thread. Sums are those of a tile, or of all tokens when the panels come in chunks.
+// Of one thread. Sums are those of a panel kernel's tokens, or of all tokens when the panels come in chunks.
 struct PairScratch {
     uint8_t* panels;
     int64_t panel_bytes;
@@ -55,17 +55,18 @@ void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, i
     const LinearCall& call = gated.gate_up;
     const Part* const parts = call.weight.parts().data();
     const int64_t chunks = PanelChunks(call, parts[0].type).count;  // depends on the columns alone
-    const int64_t tiles = (last_token - first_token + kTileTokens - 1) / kTileTokens;
+    const int64_t most = call.runtime.kernels->panel_tokens;
+    const int64_t steps = (last_token - first_token + most - 1) / most;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const Upcoming upcoming = chunk + 1 < chunks ? expect_pair(call, index, chunk + 1) : next;
         for (int side = 0; side < 2; ++side) {
             unpack_panel(call, parts[side], index, chunk, scratch.panels + scratch.panel_bytes * side);
         }
-        for (int64_t first = first_token; first < last_token; first += kTileTokens) {
-            const int64_t last = std::min(first + kTileTokens, last_token);
+        for (int64_t first = first_token; first < last_token; first += most) {
+            const int64_t last = std::min(first + most, last_token);
             float* const sums = scratch.sums + (chunks == 1 ? 0 : first - first_token) * kPairColumns;
             for (int side = 0; side < 2; ++side) {
-                upcoming.fetch((first - first_token) / kTileTokens * 2 + side, 2 * tiles);
+                upcoming.fetch((first - first_token) / most * 2 + side, 2 * steps);
                 multiply_panel(call, parts[side], index, chunk, scratch.panels + scratch.panel_bytes * side, first,
                                last, sums + kPanelRows * side, kPairColumns);
             }
@@ -144,6 +145,7 @@ void GatedTasks::run(int task, int next, std::byte* scratch) const {
     float* const sums = reinterpret_cast<float*>(scratch + 2 * panel_bytes_);
     const PairScratch room{reinterpret_cast<uint8_t*>(scratch), panel_bytes_, sums, sums + most_tokens_ * kPairColumns};
     multiply_run(calls_[run.call], run.index, run.first_token, run.last_token, upcoming, room);
+    end_panels(calls_[run.call].gate_up);
 }
 
 bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens) {

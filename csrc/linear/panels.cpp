@@ -100,12 +100,13 @@ void Upcoming::fetch(int64_t share, int64_t shares) const {
     }
 }
 
-// Panels of a piece, chunk after chunk; the tokens tile after tile.
+// Panels of a piece, chunk after chunk; the tokens a step after another.
 void PieceTasks::multiply(const Piece& piece, const Upcoming& next, uint8_t* panels) const {
     const LinearCall& call = *piece.call;
     const int64_t stride = call.stride();
     const int64_t chunks = PanelChunks(call, piece.part->type).count;
-    const int64_t tiles = (piece.last_token - piece.first_token + kTileTokens - 1) / kTileTokens;
+    const int64_t most = call.runtime.kernels->panel_tokens;
+    const int64_t steps = (piece.last_token - piece.first_token + most - 1) / most;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         Upcoming own;  // the next chunk
         for (int64_t i = 0; i < piece.panels; ++i) {
@@ -113,13 +114,13 @@ void PieceTasks::multiply(const Piece& piece, const Upcoming& next, uint8_t* pan
             if (chunk + 1 < chunks) own.add(call, *piece.part, piece.first_panel + i, chunk + 1);
         }
         const Upcoming& upcoming = chunk + 1 < chunks ? own : next;
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-            const int64_t first = piece.first_token + tile * kTileTokens;
-            const int64_t last = std::min(first + kTileTokens, piece.last_token);
+        for (int64_t step = 0; step < steps; ++step) {
+            const int64_t first = piece.first_token + step * most;
+            const int64_t last = std::min(first + most, piece.last_token);
             for (int64_t i = 0; i < piece.panels; ++i) {
                 const int64_t index = piece.first_panel + i;
                 float* const out = call.out + first * stride + piece.part->first_column + kPanelRows * index;
-                upcoming.fetch(tile * piece.panels + i, tiles * piece.panels);
+                upcoming.fetch(step * piece.panels + i, steps * piece.panels);
                 multiply_panel(call, *piece.part, index, chunk, panels + panel_bytes_ * i, first, last, out, stride);
             }
         }
@@ -175,6 +176,7 @@ void PieceTasks::run(int task, int next, std::byte* scratch) const {
         }
     }
     multiply(piece, upcoming, reinterpret_cast<uint8_t*>(scratch));
+    end_panels(*piece.call);
 }
 
 void multiply_many(const LinearCall& call) {

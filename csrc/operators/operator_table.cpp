@@ -6,6 +6,7 @@ namespace mlxr {
 const OperatorTable* operator_table(Isa isa) {
     switch (isa) {
 #if defined(MLXR_X86)
+        case Isa::amx:
         case Isa::avx512:
             return mlxr_operators_avx512();
         case Isa::avx2:

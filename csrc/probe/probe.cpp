@@ -28,6 +28,10 @@ void wake(Runtime& runtime) {
 
 const ProbeTable* probe_table(Isa isa) {
     switch (isa) {
+#if defined(MLXR_AMX)
+        case Isa::amx:
+            return mlxr_probe_amx();
+#endif
 #if defined(MLXR_X86)
         case Isa::avx512:
             return mlxr_probe_avx512();

@@ -33,6 +33,9 @@ const mlxr::ProbeTable* mlxr_probe_portable();
 #if defined(MLXR_X86)
 const mlxr::ProbeTable* mlxr_probe_avx2();
 const mlxr::ProbeTable* mlxr_probe_avx512();
+#if defined(MLXR_AMX)
+const mlxr::ProbeTable* mlxr_probe_amx();
+#endif
 #elif defined(MLXR_ARM)
 const mlxr::ProbeTable* mlxr_probe_neon();
 #endif

@@ -13,6 +13,11 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#if defined(MLXR_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__linux__) && defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -25,7 +30,7 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "neon"};
+constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "neon", "amx"};
 
 #if defined(__linux__)
 
@@ -87,6 +92,18 @@ double cgroup_quota() {
 
 #endif
 
+#if defined(MLXR_AMX)
+// Whether the processor multiplies tiles of bytes, and Linux, which saves them for processes that ask, lets this one.
+bool may_use_amx() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kTiles = 1u << 24, kBytes = 1u << 25;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTiles) == 0 || (d & kBytes) == 0) return false;
+    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    static const bool granted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+    return granted;
+}
+#endif
+
 #if defined(__APPLE__)
 // A whole number that the system tells by name; 0 where it knows none such.
 int read_sysctl(const char* name) {
@@ -114,6 +131,9 @@ bool parse_isa(std::string_view name, Isa& isa) {
 
 bool isa_available(Isa isa) {
     if (isa == Isa::portable) return true;
+#if defined(MLXR_AMX)
+    if (isa == Isa::amx) return isa_available(Isa::avx512) && may_use_amx();
+#endif
 #if defined(MLXR_X86)
     // These builtins also ask XGETBV whether the operating system saves the wide registers.
     __builtin_cpu_init();

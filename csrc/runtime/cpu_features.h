@@ -6,10 +6,10 @@
 
 namespace mlxr {
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, neon = 3 };
-inline constexpr int kIsaCount = 4;
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, neon = 3, amx = 4 };
+inline constexpr int kIsaCount = 5;
 
-// "portable", "avx2", "avx512" or "neon".
+// "portable", "avx2", "avx512", "neon" or "amx".
 const char* isa_name(Isa isa);
 
 // Sets `isa` and returns true when `name` is a tier's name.
@@ -19,6 +19,7 @@ bool parse_isa(std::string_view name, Isa& isa);
 //   avx2   = AVX2, FMA, F16C, BMI2
 //   avx512 = AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16 on top of avx2
 //   neon   = Armv8 with the dot product of bytes (Armv8.2 dotprod)
+//   amx    = AMX-TILE and AMX-INT8 on top of avx512, where Linux lets this process use them: asked once
 bool isa_available(Isa isa);
 
 // The highest available tier.

@@ -5,6 +5,10 @@ namespace mlxr {
 
 const KernelTable* kernel_table(Isa isa) {
     switch (isa) {
+#if defined(MLXR_AMX)
+        case Isa::amx:
+            return mlxr_kernels_amx();
+#endif
 #if defined(MLXR_X86)
         case Isa::avx512:
             return mlxr_kernels_avx512();

@@ -152,6 +152,8 @@ struct KernelTable {
     void (*quantize_groups)(const QuantizeJob& job);
     void (*quantize_spans)(const QuantizeJob& job);
     void (*quantize_shorts)(const QuantizeJob& job);
+    int64_t panel_tokens;  // that panel kernels take at a time, whole tiles
+    void (*end_panels)();  // gives back what panel kernels hold of the processor: after a thread's task; or null
 };
 
 // The table of an available tier.
@@ -164,6 +166,9 @@ const mlxr::KernelTable* mlxr_kernels_portable();
 #if defined(MLXR_X86)
 const mlxr::KernelTable* mlxr_kernels_avx2();
 const mlxr::KernelTable* mlxr_kernels_avx512();
+#if defined(MLXR_AMX)
+const mlxr::KernelTable* mlxr_kernels_amx();
+#endif
 #elif defined(MLXR_ARM)
 const mlxr::KernelTable* mlxr_kernels_neon();
 #endif
