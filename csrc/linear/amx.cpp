@@ -515,12 +515,13 @@ void unpack_for_tiles(const UnpackJob& job) {
     }
 }
 
-// The kernels of one type; shorts and floats keep those of avx512.
+// The kernels of one type; shorts, floats and those with a step for 16 columns keep those of avx512.
 template <class W>
 void take_tiles(mlxr::KernelTable& table) {
     if constexpr (!std::is_void_v<W>) {
-        if constexpr (W::kForm != Form::shorts) {
+        if constexpr (!is_short(W::kForm) && W::kForm != Form::halved) {
             QuantKernels& kernels = table.quant[static_cast<int>(W::kType)];
+            kernels.panel_tokens = kCallTokens;
             kernels.panel_group_bytes = Panel<W::kForm>::kMeanBytes;
             kernels.unpack = unpack_for_tiles<W>;
             kernels.panel = multiply_tokens<W::kForm>;
@@ -551,7 +552,6 @@ int32_t multiply_steps(const uint8_t* data, int64_t steps) {
 mlxr::KernelTable make_table() noexcept {
     mlxr::KernelTable table = *mlxr_kernels_avx512();
     table.name = "amx";
-    table.panel_tokens = kCallTokens;
     table.end_panels = release_tiles;
 #define TYPE(name, ...) take_tiles<name>(table);
 #include "tables/types.def"

@@ -55,7 +55,8 @@ void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, i
     const LinearCall& call = gated.gate_up;
     const Part* const parts = call.weight.parts().data();
     const int64_t chunks = PanelChunks(call, parts[0].type).count;  // depends on the columns alone
-    const int64_t most = call.runtime.kernels->panel_tokens;
+    const int64_t most =
+        std::min(kernels_of(call, parts[0].type).panel_tokens, kernels_of(call, parts[1].type).panel_tokens);
     const int64_t steps = (last_token - first_token + most - 1) / most;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const Upcoming upcoming = chunk + 1 < chunks ? expect_pair(call, index, chunk + 1) : next;

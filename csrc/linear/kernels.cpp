@@ -18,7 +18,6 @@ mlxr::KernelTable make_table() noexcept {
     table.quantize_groups = quantize_groups;
     table.quantize_spans = quantize_spans;
     table.quantize_shorts = quantize_shorts;
-    table.panel_tokens = mlxr::kTileTokens;
     return table;
 }
 

@@ -49,6 +49,7 @@ constexpr mlxr::QuantKernels make_kernels() {
     return {
         .unit_columns = 32 * W::kGroups,
         .unit_bytes = W::kUnitBytes,
+        .panel_tokens = mlxr::kTileTokens,
         .panel_group_bytes = PanelGroup<W::kForm>::kMeanBytes,
         .zero_point = W::kZeroPoint,
         .spans = has_spans(W::kForm),

@@ -105,7 +105,7 @@ void PieceTasks::multiply(const Piece& piece, const Upcoming& next, uint8_t* pan
     const LinearCall& call = *piece.call;
     const int64_t stride = call.stride();
     const int64_t chunks = PanelChunks(call, piece.part->type).count;
-    const int64_t most = call.runtime.kernels->panel_tokens;
+    const int64_t most = kernels_of(call, piece.part->type).panel_tokens;
     const int64_t steps = (piece.last_token - piece.first_token + most - 1) / most;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         Upcoming own;  // the next chunk

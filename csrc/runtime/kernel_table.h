@@ -132,6 +132,7 @@ struct RowsKernel {
 // The kernels of one quantised type, or of f16.
 struct QuantKernels {
     int unit_columns, unit_bytes;  // of 16 rows
+    int64_t panel_tokens;          // that `panel` takes at a time, whole tiles
     int panel_group_bytes;         // with its share of what belongs to a span
     int zero_point;                // index into kZeroPoints, or -1
     bool spans;                    // activations with a scale for a span, not for a group
@@ -152,7 +153,6 @@ struct KernelTable {
     void (*quantize_groups)(const QuantizeJob& job);
     void (*quantize_spans)(const QuantizeJob& job);
     void (*quantize_shorts)(const QuantizeJob& job);
-    int64_t panel_tokens;  // that panel kernels take at a time, whole tiles
     void (*end_panels)();  // gives back what panel kernels hold of the processor: after a thread's task; or null
 };
 
