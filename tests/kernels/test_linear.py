@@ -557,7 +557,7 @@ def test_bad_weights_are_refused() -> None:
     refused(ValueError, "in_features is 0", lambda: native.LinearWeight(0))
     refused(ValueError, "in_features is -32", lambda: native.LinearWeight(-32))
     weight = native.LinearWeight(256)
-    refused(ValueError, "no kernel for tensor type 'nvfp4'", lambda: weight.append(runtime, "nvfp4", 4, raw, None))
+    refused(ValueError, "no kernel for tensor type 'f64'", lambda: weight.append(runtime, "f64", 4, raw, None))
     refused(ValueError, "out_features is 0", lambda: weight.append(runtime, "q4_k", 0, raw, None))
     refused(ValueError, "out_features is -4", lambda: weight.append(runtime, "q4_k", -4, raw, None))
     refused(ValueError, "out_features is 4611", lambda: weight.append(runtime, "q4_k", 2**62, raw, None))
@@ -653,8 +653,8 @@ def test_operator_agrees_with_the_reference(cpu: Context) -> None:
 
 
 def test_operator_refuses_what_it_has_no_kernel_for(cpu: Context) -> None:
-    with pytest.raises(DeviceError, match=r"tensor odd has type nvfp4, which has no CPU kernel; known are f32, "):
-        prepare(cpu, [Tensor("fine", "q4_k", 4, 256), Tensor("odd", "nvfp4", 4, 256)])
+    with pytest.raises(DeviceError, match=r"tensor odd has type f64, which has no CPU kernel; known are f32, "):
+        prepare(cpu, [Tensor("fine", "q4_k", 4, 256), Tensor("odd", "f64", 4, 256)])
     narrow = Tensor("narrow", "f32", 4, 32)
     narrow.type_name = "q4_k"
     with pytest.raises(ValueError, match="multiple of 256"):
