@@ -19,6 +19,8 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.graph import RecordedStep
 from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.steps import Run
+from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sample import NO_TOKEN, SampleRow, sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -98,6 +100,26 @@ def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
             found[event.sequence_id].append(event.token_id)
         answers.append(found)
     assert answers[0] == answers[1]
+
+
+def test_steps_run_ahead_though_answers_end_pages_in_turns(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each step one of four answers begins a page; late are the first step and those of a wider table."""
+    late, start = [], RecordedStep.start
+
+    def note(step: RecordedStep, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        late.append(before is None)
+        return start(step, batch, rows, before)
+
+    monkeypatch.setattr(RecordedStep, "start", note)
+    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    model, text = build_hf(gpu, config, seed, "f32"), tokens.reshape(-1).tolist()
+    settings = ModelSettings(page_size=4, kv_type="f32")
+    engine = Engine(model, gpu, settings, eos_ids=(), pages=40, prefix_sharing=False)
+    for length in range(9, 13):
+        engine.submit(EngineRequest(text[:length], SamplingParams(max_tokens=20, temperature=0)))
+    finish(engine)
+    assert len(late) >= 19
+    assert sum(late) <= 3
 
 
 def test_masked_rows_are_drawn_on_the_host(gpu: Context) -> None:

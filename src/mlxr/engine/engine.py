@@ -197,6 +197,7 @@ class Engine:
             shares_prefixes=self.plan.shares_prefixes,
             drafts=self._planner,
             takes_whole=not self._config.is_causal,
+            runs_ahead=ctx.gpu is not None,
             encoder=encoder,
         )
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)

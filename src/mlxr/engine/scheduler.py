@@ -265,7 +265,8 @@ class Scheduler:
     long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
     that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
     tokens are drafted for answers in steps that compute no prompt. With `takes_whole` a prompt is computed in one step,
-    alone in it if it is longer than all that. A prompt waits at a picture until an `encoder` has its rows.
+    alone in it if it is longer than all that. With `runs_ahead` a step of answers may start before the one in front was
+    read, so answers get pages a step early. A prompt waits at a picture until an `encoder` has its rows.
     """
 
     def __init__(
@@ -280,6 +281,7 @@ class Scheduler:
         shares_prefixes: bool,
         drafts: Planner | None = None,
         takes_whole: bool = False,
+        runs_ahead: bool = False,
         encoder: Encoder | None = None,
     ) -> None:
         self._cache = cache
@@ -289,7 +291,7 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._shares_prefixes, self._takes_whole = shares_prefixes, takes_whole
+        self._shares_prefixes, self._takes_whole, self._runs_ahead = shares_prefixes, takes_whole, runs_ahead
         shapes = [group.arena.shape for group in cache.groups]
         keeps_pictures = encoder is not None and encoder.is_whole
         self._budget = PageBudget(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens, keeps_pictures)
@@ -362,6 +364,8 @@ class Scheduler:
                 self._take(sequence, tokens, chunks)
                 if sequence.request.client is not None:
                     quotas[sequence.request.client] -= tokens
+        if self._runs_ahead and len(chunks) == len(decoding):
+            self._reserve_ahead(chunks)
         planner = self._drafts
         if planner is not None and len(chunks) > len(decoding):
             planner.rests = 0  # who begins to answer in the next step is looked at
@@ -370,6 +374,19 @@ class Scheduler:
         elif planner is not None and planner.begin_step(len(chunks)):
             planner.end_step(has_drafts=self._add_drafts(planner, chunks), answers=len(chunks))
         return list(chunks.values())
+
+    def _reserve_ahead(self, chunks: Iterable[Sequence]) -> None:
+        """Have each answer's page for the step after this one, too, which can start before this one is read then.
+
+        Where answers end their pages in different steps, one of many does so in nearly every step.
+        """
+        for sequence in chunks:
+            tokens = sequence.pending_tokens + 1
+            if sequence.table.length_tokens + tokens < sequence.end_tokens:
+                try:
+                    self._reserve(sequence.table, tokens)
+                except OutOfPages:
+                    return
 
     def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> bool:
         """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Protocol
@@ -88,14 +89,16 @@ class Run:
         rows: int = self.logits.shape[0]
         return rows
 
-    def is_for(self, step: Step, batch: RaggedBatch, rows: int) -> bool:
+    def is_for(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> bool:
         """Whether it computes `batch`, of which `rows` count."""
+        owners: list[Pool | None] = [*pools.pages] or [None] * len(batch.groups)
+        groups = zip(batch.groups, self.batch.groups, owners, strict=True)
         return (
             step is self.step
             and rows == self.rows
             and np.array_equal(batch.positions, self.batch.positions)
             and np.array_equal(batch.rope_rows, self.batch.rope_rows)
-            and all(map(_have_same_places, batch.groups, self.batch.groups))
+            and all(starmap(_have_same_places, groups))
             and _have_same_states(batch, self.batch)
             and self.token_ids is not None
             and np.array_equal(self.token_ids, batch.token_ids[:rows])
@@ -119,7 +122,7 @@ class Steps:
     def run(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> DeviceArray:
         """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary)."""
         run, self._ahead = self._ahead, None
-        if run is None or not run.is_for(step, batch, rows):
+        if run is None or not run.is_for(step, batch, rows, pools):
             if run is not None:
                 run.step.finish(run)
             run = step.start(batch, rows, None)
@@ -253,8 +256,19 @@ def _have_same_states(a: RaggedBatch, b: RaggedBatch) -> bool:
     return np.array_equal(a.state_reads, b.state_reads) and np.array_equal(a.state_writes, b.state_writes)
 
 
-def _have_same_places(a: RaggedBatch, b: RaggedBatch) -> bool:
-    return np.array_equal(a.slots, b.slots) and np.array_equal(a.page_table, b.page_table)
+def _have_same_places(now: RaggedBatch, before: RaggedBatch, pool: Pool | None) -> bool:
+    """Whether both write to the same slots, and read the same pages as far as `now` has any.
+
+    `before` knew no pages yet that only later positions want, and had those that nothing sees any more.
+    """
+    if not np.array_equal(now.slots, before.slots) or now.page_table.shape != before.page_table.shape:
+        return False
+    same = now.page_table == before.page_table
+    if pool is not None and not same.all():
+        spare, _, page_size, *_ = pool.shape
+        later = np.arange(same.shape[1]) * page_size >= now.context_lengths[:, None]
+        same |= later | (now.page_table == spare)
+    return bool(same.all())
 
 
 def _are_same(a: Numbers | None, b: Numbers | None) -> bool:
