@@ -2,6 +2,7 @@
 
     python bench/embed.py --llama-python .venv-peers/bin/python --torch-python PYTHON            # the whole table
     python bench/embed.py --shape minilm-l6 --texts 32 --rounds 1 ...                             # a try
+    python bench/embed.py --device cuda --torch-python PYTHON        # a GPU: ours and sentence-transformers on it
 
 Models have the shapes of all-MiniLM-L6-v2, bge-base-en-v1.5 and bge-reranker-base with random weights, and a made-up
 vocabulary of BERT's size in which each word is a token, so all sides compute the same tokens. A side is a process that
@@ -42,6 +43,7 @@ SIDES = {  # name: which process, and which of its ways
     "onnxruntime f32": ("onnx", "f32"),
     "onnxruntime int8": ("onnx", "int8"),
     "sentence-transformers f32": ("torch", "f32"),
+    "sentence-transformers f16": ("torch", "f16"),  # on a GPU alone
 }
 Texts = Sequence[str]
 Compute = Callable[[Texts], object]
@@ -139,15 +141,15 @@ def list_tensors(layers: int, hidden: int, ffn: int, ranks: bool) -> dict[str, t
 # The sides, each in a process of its own: a function from texts to what they become.
 
 
-def open_ours(folder: Path, way: str, threads: int, ranks: bool) -> Compute:
+def open_ours(folder: Path, way: str, threads: int, ranks: bool, device: Any) -> Compute:
     """Our engine, of a file that `mlxr convert` made."""
     from mlxr import LLM
 
-    llm = LLM(folder / f"{way}.gguf", threads=threads, device="cpu")
+    llm = LLM(folder / f"{way}.gguf", threads=threads if device == "cpu" else None, device=device)
     return (lambda texts: llm.rerank(texts[0], texts[1:])) if ranks else llm.embed
 
 
-def open_llama(folder: Path, way: str, threads: int, ranks: bool) -> Compute:
+def open_llama(folder: Path, way: str, threads: int, ranks: bool, _: str) -> Compute:
     """llama.cpp: batches of 512 or of 2048 tokens, whichever were faster on the first texts."""
     import llama_cpp
 
@@ -179,7 +181,7 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
     return [order[start : start + BATCH_TEXTS] for start in range(0, len(order), BATCH_TEXTS)]
 
 
-def open_onnx(folder: Path, way: str, threads: int, ranks: bool) -> Compute:
+def open_onnx(folder: Path, way: str, threads: int, ranks: bool, _: str) -> Compute:
     """onnxruntime over the graph that torch exports, in float32, or with weights and activations of 8 bits."""
     runtime = importlib.import_module("onnxruntime")
     tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -237,26 +239,27 @@ def export_onnx(folder: Path, path: Path, ranks: bool) -> None:
         )
 
 
-def open_torch(folder: Path, _: str, threads: int, ranks: bool) -> Compute:
+def open_torch(folder: Path, way: str, threads: int, ranks: bool, device: str) -> Compute:
     """sentence-transformers, which sorts texts by length itself."""
     library, torch = importlib.import_module("sentence_transformers"), importlib.import_module("torch")
     torch.set_num_threads(threads)
+    given = {"device": device, "model_kwargs": {"dtype": torch.float16 if way == "f16" else torch.float32}}
     if ranks:
-        scorer = library.CrossEncoder(str(folder), device="cpu")
+        scorer = library.CrossEncoder(str(folder), **given)
         return lambda texts: scorer.predict([(texts[0], text) for text in texts[1:]], batch_size=BATCH_TEXTS)
-    model = library.SentenceTransformer(str(folder), device="cpu")
+    model = library.SentenceTransformer(str(folder), **given)
     return lambda texts: model.encode(list(texts), batch_size=BATCH_TEXTS, show_progress_bar=False)
 
 
 OPEN = {"ours": open_ours, "llama": open_llama, "onnx": open_onnx, "torch": open_torch}
 
 
-def serve(kind: str, way: str, folder: Path, threads: int) -> None:
+def serve(kind: str, way: str, folder: Path, threads: int, device: str) -> None:
     """Answer each line, a JSON list of texts, by the seconds that they took."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes to stderr
     try:
-        compute = OPEN[kind](folder, way, threads, folder.name.startswith("reranker"))
+        compute = OPEN[kind](folder, way, threads, folder.name.startswith("reranker"), device)
         print(json.dumps("ready"), file=answers, flush=True)
         for line in sys.stdin:
             texts = json.loads(line)
@@ -270,10 +273,10 @@ def serve(kind: str, way: str, folder: Path, threads: int) -> None:
 class Side:
     """A process that computes."""
 
-    def __init__(self, python: str, name: str, folder: Path, threads: int) -> None:
+    def __init__(self, python: str, name: str, folder: Path, threads: int, device: str) -> None:
         kind, way = SIDES[name]
         own = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-        command = [python, __file__, "--serve", kind, way, str(folder), str(threads)]
+        command = [python, __file__, "--serve", kind, way, str(folder), str(threads), device]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -344,12 +347,14 @@ def measure(given: argparse.Namespace, shape: str) -> dict[str, Any]:
         for name, (kind, _) in SIDES.items():
             if pythons[kind] is None or (given.only and not any(part in name for part in given.only)):
                 continue
-            side = Side(pythons[kind], name, folder, given.threads)
+            if kind in ("llama", "onnx") if given.device != "cpu" else name == "sentence-transformers f16":
+                continue
+            side = Side(pythons[kind], name, folder, given.threads, given.device)
             if side.failure is not None:
                 print(f"{name}: {side.failure}", file=sys.stderr)
                 continue
             try:
-                side.run(texts[: BATCH_TEXTS + 1])  # untimed
+                side.run(texts if given.device != "cpu" else texts[: BATCH_TEXTS + 1])  # untimed
             except ValueError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 side.close()
@@ -394,6 +399,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", nargs="+", help="sides whose names have one of these parts")
     parser.add_argument("--llama-python")
     parser.add_argument("--torch-python")
@@ -410,6 +416,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), int(sys.argv[5]))
+        serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
     else:
         main()

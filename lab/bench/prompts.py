@@ -4,7 +4,7 @@
     PYTHONPATH=src:bench python lab/bench/prompts.py engine --type bf16
     python lab/bench/prompts.py vllm
 
-Weights are random. "before" is attention whose pages are gathered for the library, "now" `attend/panels.*`; both take
+Weights are random. With `attention`, "before" is what gathers pages for the library, "now" `attend/panels.*`; both take
 turns in one process. vLLM runs offline, in an environment of its own, with its defaults but for prefix caching.
 `--small` tries a script on another `--device` with little work.
 """
@@ -60,9 +60,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("attention", "engine", "vllm"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shape", default="llama-3-8b")
+    parser.add_argument("--shape", default="llama-8b")
     parser.add_argument("--type", default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-tokens", type=int, nargs="+", default=[2048], help="that a step of the engine computes")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     {"attention": time_attention, "engine": time_engine, "vllm": time_vllm}[options.what](options)
@@ -126,45 +127,42 @@ def make_batch(runs: Sequence[tuple[int, int]]) -> Any:
 
 
 def time_engine(options: argparse.Namespace) -> None:
-    """Prompts and answers of many sequences through the engine, before and now."""
+    """Prompts and answers of many sequences through the engine, for each number of tokens in a step."""
     from gpu_comparison.cases import Case
     from gpu_comparison.ours import Ours
     from mlxr.core.model_settings import ModelSettings
     from mlxr.core.types import SamplingParams
     from mlxr.engine.engine import Engine
     from mlxr.engine.request import EngineRequest
-    from mlxr.kernels.attend import gpu
 
     case, longest = Case.parse(f"{options.shape}-{options.type}:1"), 64 if options.small else LONG
     ours = Ours(options.device, replace(case.model, context_length=longest + 512), options.type)
-    settings = ModelSettings(
-        page_size=PAGE,
-        context_tokens=longest + 64,
-        max_batch_tokens=2048,
-        max_sequences=128,
-        prefill_chunk_tokens=2048,
-    )
     pages = max(64 * (-(-708 // PAGE) + 1), longest // PAGE + 4)
-    engine = Engine(ours.model, ours.ctx, settings, eos_ids=(), pages=pages, prefix_sharing=False)
-    random, takes_panels = np.random.default_rng(3), gpu.takes_panels
+    random = np.random.default_rng(3)
+    for step_tokens in options.step_tokens:
+        settings = ModelSettings(
+            page_size=PAGE,
+            context_tokens=longest + 64,
+            max_batch_tokens=step_tokens,
+            max_sequences=128,
+            prefill_chunk_tokens=step_tokens,
+        )
+        engine = Engine(ours.model, ours.ctx, settings, eos_ids=(), pages=pages, prefix_sharing=False)
 
-    def run(tokens: int, count: int, more: int) -> float:
-        for _ in range(count):
-            prompt = random.integers(3, ours.shape.vocab_size, tokens).tolist()
-            engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=more, ignore_eos=True)))
-        start_s = time.perf_counter()
-        while engine.has_work:
-            engine.step()
-        return time.perf_counter() - start_s
+        def run(tokens: int, count: int, more: int, engine: Engine = engine) -> float:
+            for _ in range(count):
+                prompt = random.integers(3, ours.shape.vocab_size, tokens).tolist()
+                engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=more, ignore_eos=True)))
+            start_s = time.perf_counter()
+            while engine.has_work:
+                engine.step()
+            return time.perf_counter() - start_s
 
-    for name, work in list_work(run, is_small=options.small).items():
-        found: dict[str, list[float]] = {"before": [], "now": []}
-        for number in range(options.rounds + 1):  # the first one warms up
-            for side in list(found)[:: -1 if number % 2 else 1]:
-                gpu.takes_panels = takes_panels if side == "now" else (lambda *_: False)
-                found[side].append(work())
-        gpu.takes_panels = takes_panels
-        print(name, {side: [round(rate) for rate in rates[1:]] for side, rates in found.items()}, flush=True)
+        for name, work in list_work(run, is_small=options.small).items():
+            rates = [round(work()) for _ in range(options.rounds + 1)][1:]  # the first one warms up
+            print(f"steps of {step_tokens}, {name}: {rates}", flush=True)
+        del engine, run, work
+        ours.stop()
 
 
 def time_vllm(options: argparse.Namespace) -> None:

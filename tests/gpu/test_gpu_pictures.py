@@ -41,9 +41,10 @@ def answer(ctx: Context, folder: Path, case: str) -> list[list[Any]]:
 @pytest.mark.parametrize("case", ["qwen3vl", "qwen35", "gemma3"])
 def test_answers_are_those_of_the_reference(gpu: Context, case: str, tmp_path: Path) -> None:
     write_folder(tmp_path, read_golden(case))
+    within = 2e-2 if gpu.gpu.narrow else 1e-3  # products of 16 bits
     for found, expected in zip(answer(gpu, tmp_path, case), answer(REFERENCE, tmp_path, case), strict=True):
         assert [token for token, _ in found] == [token for token, _ in expected]
-        assert [logprob for _, logprob in found] == pytest.approx([logprob for _, logprob in expected], abs=1e-3)
+        assert [logprob for _, logprob in found] == pytest.approx([logprob for _, logprob in expected], abs=within)
     step = gpu.gpu.steps._current
     assert step is not None
     assert isinstance(step.step, RecordedStep | CompiledStep)
