@@ -137,6 +137,29 @@ def test_one_token(either: Context, type_name: str) -> None:
     assert compare(either, 1, 2, 4, type_name, (256, 768)) < allow(either)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "type_name", "shape"),
+    [
+        (3, "q4_k", (256, 512)),
+        (9, "mxfp4", (352, 96)),
+        (9, "bf16", (96, 352)),
+        (20, "mxfp4", (160, 320)),
+        (40, "q8_0", (96, 160)),
+        (90, "q6_k", (256, 256)),
+    ],
+)
+def test_simd_groups_take_turns(
+    gpu: Context, tokens: int, type_name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All widths of tiles, by the SIMD-groups of one multiprocessor, which have several items each."""
+    monkeypatch.setattr(gpu.gpu, "has_tiles", True)
+    monkeypatch.setattr(gpu.gpu, "processors", 1)
+    monkeypatch.setattr(gpu.gpu, "machine", None)
+    launched = note_launches(gpu, monkeypatch)
+    assert compare(gpu, tokens, 2, 4, type_name, shape, biased=True) < 2 * NARROW
+    assert launched[:3] == [SORT.name, "moe_items", "moe_items"]
+
+
 def test_words_may_be_asked_for_early(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.gpu, "has_tiles", True)
     plain = compare(gpu, 1, 2, 4, "mxfp4", (1056, 64))
@@ -195,7 +218,7 @@ def test_the_norm_adds_up_what_experts_made(gpu: Context, monkeypatch: pytest.Mo
     launched = note_launches(gpu, monkeypatch)
     made = mix(gpu, array(x), array(chosen), array(shares), experts)
     _, summed = rms_norm(gpu, array(x), gain, 1e-5, made)
-    kernel = "moe_tiles" if gpu.gpu.has_tiles else "moe_rows"
+    kernel = "moe_items" if gpu.gpu.has_tiles else "moe_rows"
     assert launched == [SORT.name, kernel, kernel, "rms_norm"]
     expected = x + mix(REFERENCE, x, chosen, shares, make(REFERENCE, "q4_0", 4, (64, 64)))
     assert relative_error(summed, expected) < allow(gpu)
@@ -245,7 +268,7 @@ def test_where_tokens_go_is_counted_on_the_device(either: Context, monkeypatch: 
 def test_rows_of_experts_are_counted_by_kernel(either: Context) -> None:
     either.ledger.reset()
     compare(either, 5, 2, 4, "q8_0", (64, 32), down_type="q4_0")
-    kernel = "tiles" if either.gpu.has_tiles else "rows"
+    kernel = "items" if either.gpu.has_tiles else "rows"
     rows = [(row.implementation, row.kernel, row.rows) for row in either.ledger.snapshot().expert_rows]
     assert rows == [("gpu", f"{kernel} q4_0", 10), ("gpu", f"{kernel} q8_0+gate", 10)]
 

@@ -71,6 +71,12 @@ def test_every_plan(gpu: Context, plan: UnpackPlan, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 144, 1280)], plan.width + 5, plan) < NARROW
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_last_unit_ends_with_the_row(gpu: Context, plan: UnpackPlan) -> None:
+    """With a bias, which the first of several shares has."""
+    assert run(gpu, [make_tensor("q8_0", 144, 1024 + 64)], plan.width + 5, plan, biased=True) < NARROW
+
+
 @pytest.mark.parametrize("gate", [1, 2])
 def test_gate_with_bias(gpu: Context, gate: int) -> None:
     assert run(gpu, [make_tensor("q5_k", 2 * 48, 512)], 10, gate=gate, biased=True) < NARROW
@@ -141,5 +147,7 @@ def test_what_is_planned() -> None:
     assert plan(UnpackShape((12, 12), (4096, 0), 4096), 16) is None
     assert plan(UnpackShape((12, 12), (4096, 0), 4096), 257) is None
     assert plan(UnpackShape((2, 2), (4096, 0), 4096 + 32), 32) is None
+    assert plan(UnpackShape((8, 8), (5120, 0), 2880), 32) == (32, 1, 1)
+    assert plan(UnpackShape((39, 39), (5120, 0), 2880), 32) is None  # whose scales are bytes
     assert plan(UnpackShape((2, 2), (4096 + 8, 0), 4096), 32) is None
     assert plan_unpacked(UnpackShape((12, 12), (4096, 0), 4096), 32, 0, 0) is None

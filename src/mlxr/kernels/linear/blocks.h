@@ -60,17 +60,21 @@ struct MXFP4 : OneRun {
     *step = pack_pair(scale, scale);
     *low = 0u;
   }
-  // FP4_VALUES are exact in bf16: both bytes of each come out of a table of eight, and the sign is put in front.
+  // A nibble is a sign, two bits of an exponent and one of a fraction. Put where bf16 has its sign, the lowest two bits of
+  // its exponent and the highest one of its fraction, it is a number that 2^127 brings to the one of FP4_VALUES, also
+  // where the exponent is 0 and both are subnormal.
   static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *,
                              PRIVATE uint *out) {
+    const uint halves = pick_bytes(w[u], 0u, 0x3120u); // two neighbours are as far apart as the halves of a word
     UNROLL
-    for (int i = 0; i < 2; ++i) { // four nibbles: near, far, near, far
-      const uint nibbles = w[u] >> (16 * i), which = nibbles & 0x7777u;
-      const uint low = pick_bytes(0x40008000u, 0x4000C080u, which), high = pick_bytes(0x40403F00u, 0x41414040u, which);
-      const uint near = pick_bytes(low, high, 0x6240u) | (nibbles << 12 & 0x8000u) | (nibbles << 20 & 0x80000000u);
-      const uint far = pick_bytes(low, high, 0x7351u) | (nibbles << 8 & 0x8000u) | (nibbles << 16 & 0x80000000u);
-      out[i] = multiply_pairs(near, step[0], 0x80008000u);
-      out[2 + i] = multiply_pairs(far, step[1], 0x80008000u);
+    for (int i = 0; i < 2; ++i) {
+      const uint bytes = halves >> (8 * i);
+      const uint places[2] = {(bytes & 0x000F000Fu) * 0x1040u, (bytes & 0x00F000F0u) * 0x0104u}; // near, far
+      UNROLL
+      for (int side = 0; side < 2; ++side) {
+        const uint doubled = multiply_pairs(places[side] & 0x81C081C0u, 0x7F007F00u, 0x80008000u);
+        out[2 * side + i] = multiply_pairs(doubled, step[side], 0x80008000u);
+      }
     }
   }
   static FUNCTION void load(Bytes base, Offset total, Offset block, int, PRIVATE uint *w) {

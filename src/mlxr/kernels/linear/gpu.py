@@ -236,12 +236,12 @@ def _add_product(ctx: Context, product: Product, x: DeviceArray) -> tuple[Device
 def _share_product(ctx: Context, product: Product) -> DeviceArray | None:
     """The product in shares of its inputs, (shares, rows, columns) in f32; None where it is better made as a whole."""
     matrix = product.parts[0].upload.array
-    if product.way == "unpacked" and product.bias is None:
+    if product.way == "unpacked":
         tokens, columns = product.array.shape
         plan = _plan_unpacked(ctx, product.parts, tokens, columns, shared=True)
         if plan is not None and plan.shares > 1:
-            wide = ctx.gpu.mx.float32
-            return multiply_unpacked(ctx.gpu, product.array, _list_weights(product.parts), Extras(), wide, plan)
+            extras, wide = Extras(bias=product.bias), ctx.gpu.mx.float32
+            return multiply_unpacked(ctx.gpu, product.array, _list_weights(product.parts), extras, wide, plan)
     if product.way == "floats":
         floats = _plan_floats(ctx, product, shared=True)
         if floats is not None and floats.shares > 1:

@@ -269,13 +269,17 @@ template <typename Q> struct TableOfSixes {
 template <> struct Table<Q4_K> : TableOfSixes<Q4_K> {};
 template <> struct Table<Q5_K> : TableOfSixes<Q5_K> {};
 
-// How x comes to the slots: 64 columns of N tokens each, in the order in which units from `start` on are taken.
-struct Circle {
+// How x comes to the slots: 64 columns of N tokens each, in the order in which units from `start` on are taken. Where a row
+// has no whole number of units, the last one begins with columns of the one before, for which x is zero.
+template <int COLUMNS> struct Circle {
   int begin, start, end;
   FUNCTION int steps() const { return 4 * (end - begin); }
-  FUNCTION int column(int step) const {
-    const int before_end = 4 * (end - start);
-    return 64 * (step < before_end ? 4 * start + step : 4 * begin + step - before_end);
+  FUNCTION int column(int step) const { // COLUMNS for zeros
+    const int before_end = 4 * (end - start), rest = COLUMNS % 256;
+    const int column = 64 * (step < before_end ? 4 * start + step : 4 * begin + step - before_end);
+    if (rest == 0 || column < COLUMNS - rest)
+      return column;
+    return column < COLUMNS - 2 * rest + 256 ? COLUMNS : column - 256 + rest;
   }
 };
 
@@ -283,8 +287,8 @@ struct Circle {
 template <bool BOXED, int N, int INPUTS, int X_STAGES, int FILLERS, int AHEAD> struct XFiller {
   enum { ARRIVALS = FILLERS };
   template <typename X>
-  static FUNCTION void fill(const DEVICE X *x, PRIVATE const Circle &circle, int first_token, int all, GROUP uint *room,
-                            PRIVATE Slot *slots, int thread_id) {
+  static FUNCTION void fill(const DEVICE X *x, PRIVATE const Circle<INPUTS> &circle, int first_token, int all,
+                            GROUP uint *room, PRIVATE Slot *slots, int thread_id) {
     const int row = thread_id / 8, piece = thread_id % 8, steps = circle.steps();
     const int tokens = all - first_token < N ? all - first_token : N;
     const DEVICE X *from = x + uint64_t(first_token + row) * INPUTS + 8 * piece;
@@ -294,9 +298,13 @@ template <bool BOXED, int N, int INPUTS, int X_STAGES, int FILLERS, int AHEAD> s
         await_free<X_STAGES>(slots, i % X_STAGES, i / X_STAGES);
       UNROLL
       for (int first = 0; first < N; first += 4 * FILLERS) { // sums of rows that are not there are not read
-        if (first + row < tokens)
-          copy_words(reinterpret_cast<Bytes>(from + column + first * INPUTS),
-                     room + i % X_STAGES * (N * 32) + (first + row) * 32 + (piece ^ ((first + row) & 7)) * 4);
+        GROUP uint *to = room + i % X_STAGES * (N * 32) + (first + row) * 32 + (piece ^ ((first + row) & 7)) * 4;
+        if (INPUTS % 256 && column == INPUTS) {
+          const uint zeros[4] = {0u, 0u, 0u, 0u};
+          store_words(to, zeros);
+        } else if (first + row < tokens) {
+          copy_words(reinterpret_cast<Bytes>(from + column + first * INPUTS), to);
+        }
       }
       seal_copies();
       if (i >= AHEAD) {
@@ -315,7 +323,7 @@ template <int N, int INPUTS, int X_STAGES, int FILLERS, int AHEAD>
 struct XFiller<true, N, INPUTS, X_STAGES, FILLERS, AHEAD> {
   enum { ARRIVALS = 1 };
   template <typename X>
-  static FUNCTION void fill(const X &x, PRIVATE const Circle &circle, int first_token, int all, GROUP uint *room,
+  static FUNCTION void fill(const X &x, PRIVATE const Circle<INPUTS> &circle, int first_token, int all, GROUP uint *room,
                             PRIVATE Slot *slots, int thread_id) {
     if (thread_id == 0)
       for (int i = 0; i < circle.steps(); ++i) {

@@ -62,6 +62,14 @@ def _pack(name: str, layout: Layout) -> Packing:
 
 
 PACKINGS = {layout.number: _pack(name, layout) for name, layout in LAYOUTS.items() if name in BLOCKS}
+# Types of which 64 columns are whole blocks and have a whole word in each plane: rows need no whole number of units.
+CUT = frozenset(
+    layout.number
+    for name, layout in LAYOUTS.items()
+    if name in BLOCKS
+    and SLOT_COLUMNS % layout.block_size == 0
+    and all(size * (SLOT_COLUMNS // layout.block_size) % 4 == 0 for _, size in layout.fields)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,9 @@ def plan_unpacked(
     shape: UnpackShape, tokens: int, processors: int, room_bytes: int, *, shared: bool = False
 ) -> UnpackPlan | None:
     """The plan that should be fastest, with several shares only if `shared`; None where it does not go."""
-    if not MIN_TOKENS <= tokens <= MAX_TOKENS or not processors or shape.columns % UNIT_COLUMNS:
+    if not MIN_TOKENS <= tokens <= MAX_TOKENS or not processors or shape.columns < UNIT_COLUMNS:
+        return None
+    if shape.columns % (SLOT_COLUMNS if set(shape.types) <= CUT else UNIT_COLUMNS):
         return None
     if any(rows % (2 * UNIT_ROWS) for rows in shape.rows) or not PACKINGS.keys() >= set(shape.types):
         return None
@@ -151,7 +161,7 @@ def _fit_rings(
 def _guess_time(shape: UnpackShape, plan: UnpackPlan, tokens: int, processors: int) -> float:
     """Microseconds, by what units took when they were measured; starting takes as long as two of them."""
     blocks, rows, shares = plan.count_groups(shape, tokens)
-    units = shape.columns / UNIT_COLUMNS / shares + 2
+    units = -(-shape.columns // UNIT_COLUMNS) / shares + 2
     return -(-blocks * rows * shares // processors) * units * UNIT_TIMES[plan.width][plan.parts, plan.held]
 
 

@@ -26,6 +26,7 @@ from mlxr.kernels.linear.parts import GATES
 from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.moe.products import (
+    ITEMS,
     PANELS,
     ROWS,
     SORT,
@@ -51,7 +52,7 @@ ROUTE = Kernel(
     ("chosen", "shares"),
     ("route.h",),
 )
-KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, STREAM, SQUARES)
+KERNELS = (ROUTE, SORT, ROWS, TILES, ITEMS, PANELS, STREAM, SQUARES)
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
 
 

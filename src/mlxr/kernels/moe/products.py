@@ -170,6 +170,18 @@ SQUARES = Kernel(
     metal_only=True,
 )
 SQUARE_WIDTHS = ((48, 64), (24, 32), (6, 16))  # from so many pairs for each expert on: pairs of a tile
+ITEMS = Kernel(
+    "moe_items",
+    FOLDER,
+    "items.body",
+    ("x", "all_a", "bias", "shares", "tiles", "order", "sizes"),
+    ("out",),
+    (*_LINEAR_HEADERS, "../linear/tiles.h", "experts.h", "picked.h", "items.h"),
+    opens_late=True,
+    type_names=TYPE_NAMES,
+    counts_rows=True,
+    cuda_only=True,
+)
 SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "use", "live", "sizes"), ("tiles", "order"), ("same.h",))
 SORT_SECTIONS, FEW_SECTIONS = 32, 8  # of many pairs, and up to FEW_PAIRS
 FEW_PAIRS = 512
@@ -282,6 +294,8 @@ def multiply_experts(
     """
     if tiling.panels is not None:
         return multiply_panels(gpu, x, stack, tiling, tiling.panels, gate, shares, kind)
+    if gpu.has_tiles and tiling.order is not None and tiling.width > 1 and len(stack.parts) == 1:
+        return multiply_items(gpu, x, stack, tiling, gate, shares, kind)
     stream = plan_experts(gpu, stack, tiling.used, gate) if tiling.order is None else None
     if stream is not None:
         return multiply_stream(gpu, x, stack, tiling, stream, gate, shares, kind)
@@ -348,6 +362,64 @@ def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
     if tiles == 1:
         return Plan(1, 1, split, resident=FEW_RESIDENT)
     return Plan(2 if types <= LIGHT else 1, tiles, min(2, split) if tiles >= 4 else split)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsPlan:
+    """How a SIMD-group works at an item, as `Plan` has it; `simd_groups` of a threadgroup."""
+
+    row_tiles: int
+    token_tiles: int
+    simd_groups: int
+    resident: int
+    ahead: bool
+
+
+def plan_items(stack: Stack, width: int) -> ItemsPlan:
+    """How to multiply tiles of so many pairs, what was fastest on one H200 (lab/bench/experts.py).
+
+    Types that take many registers have one tile of rows, and no words ahead.
+    """
+    tiles, is_light = width // TILE_TOKENS, LAYOUTS[stack.parts[0].type_name].number in LIGHT | TABLED
+    if tiles == 1:
+        return ItemsPlan(1, tiles, simd_groups=8, resident=2, ahead=is_light)
+    return ItemsPlan(2 if is_light else 1, tiles, simd_groups=4, resident=3 if tiles <= 4 else 2, ahead=False)
+
+
+def multiply_items(
+    gpu: Gpu, x: DeviceArray, stack: Stack, tiling: Tiling, gate: int, shares: Shares, kind: NumberType
+) -> DeviceArray:
+    """As `multiply_experts` does it, of pairs that were sorted and a stack of one part.
+
+    With `shares` it comes after the experts' first product, which let it in when the pairs had been sorted.
+    """
+    assert tiling.order is not None  # pairs were sorted
+    plan, part = plan_items(stack, tiling.width), stack.parts[0]
+    is_shared, made = shares is not None, stack.count_made(gate)
+    turns = -(-made // (plan.row_tiles * (TILE_ROWS // 2 if gate else TILE_ROWS))) * tiling.count
+    groups = -(-turns // plan.simd_groups)
+    groups = min(groups, plan.resident * gpu.processors or groups)
+    sizes = (tiling.used, tiling.tokens, 1 if is_shared else tiling.used, part.stride, tiling.count, groups)
+    (out,) = gpu.launcher.launch(
+        ITEMS,
+        [x, part.raw, *_list_inputs(gpu, stack, shares), tiling.tiles, tiling.order, gpu.launcher.numbers(*sizes)],
+        groups=(groups, 1, 1),
+        threads=LANES * plan.simd_groups,
+        outputs=[(tiling.shape_result(made, shares), kind)],
+        constants={
+            "TYPE_A": LAYOUTS[part.type_name].number,
+            "M": plan.row_tiles,
+            "N": plan.token_tiles,
+            "RESIDENT": plan.resident,
+            "AHEAD": int(plan.ahead),
+            "EARLY": int(is_shared),
+            "INPUTS": stack.in_features,
+            "ROWS": stack.out_features,
+            **_list_constants(stack, gate, shares),
+        },
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
 
 
 def choose_split(steps: int) -> int:
