@@ -42,6 +42,11 @@ INSERT_TEXT = """() => Object.defineProperty(window, "__pw_bidiInsertText", {
   get: () => (text) => void document.execCommand("insertText", false, text),
   set: () => {},
 })"""
+# Firefox has no command that makes it a touch screen, so the page is told that it is one.
+TOUCH = """() => {
+  const match = window.matchMedia;
+  window.matchMedia = (query) => match.call(window, query.includes("hover: none") ? "all" : query);
+}"""
 # Firefox tells nobody what a request carries, so the page notes it.
 NOTE_SENT = """() => {
   const send = window.fetch;
@@ -95,6 +100,8 @@ def make_context(browser: Browser, **options: Any) -> BrowserContext:
     context = browser.new_context(**{"service_workers": "block", **options})
     if IS_FIREFOX:
         context.add_init_script(f"({INSERT_TEXT})(); ({NOTE_SENT})()")
+        if options.get("has_touch"):
+            context.add_init_script(f"({TOUCH})()")
     else:  # Firefox has a preference for that
         context.grant_permissions(["clipboard-read", "clipboard-write"])
     return context

@@ -28,6 +28,8 @@ from conftest import MakePageServer, OpenTab
 
 @pytest.mark.smoke
 def test_the_first_visit_asks_and_answers_with_one_click(page: Page) -> None:
+    more = page.get_by_role("link", name="Get one for everyday questions")
+    expect(more).to_have_attribute("href", "#/models")
     page.get_by_role("button", name=QUESTION).click()
     answer = wait_for_answer(page)
     expect(answer).to_contain_text("os.path.join")

@@ -6,11 +6,15 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from browsing import read_sent
 from chatting import (
+    COMPLETIONS,
     QUESTION,
+    answer_with,
     answers,
     ask,
     composer,
@@ -24,7 +28,7 @@ from chatting import (
 )
 from long_demo import write_long_demo
 from page_server import PageServer, wait_until
-from playwright.sync_api import BrowserContext, Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, Route, expect
 
 from conftest import MakePageServer, OpenTab
 
@@ -140,6 +144,44 @@ def test_all_conversations_are_exported_and_deleted_from_the_settings(page: Page
     expect(page.get_by_text("0 conversations are kept in this browser")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_text("3 conversations are kept in this browser")).to_be_visible()
+
+
+def test_the_model_writes_the_title_of_a_conversation_that_begins_with_a_long_message(
+    make_server: MakePageServer, tab: OpenTab
+) -> None:
+    server = make_server(default_model="")
+    with server.client() as client:
+        assert client.post("/api/create", json={"model": "coder", "from": "demo", "stream": False}).is_success
+    page = tab(server).page
+    long = "Please write a function in Python which merges two sorted lists into one sorted list."
+    answer_with(page, {"content": "**Title:** “Merging sorted lists”."})
+    title = {"choices": [{"message": {"role": "assistant", "content": "**Title:** “Merging sorted lists”."}}]}
+    asked: list[dict[str, Any]] = []
+
+    def name(route: Route) -> None:
+        body = read_sent(route.request)
+        if body.get("stream"):
+            route.fallback()
+        else:
+            asked.append(body)
+            route.fulfill(json=title)
+
+    page.route(COMPLETIONS, name)
+    ask(page, long)
+    expect(list_of(page)).to_have_text(["Merging sorted lists"])
+    (body,) = asked
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+    assert (body["priority"], body["max_tokens"]) == (-10, 24)
+    start_chat(page)
+    ask(page, QUESTION)
+    expect(list_of(page).first).to_have_text(QUESTION)
+    page.get_by_role("link", name="Settings", exact=True).click()
+    page.get_by_label("Titles").select_option("The first words of the message")
+    page.get_by_role("link", name="Chat", exact=True).click()
+    start_chat(page)
+    ask(page, long)
+    expect(list_of(page).first).to_have_text(long[:80])
+    assert len(asked) == 1
 
 
 def test_a_group_is_folded(page: Page) -> None:

@@ -1,19 +1,22 @@
-"""Pictures in the chat: dropped, pasted and chosen, shown to a model that sees, and kept."""
+"""Pictures and scans in the chat: dropped, pasted and chosen, counted, shown to a model that sees, and kept."""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browsing import read_sent
-from chatting import ask, choose_model, composer, questions, set_up
-from playwright.sync_api import Page, expect
+from chatting import ask, choose_model, composer, figures_of, questions, set_up
+from made_documents import make_pdf
+from page_server import PageServer
+from playwright.sync_api import Browser, Locator, Page, expect
 
-from conftest import ROOT, MakePageServer, OpenTab
+from conftest import ROOT, OpenTab
 
 sys.path.insert(0, str(ROOT / "tests" / "models"))
 Image = pytest.importorskip("PIL.Image")
@@ -29,6 +32,17 @@ GIVE = """([target, kind, name, type, base64]) => {
   else for (const event of ["dragenter", "dragover", "drop"])
     target.dispatchEvent(new DragEvent(event, { ...options, dataTransfer: data }));
 }"""
+SIZE = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    """One whose default model sees, beside the demo."""
+    folder = tmp_path_factory.mktemp("server")
+    model = write_chat_folder(folder / "eyes", "qwen3vl", 4096)
+    server = PageServer(folder, {"default_model": str(model), "image_tokens": 64}).start()
+    yield server
+    server.kill()
 
 
 def draw(width: int, height: int, kind: str, orientation: int = 1) -> bytes:
@@ -42,50 +56,70 @@ def draw(width: int, height: int, kind: str, orientation: int = 1) -> bytes:
     return buffer.getvalue()
 
 
-def give(page: Page, kind: str, name: str, data: bytes) -> None:
+def give(page: Page, kind: str, name: str, data: bytes, media_type: str = "image/png") -> None:
     target = composer(page).element_handle()
-    page.evaluate(GIVE, [target, kind, name, "image/png", base64.b64encode(data).decode()])
+    page.evaluate(GIVE, [target, kind, name, media_type, base64.b64encode(data).decode()])
 
 
-def decode_part(part: dict[str, Any]) -> bytes:
-    return base64.b64decode(part["image_url"]["url"].partition(";base64,")[2])
+def decode(url: str) -> bytes:
+    return base64.b64decode(url.partition(";base64,")[2])
 
 
-def test_pictures_are_seen_shown_and_kept(make_server: MakePageServer, tab: OpenTab, tmp_path: Path) -> None:
-    folder = write_chat_folder(tmp_path / "eyes", "qwen3vl")
-    page = tab(make_server(default_model=str(folder), image_tokens=64)).page
+def pictures_of_message(page: Page) -> Locator:
+    return page.get_by_role("list", name="Pictures of the message").last
+
+
+def count_tokens(page: Page) -> int:
+    """The number beside the message that is being written."""
+    told = page.get_by_text(re.compile(r"^[\d,]+ tokens with what came before"))
+    expect(told).to_be_visible()
+    return int(told.inner_text().split()[0].replace(",", ""))
+
+
+def test_pictures_are_counted_seen_shown_and_kept(server: PageServer, tab: OpenTab, tmp_path: Path) -> None:
+    page = tab(server).page
     set_up(page, Max_tokens="3")
     small, large = draw(64, 48, "PNG"), draw(3000, 1200, "JPEG", orientation=6)  # a quarter to the right
     (tmp_path / "photo.jpg").write_bytes(large)
-    attached = page.get_by_role("list", name="Pictures of the message")
+    attached = pictures_of_message(page)
+    composer(page).fill("What is this?")
+    page.wait_for_timeout(600)  # a text is counted once it rests
     with page.expect_file_chooser() as waiting:
         page.get_by_role("button", name="Add pictures, PDFs or text files").click()
     waiting.value.set_files(tmp_path / "photo.jpg")
     expect(attached.get_by_role("img", name="photo.jpg")).to_be_visible()
+    assert attached.get_by_role("img").bounding_box()["width"] == 72  # type: ignore[index]
+    one = count_tokens(page)
     give(page, "drop", "small.png", small)
     give(page, "paste", "pasted.png", draw(40, 40, "PNG"))
     expect(attached.get_by_role("img")).to_have_count(3)
     page.get_by_role("button", name="Remove pasted.png").click()
+    expect(attached.get_by_role("img")).to_have_count(2)
+    counted = count_tokens(page)
+    assert counted > one
     with page.expect_request("**/v1/chat/completions") as asking:
         answer = ask(page, "What is this?")
     expect(answer.get_by_role("alert")).to_have_count(0)
+    expect(figures_of(answer)).to_contain_text(re.compile(f"Cached\\d+ of {counted}prompt tokens"))
+    page.keyboard.press("Escape")
     (message,) = read_sent(asking.value)["messages"]
     first, second, text = message["content"]
-    assert (decode_part(second), text) == (small, {"type": "text", "text": "What is this?"})
-    seen = Image.open(io.BytesIO(decode_part(first)))
+    assert (decode(second["image_url"]["url"]), text) == (small, {"type": "text", "text": "What is this?"})
+    seen = Image.open(io.BytesIO(decode(first["image_url"]["url"])))
     assert seen.size == (819, 2048)
     red, blue = seen.getpixel((400, 500)), seen.getpixel((400, 1500))
     assert red[0] > 200 > 50 > red[2]
     assert blue[2] > 200 > 50 > blue[0]
 
-    expect(attached).to_have_count(1)  # that of the question; the next message has none
     page.reload()
-    pictures = questions(page).first.get_by_role("img")
-    expect(pictures).to_have_count(2)
-    assert pictures.first.evaluate("image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])") == [
-        819,
-        2048,
-    ]
+    pictures = questions(page).first.locator("img")
+    expect(pictures).to_have_count(2)  # those of the question; the next message has none
+    expect(page.get_by_role("list", name="Pictures of the message")).to_have_count(1)
+    assert pictures.first.evaluate(SIZE) == [819, 2048]
+    page.get_by_role("button", name="Enlarge photo.jpg").click()
+    shown = page.get_by_role("dialog", name="photo.jpg")
+    assert shown.locator("img").evaluate(SIZE) == [819, 2048]
+    shown.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Actions for “What is this?”").first.click()
     page.get_by_role("menuitem", name="View code").click()
     dialog = page.get_by_role("dialog", name="View code")
@@ -100,5 +134,31 @@ def test_pictures_are_seen_shown_and_kept(make_server: MakePageServer, tab: Open
     give(page, "paste", "small.png", small)
     expect(page.get_by_role("alert")).to_contain_text("demo reads text only. Choose a model that sees")
     expect(page.get_by_role("button", name="Add PDFs or text files")).to_be_visible()
-    choose_model(page, f"{folder.name} (default)")
+    choose_model(page, "eyes (default)")
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_photo_of_a_phone_stands_upright_and_a_scan_is_seen(server: PageServer, tab: OpenTab) -> None:
+    page = tab(server).page
+    set_up(page, Max_tokens="3")
+    photo, scan = draw(320, 200, "JPEG", orientation=8), make_pdf([""])  # held upright, turned to the left
+    give(page, "drop", "IMG_1.jpg", photo, "image/jpeg")
+    expect(pictures_of_message(page).get_by_role("img", name="IMG_1.jpg")).to_be_visible()
+    assert pictures_of_message(page).get_by_role("img").evaluate(SIZE) == [200, 320]
+    alone = count_tokens(page)
+    give(page, "drop", "scan.pdf", scan, "application/pdf")
+    give(page, "drop", "text.pdf", make_pdf(["The number is 4711."]), "application/pdf")
+    files = page.get_by_role("list", name="Files of the message")
+    expect(files.get_by_role("listitem")).to_have_count(2)
+    expect(files).to_contain_text("a scan")
+    assert count_tokens(page) > alone
+    with page.expect_request("**/v1/chat/completions") as asking:
+        answer = ask(page, "Which number?")
+    expect(answer.get_by_role("alert")).to_have_count(0)
+    picture, document, text = read_sent(asking.value)["messages"][0]["content"]
+    assert decode(picture["image_url"]["url"]) == photo, "it is small, so it is sent as it is, with its orientation"
+    assert (document["file"]["filename"], decode(document["file"]["file_data"])) == ("scan.pdf", scan)
+    assert text["text"] == "text.pdf:\n```pdf\nThe number is 4711.\n```\n\nWhich number?"
+    page.reload()
+    expect(questions(page).first.get_by_role("list", name="Files of the message")).to_contain_text("a scan")
+    assert questions(page).first.locator("img").evaluate(SIZE) == [200, 320]

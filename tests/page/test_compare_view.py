@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from browsing import Visit
 from chatting import choose_model
 from page_server import PageServer, wait_until
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from questions import ANSWER, QUESTION
 
 
@@ -60,6 +63,28 @@ def test_up_to_four_answer_and_the_best_gets_a_vote(compare: Page) -> None:
     expect(votes).to_have_count(0)
 
 
+def test_what_differs_between_two_answers_is_marked(compare: Page) -> None:
+    said = iter(("It joins paths.", "It joins two paths, always.", "Same.", "Same."))
+    compare.route("**/v1/chat/completions", lambda route: _answer(route, next(said)))
+    left, right = (compare.get_by_role("region", name=side, exact=True) for side in "AB")
+    compare.get_by_role("button", name="Ask all").click()
+    compare.get_by_label("Mark what differs from A").check()
+    expect(right).to_contain_text(re.compile(r"\d words? differs? from A\."))
+    marked = right.locator("ins, del")
+    if left.get_by_text("It joins paths.", exact=True).count():
+        assert marked.all_inner_texts() == ["two ", ", always"]
+    expect(marked).to_have_count(2)
+    compare.get_by_role("button", name="Ask all").click()
+    expect(right).to_contain_text("The same text as A.")
+    compare.get_by_label("Mark what differs from A").uncheck()
+    expect(right.locator("ins, del")).to_have_count(0)
+
+
+def _answer(route: Route, text: str) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+    route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+
 def test_stopping_ends_both_on_the_server(compare: Page, server: PageServer) -> None:
     for side in ("A", "B"):
         compare.get_by_role("region", name=side, exact=True).get_by_label("Max tokens").fill("")
@@ -91,11 +116,9 @@ def test_answers_that_differ_are_shown_as_such(compare: Page) -> None:
     """The server is made to say something else to the fourth of them."""
     asked: list[None] = []
 
-    def answer(route: object) -> None:
+    def answer(route: Route) -> None:
         asked.append(None)
-        text = "other" if len(asked) == 4 else "same"
-        chunk = f'{{"choices": [{{"index": 0, "delta": {{"content": "{text}"}}, "finish_reason": null}}]}}'
-        route.fulfill(content_type="text/event-stream", body=f"data: {chunk}\n\ndata: [DONE]\n\n")  # type: ignore[attr-defined]
+        _answer(route, "other" if len(asked) == 4 else "same")
 
     compare.route("**/v1/chat/completions", answer)
     compare.get_by_role("tab", name="16 times at once").click()

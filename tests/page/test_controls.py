@@ -29,6 +29,7 @@ OTHERWISE = {  # controls that flows use by another name
     ("button", "What does os.path.join do?"): "the first example question; its flow names it by a constant",
     ("button", "How do I read a file line by line?"): "the second example question; flows use the first and third",
     ("button", "Load demo"): "flows load and unload demo-draft",
+    ("button", "Chat with demo"): "flows chat with demo-draft",
     ("button", "Unload demo"): "flows load and unload demo-draft",
     ("button", "Delete demo"): "flows delete a copy of it",
 }

@@ -114,8 +114,7 @@ def test_a_model_is_replaced_only_when_that_is_said(models: Page, server: PageSe
 
 
 def test_a_chat_begins_with_the_model(models: Page) -> None:
-    row_of(models, "demo-draft").get_by_role("button", name="More for demo-draft").click()
-    models.get_by_role("menuitem", name="Chat with it").click()
+    row_of(models, "demo-draft").get_by_role("button", name="Chat with demo-draft").click()
     expect(model_button(models)).to_have_attribute("data-value", "demo-draft")
     models.get_by_role("link", name="Models", exact=True).click()
     row_of(models, "demo").get_by_role("link", name="demo", exact=True).click()
@@ -172,6 +171,13 @@ def test_a_pull_that_broke_off_is_resumed_or_taken_off_the_list(models: Page) ->
     expect(pulls.get_by_role("button", name="Resume")).to_be_visible()
     pulls.get_by_role("button", name="Take it off the list").click()
     expect(pulls).to_have_count(0)
+    models.unroute("**/api/pull")
+    models.route("**/api/pull", lambda route: route.fulfill(body='{"status": "success"}\n'))
+    models.get_by_label("Pull a model").fill("tiny")
+    models.get_by_role("button", name="Pull", exact=True).click()
+    expect(pulls).to_contain_text("It is here.")
+    pulls.get_by_role("button", name="Chat with it").click()
+    expect(model_button(models)).to_have_accessible_name("Model: tiny (not here)")
 
 
 def test_well_known_models_are_found_and_pulled(models: Page) -> None:

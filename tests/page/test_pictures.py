@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chatting import COMPLETIONS, answer_with, ask, open_settings, set_up
+from chatting import COMPLETIONS, answer_with, ask, choose_model, composer, open_settings, set_up
 from page_server import PageServer, wait_until
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 from questions import QUESTION
+from test_chat_pictures import count_tokens, draw, give, write_chat_folder
 
 from conftest import ROOT, OpenTab
 
@@ -23,6 +24,15 @@ WIDTHS, HEIGHT, SCHEMES = (1280, 820, 360), 800, ("light", "dark")
 SCALE, QUALITY = 0.5, 55  # of a sheet, which is a WebP file
 DIAGRAM = "flowchart LR\n  A[Request] --> B{Prefix cached?}\n  B -->|yes| D[Decode]\n  B -->|no| C[Prefill] --> D"
 Prepare = Callable[[Page, PageServer], None]
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    """One that may import a model that sees."""
+    folder = tmp_path_factory.mktemp("server")
+    server = PageServer(folder, {"import_folders": folder, "image_tokens": 64}).start()
+    yield server
+    server.kill()
 
 
 def open_chat(page: Page, server: PageServer) -> None:
@@ -45,10 +55,30 @@ def open_tools(page: Page, server: PageServer) -> None:
     set_up(page, System_prompt="Be brief.", Temperature="0")
 
 
+def open_seen(page: Page, server: PageServer) -> None:
+    """A model that sees, which is removed at the end as other views show what a new server has."""
+    folder = write_chat_folder(server.folder / "tiny-qwen3-vl", "qwen3vl", 4096)
+    with server.client() as client:
+        assert client.post("/v1/admin/models/import", json={"path": str(folder), "replace": True}).is_success
+    page.reload()
+    choose_model(page, folder.name)
+    answer_with(page, {"content": "A flag: its left half is red, its right half blue."})
+    give(page, "drop", "flag.png", draw(300, 200, "PNG"))
+    ask(page, "What is this?")
+    page.unroute(COMPLETIONS)
+    give(page, "drop", "photo.jpg", draw(800, 600, "JPEG", orientation=6), "image/jpeg")
+    give(page, "drop", "notes.txt", b"Red, then blue.", "text/plain")
+    composer(page).fill("And here?")
+    expect(page.get_by_role("list", name="Files of the message")).to_be_visible()
+    count_tokens(page)
+
+
 def open_sides(page: Page, server: PageServer) -> None:
     page.goto(f"{server.url}/#/compare")
-    page.get_by_role("button", name="Ask", exact=False).last.click()
-    expect(page.get_by_role("button", name="Ask", exact=False).last).to_be_enabled()
+    choose_model(page, "demo-draft", page.get_by_role("region", name="B", exact=True))
+    page.get_by_role("button", name="Ask all").click()
+    page.get_by_label("Mark what differs from A").check()
+    expect(page.get_by_role("button", name="B is best")).to_be_visible()
 
 
 def open_compare(page: Page, server: PageServer) -> None:
@@ -65,7 +95,7 @@ def open_models(page: Page, server: PageServer) -> None:
 
 def open_list(page: Page, server: PageServer) -> None:
     page.goto(f"{server.url}/#/models")
-    expect(page.get_by_role("list", name="Models on this machine")).to_be_visible()  # its own alone, so it opens
+    expect(page.get_by_role("list", name="Models on this machine")).to_be_visible()
     expect(page.get_by_role("region", name="Discover models").get_by_role("listitem").first).to_be_visible()
 
 
@@ -102,6 +132,13 @@ def end_answers(server: PageServer) -> None:
     wait_until(lambda: server.answers_in_flight() == 0, 30)
 
 
+def compress(picture: bytes) -> bytes:
+    """The same picture as a small file."""
+    target = io.BytesIO()
+    pytest.importorskip("PIL.Image").open(io.BytesIO(picture)).save(target, "WEBP", lossless=True, method=6)
+    return target.getvalue()
+
+
 def draw_sheet(pictures: list[bytes]) -> bytes:
     """The pictures of a view, a row for each theme, as one small file."""
     image = pytest.importorskip("PIL.Image")
@@ -125,6 +162,7 @@ def draw_sheet(pictures: list[bytes]) -> bytes:
         ("welcome", None, open_welcome),
         ("chat", "light", open_chat),
         ("tools", None, open_tools),
+        ("pictures", None, open_seen),
         ("sides", None, open_sides),
         ("compare", "light", open_compare),
         ("list", None, open_list),
@@ -156,7 +194,10 @@ def test_a_view_in_use(
                 page.wait_for_timeout(300)
                 pictures.append(page.screenshot())
             if saves and shown == scheme and width == WIDTHS[0]:
-                Path(FOLDER, f"page-{name}.png").write_bytes(pictures[-1])
+                Path(FOLDER, f"page-{name}.webp").write_bytes(compress(pictures[-1]))
     end_answers(server)
+    if prepare is open_seen:
+        with server.client() as client:
+            assert client.request("DELETE", "/api/delete", json={"model": "tiny-qwen3-vl"}).is_success
     if saves:
         Path(FOLDER, f"views-{name}.webp").write_bytes(draw_sheet(pictures))

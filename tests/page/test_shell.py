@@ -81,6 +81,8 @@ def test_letters_grow_and_the_server_says_what_it_is(page: Page) -> None:
     server = page.get_by_role("region", name="Server")
     expect(server).to_contain_text("Default modelDemo: Python library only")
     expect(server.get_by_role("link", name="openapi.json")).to_have_attribute("href", "./openapi.json")
+    licences = server.get_by_role("link", name="their licences").get_attribute("href")
+    assert "react-dom 1" in page.evaluate("(path) => fetch(path).then((reply) => reply.text())", licences)
     page.get_by_role("button", name="Keyboard shortcuts").click()
     expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
 

@@ -34,6 +34,7 @@ def test_the_wheel_holds_what_runs(wheel: Path) -> None:
         assert path in names
     assert [name for name in names if name.startswith("mlxr/_native.")]
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("licenses/src/mlxr/server/page/licenses.txt") for name in names)
     tops = {name.partition("/")[0] for name in names}
     assert {top.partition("-")[0] for top in tops} == {"mlxr"}, "nothing but the package and its metadata"
 

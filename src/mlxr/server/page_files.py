@@ -27,7 +27,7 @@ from mlxr.server.parts import parts_of
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 ASSETS = "assets"
-ROOT_NAMES = ("icon.svg", "icon.png", "manifest.webmanifest", "sw.js", "docs.css", "docs.js")
+ROOT_NAMES = ("icon.svg", "icon.png", "manifest.webmanifest", "sw.js", "docs.css", "docs.js", "licenses.txt")
 SANDBOX = "sandbox.html"
 ROOT_FILES = {f"/{name}": name for name in ROOT_NAMES} | {"/docs": "docs.html", "/sandbox": SANDBOX}
 ROOT_PATHS = frozenset(ROOT_FILES)
@@ -42,8 +42,9 @@ MEDIA_TYPES = {
     ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
     ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
 }
-COMPRESSED = frozenset({".html", ".js", ".css", ".svg", ".json", ".webmanifest"})
+COMPRESSED = frozenset({".html", ".js", ".css", ".svg", ".json", ".webmanifest", ".txt"})
 FOR_EVER = "public, max-age=31536000, immutable"  # the name of an asset changes with what is in it
 ASK_AGAIN = "no-cache"  # may be kept, and is used only after the server said that it still holds
 TOOL_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)

@@ -11,7 +11,10 @@ export interface WireMessage {
   name?: string;
 }
 
-export type WirePart = { type: "text"; text: string } | { type: "image_url"; image_url: { url: string } };
+export type WirePart =
+  | { type: "text"; text: string }
+  | { type: "image_url"; image_url: { url: string } }
+  | { type: "file"; file: { filename: string; file_data: string } };
 
 export interface WireCall {
   id: string;

@@ -136,7 +136,8 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
         />
         {isOver && (
           <p className={styles.drop}>
-            Drop {sight.blind === null ? "pictures or text files" : "text files"} to add them to the message
+            Drop {sight.blind === null ? "pictures, PDFs or text files" : "PDFs or text files"} to add them to the
+            message
           </p>
         )}
       </section>

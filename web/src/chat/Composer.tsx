@@ -106,7 +106,7 @@ export function Composer({ conversation, path, attached, isReading, refused, see
             label={sees ? "Add pictures, PDFs or text files" : "Add PDFs or text files"}
             onFiles={onFiles}
           />
-          <LengthHint conversation={conversation} path={path} text={text} attached={attached} />
+          <LengthHint conversation={conversation} path={path} text={text} attached={attached} sees={sees} />
           {run ? (
             <Button kind="primary" className={styles.send ?? ""} onClick={run.stop} aria-label="Stop the answer">
               <Square fill="currentColor" />
@@ -143,6 +143,10 @@ function AttachButton({ label, onFiles }: { label: string; onFiles: (files: Iter
   );
 }
 
+function describeSize({ text, url }: Attachment): string {
+  return url ? `${formatBytes(0.75 * url.length)}, a scan` : formatBytes(new Blob([text]).size);
+}
+
 export function FileChips({ files, onRemove }: { files: readonly Attachment[]; onRemove?: (index: number) => void }) {
   if (files.length === 0) return null;
   return (
@@ -151,7 +155,7 @@ export function FileChips({ files, onRemove }: { files: readonly Attachment[]; o
         // biome-ignore lint/suspicious/noArrayIndexKey: two files may have the same name.
         <li key={index}>
           <span className={styles.file}>{file.name}</span>
-          <span className={styles.size}>{formatBytes(new Blob([file.text]).size)}</span>
+          <span className={styles.size}>{describeSize(file)}</span>
           {onRemove && (
             <IconButton label={`Remove ${file.name}`} small onClick={() => onRemove(index)}>
               <X />

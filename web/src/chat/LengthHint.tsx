@@ -16,13 +16,17 @@ interface Props {
   path: readonly Message[];
   text: string;
   attached: Attached;
+  /** Whether the model sees the pictures, so that they can be counted. */
+  sees: boolean;
 }
 
-/** How many tokens a long message makes with what came before, and whether the context takes them. */
-export function LengthHint({ conversation, path, text, attached }: Props) {
+/** How many tokens a long message or one with pictures makes with what came before, and whether the context takes them. */
+export function LengthHint({ conversation, path, text, attached, sees }: Props) {
   const { files, pictures } = attached;
   const rested = useRested(useDeferredValue(text));
   const length = rested.length + files.reduce((sum, file) => sum + file.text.length, 0);
+  const isSeen = pictures.length > 0 || files.some(({ url }) => url);
+  const isCounted = isSeen ? sees : length > SHORT;
   const last = path.findLast((message) => message.role === "assistant");
   const context = useContextLength(conversation.settings.model || (last?.model ?? ""));
   const count = useQuery({
@@ -32,26 +36,26 @@ export function LengthHint({ conversation, path, text, attached }: Props) {
       conversation.settings,
       path.at(-1)?.id,
       rested,
-      files,
+      files.map(({ name, text, url }) => [name, text, url?.length]),
       pictures.map(({ url }) => url.length),
     ],
     queryFn: ({ signal }) => {
       const next: UserMessage = { ...NEXT, content: rested, files, pictures };
       return countTokens(writeRequest([...path, next], conversation.settings, 0, false), signal);
     },
-    enabled: length > SHORT,
+    enabled: isCounted,
     retry: false,
     staleTime: Number.POSITIVE_INFINITY,
     gcTime: 10_000,
   });
-  if (length <= SHORT) return null;
+  if (!isCounted) return null;
   if (count.error)
     return (
       <p className={styles.over} role="alert">
         {explain(count.error)}
       </p>
     );
-  if (count.data === undefined) return null;
+  if (count.data === undefined) return isSeen ? <p className={styles.hint}>Counting tokens…</p> : null;
   const isTooLong = context !== null && count.data >= context;
   return (
     <p className={isTooLong ? styles.over : styles.hint} role={isTooLong ? "alert" : "status"}>

@@ -7,6 +7,7 @@ import { explain } from "./explain";
 import { Growth } from "./growth";
 import { leave } from "./left";
 import { addMessage, changeMessage, changeSettings, findConversation, keepMessage, loadTree } from "./library";
+import { nameConversation } from "./titles";
 import { answerCalls } from "./tools";
 import { listPath } from "./tree";
 import {
@@ -141,6 +142,8 @@ async function grow(given: AssistantMessage, continues: boolean): Promise<void> 
   run.end();
   changeMessage(last);
   setRun(message.id, null);
+  if (last.status === "done" && !last.calls && !continues && path.length === 1)
+    void nameConversation([...path, last], last.model);
   if (last.status === "done" && last.calls) await answerAutomatically(last);
 
   async function read(): Promise<AssistantMessage> {

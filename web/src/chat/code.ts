@@ -22,7 +22,7 @@ const MOST_ARGUMENT = 60_000;
 
 /** A program as it is shown, its pictures cut to their beginnings. */
 export function cutPictures(code: string): string {
-  return code.replace(/(data:image\/\w+;base64,[\w+/]{40})[\w+/=]+/g, "$1…");
+  return code.replace(/(data:\w+\/\w+;base64,[\w+/]{40})[\w+/=]+/g, "$1…");
 }
 
 /** Fields that OpenAI's client has no parameters for. */

@@ -1,10 +1,12 @@
-import { getJson } from "../api/client";
+import { ApiError, getJson } from "../api/client";
 import { formatBytes } from "../lib/format";
-import { isPicture, MOST_PICTURES, readPicture } from "./pictures";
-import type { Attached } from "./types";
+import { isPicture, MOST_PICTURES, readPicture, writeUrl } from "./pictures";
+import type { Attached, Attachment } from "./types";
 
 const MOST_BYTES = 1024 ** 2;
 const MOST_PDF_BYTES = 32 * 1024 ** 2;
+/** A scan goes with every turn of its conversation. */
+const MOST_SCAN_BYTES = 8 * 1024 ** 2;
 
 /** What the model of a conversation can be shown. */
 export interface Sight {
@@ -20,7 +22,7 @@ export async function readFiles(files: Iterable<File>, sight: Sight): Promise<{ 
   const refused: string[] = [];
   for (const file of files) {
     try {
-      if (isPdf(file)) read.files.push({ name: file.name, text: await readPdf(file) });
+      if (isPdf(file)) read.files.push(await readPdf(file, sight.blind === null));
       else if (!isPicture(file)) read.files.push({ name: file.name, text: await readText(file) });
       else if (sight.blind !== null) refused.push(sight.blind);
       else if (read.pictures.length < sight.room) read.pictures.push(await readPicture(file));
@@ -36,15 +38,22 @@ function isPdf(file: File): boolean {
   return file.type === "application/pdf" || /\.pdf$/i.test(file.name);
 }
 
-/** The text of a PDF, which the server reads. */
-async function readPdf(file: File): Promise<string> {
+/** A PDF with its text, which the server reads. One without text is kept as it is for a model that sees its pages. */
+async function readPdf(file: File, sees: boolean): Promise<Attachment> {
   if (file.size > MOST_PDF_BYTES)
     throw new Error(
       `“${file.name}” has ${formatBytes(file.size)}; PDFs are read up to ${formatBytes(MOST_PDF_BYTES)}.`,
     );
   try {
-    return (await getJson<{ text: string }>("/v1/admin/pdf", { file })).text;
+    return { name: file.name, text: (await getJson<{ text: string }>("/v1/admin/pdf", { file })).text };
   } catch (error) {
+    const isScan = error instanceof ApiError && error.message.includes("has no text");
+    if (isScan && sees && file.size <= MOST_SCAN_BYTES)
+      return { name: file.name, text: "", url: await writeUrl(new Blob([file], { type: "application/pdf" })) };
+    if (isScan && sees)
+      throw new Error(
+        `“${file.name}” is a scan of ${formatBytes(file.size)}; scans are shown to a model up to ${formatBytes(MOST_SCAN_BYTES)}.`,
+      );
     const reason = error instanceof Error ? error.message.replace(/^file: /, "") : String(error);
     throw new Error(`“${file.name}”: ${reason}`);
   }

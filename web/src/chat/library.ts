@@ -119,6 +119,12 @@ export function renameConversation(id: string, title: string): void {
     saveConversation({ ...conversation, title: title.trim().slice(0, 200), named: true });
 }
 
+/** Give a conversation another title, unless the person chose the one that it has. */
+export function proposeTitle(id: string, title: string): void {
+  const conversation = findConversation(id);
+  if (conversation && !conversation.named) saveConversation({ ...conversation, title });
+}
+
 /** Pin conversations, put them into a folder, or take that back with `undefined`. */
 export function arrangeConversations(ids: readonly string[], change: { pinned?: boolean; folder?: string }): void {
   for (const id of ids) {

@@ -73,6 +73,17 @@ describe("a picture", () => {
   });
 });
 
+it("a PDF without text is kept for a model that sees, and refused for others", async () => {
+  const told = { error: { message: "file: has no text; its pages are pictures, as those of a scanner" } };
+  vi.stubGlobal("fetch", async () => new Response(JSON.stringify(told), { status: 400 }));
+  const scan = file("%PDF", "scan.pdf", "");
+  const { read, refused } = await readFiles([scan], SEES);
+  expect(read.files).toEqual([{ name: "scan.pdf", text: "", url: "data:application/pdf;base64,JVBERg==" }]);
+  expect(refused).toEqual([]);
+  const blind = await readFiles([scan], { ...SEES, blind: "demo reads text only." });
+  expect(blind.refused).toEqual(["“scan.pdf”: has no text; its pages are pictures, as those of a scanner"]);
+});
+
 it("knows whether a model sees, also by an alias of Ollama's and of an adapter's model", () => {
   const model = (id: string, capabilities: string[] | null, parent: string | null = null): Model => ({
     id,

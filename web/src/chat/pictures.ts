@@ -65,7 +65,8 @@ async function shrink(bitmap: ImageBitmap, width: number, height: number): Promi
   return smallest;
 }
 
-function writeUrl(blob: Blob): Promise<string> {
+/** A file as a data: address. */
+export function writeUrl(blob: Blob): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result as string);
@@ -77,6 +78,11 @@ function writeUrl(blob: Blob): Promise<string> {
 /** Whether an address holds the picture itself, so that nothing is fetched to show it. */
 export function isPictureUrl(url: string): boolean {
   return /^data:image\/(?:png|jpeg|webp|gif|bmp|avif);base64,[A-Za-z0-9+/]+=*$/.test(url);
+}
+
+/** Whether an address holds a PDF itself. */
+export function isPdfUrl(url: string): boolean {
+  return /^data:application\/pdf;base64,[A-Za-z0-9+/]+=*$/.test(url);
 }
 
 /** How many pictures the messages of a path have. */

@@ -101,10 +101,15 @@ describe("a request", () => {
     ]);
   });
 
-  it("has no text where there is only a picture", () => {
+  it("has no text where there is only a picture or a scan", () => {
     const message: Message = { id: "1", conversation: "c", created: 0, parent: null, role: "user", content: "" };
     expect(writeRequest([{ ...message, pictures: [PICTURE] }], DEFAULT_SETTINGS, 1, false).messages).toEqual([
       { role: "user", content: [{ type: "image_url", image_url: { url: PICTURE.url } }] },
+    ]);
+    const url = "data:application/pdf;base64,AAAA";
+    const scanned = { ...message, files: [{ name: "scan.pdf", text: "", url }] };
+    expect(writeRequest([scanned], DEFAULT_SETTINGS, 1, false).messages).toEqual([
+      { role: "user", content: [{ type: "file", file: { filename: "scan.pdf", file_data: url } }] },
     ]);
     expect(writeRequest([{ ...message, pictures: [] }], DEFAULT_SETTINGS, 1, false).messages[0]?.content).toBe("");
   });

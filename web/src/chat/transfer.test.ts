@@ -14,6 +14,10 @@ const SETTINGS: Settings = {
   showTokens: true,
 };
 
+const FILES = [
+  { name: "a.py", text: "x = 1" },
+  { name: "scan.pdf", text: "", url: "data:application/pdf;base64,AAAA" },
+];
 const PICTURE = { name: "a.png", url: "data:image/png;base64,AAAA", width: 2, height: 1 };
 
 function conversation(settings: Settings, leaf: string | null): Conversation {
@@ -26,8 +30,7 @@ function randomMessages(random: () => number): Message[] {
     const parent = messages[Math.floor(random() * messages.length)]?.id ?? null;
     const common = { id: `m${index}`, conversation: "c", parent, created: index, content: `Text ${random()} \`\`\`` };
     const dice = random();
-    if (dice < 0.4)
-      messages.push({ ...common, role: "user", files: [{ name: "a.py", text: "x = 1" }], pictures: [PICTURE] });
+    if (dice < 0.4) messages.push({ ...common, role: "user", files: FILES, pictures: [PICTURE] });
     else if (dice < 0.5) messages.push({ ...common, role: "tool", callId: "call_1", name: "look" });
     else
       messages.push({

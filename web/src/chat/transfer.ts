@@ -1,5 +1,5 @@
 import { makeId } from "../lib/id";
-import { isPictureUrl } from "./pictures";
+import { isPdfUrl, isPictureUrl } from "./pictures";
 import { isObject, readSettings } from "./settings";
 import { listPath, makeTree } from "./tree";
 import type {
@@ -54,7 +54,10 @@ export function exportMarkdown({ conversation, messages }: Whole): string {
 function writeMessage(message: Message): string[] {
   if (message.role === "tool") return [`## Result of ${message.name}`, fence(message.content, "")];
   if (message.role === "user") {
-    const files = message.files?.flatMap((file) => [`**${file.name}**`, fence(file.text, "")]) ?? [];
+    const files =
+      message.files?.flatMap(({ name, text, url }) =>
+        url ? [`**${name}** (a scan)`] : [`**${name}**`, fence(text, "")],
+      ) ?? [];
     const pictures = message.pictures?.map((picture) => `**${picture.name}** (a picture)`) ?? [];
     return ["## You", ...pictures, message.content, ...files].filter(Boolean);
   }
@@ -133,7 +136,8 @@ function readAnswer(given: Record<string, unknown>): AnswerFields {
 }
 
 function readFile(given: Record<string, unknown>): Attachment {
-  return { name: textOr(given.name, "file"), text: textOr(given.text, "") };
+  const url = textOr(given.url, "");
+  return { name: textOr(given.name, "file"), text: textOr(given.text, ""), ...(isPdfUrl(url) && { url }) };
 }
 
 function readPicture(given: Record<string, unknown>): Picture {

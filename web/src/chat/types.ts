@@ -33,10 +33,11 @@ export interface Stats {
 /** How an answer stands. "growing" in a stored message means that the page that wrote it is gone or still writes. */
 export type Status = "growing" | "done" | "length" | "stopped" | "interrupted" | "failed";
 
-/** A text file that was dropped into a message. */
+/** A file that was dropped into a message: its text, or a PDF of pictures as a data: address, whose pages are seen. */
 export interface Attachment {
   name: string;
   text: string;
+  url?: string;
 }
 
 /** A picture of a message. The `url` is a data: address, as it is sent; sizes are those of its pixels. */

@@ -29,7 +29,8 @@ export function useDroppedFiles(sight: Sight) {
   /** Another model may have been chosen since: it may see, or not see what was added for the one before. */
   const listReasons = (): string[] => {
     const reasons = refused.reasons.filter((reason) => reason !== refused.blind || reason === sight.blind);
-    return sight.blind === null || dropped.pictures.length === 0 ? reasons : [...new Set([...reasons, sight.blind])];
+    const isSeen = dropped.pictures.length > 0 || dropped.files.some(({ url }) => url);
+    return sight.blind === null || !isSeen ? reasons : [...new Set([...reasons, sight.blind])];
   };
   const handlers = {
     onDragEnter: (event: DragEvent) => hasFiles(event) && enter(1),

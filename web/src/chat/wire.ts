@@ -59,17 +59,22 @@ function writeMessage(message: Message): WireMessage {
   };
 }
 
-/** A message's pictures before its text; without pictures, the text alone. */
+/** A message's pictures and scans before its text; without any, the text alone. */
 function writeParts(message: Message & { role: "user" }): string | WirePart[] {
   const text = joinFiles(message);
-  if (!message.pictures?.length) return text;
-  const pictures = message.pictures.map(({ url }): WirePart => ({ type: "image_url", image_url: { url } }));
-  return text ? [...pictures, { type: "text", text }] : pictures;
+  const pictures = message.pictures?.map(({ url }): WirePart => ({ type: "image_url", image_url: { url } })) ?? [];
+  const scans = (message.files ?? []).flatMap(({ name, url }): WirePart[] =>
+    url ? [{ type: "file", file: { filename: name, file_data: url } }] : [],
+  );
+  const seen = [...pictures, ...scans];
+  if (seen.length === 0) return text;
+  return text ? [...seen, { type: "text", text }] : seen;
 }
 
 /** A message's text with its files before it, each under its name in a code block. */
 function joinFiles({ content, files }: Message & { role: "user" }): string {
-  const parts = (files ?? []).map((file) => `${file.name}:\n${fence(file.text, endingOf(file.name))}`);
+  const texts = (files ?? []).filter(({ url }) => !url);
+  const parts = texts.map((file) => `${file.name}:\n${fence(file.text, endingOf(file.name))}`);
   return [...parts, content].filter(Boolean).join("\n\n");
 }
 

@@ -1,5 +1,7 @@
 import { Play, Square } from "lucide-react";
 import { type ReactNode, useState } from "react";
+import { useServerInfo } from "../api/manage";
+import { listQuestions } from "../chat/questions";
 import { Button } from "../ui/Button";
 import { Field } from "../ui/Field";
 import styles from "./CompareView.module.css";
@@ -18,7 +20,9 @@ interface Props {
 
 /** The question, and the button that asks it or stops the answers. */
 export function Prompt({ label, verb, isRunning, onAsk, onStop, note, beside, children }: Props) {
-  const [prompt, setPrompt] = useState("What does os.path.join do?");
+  const [typed, setTyped] = useState<string | null>(null);
+  const usual = useServerInfo().data?.default_model;
+  const prompt = typed ?? (usual === undefined ? "" : (listQuestions(usual)[0] ?? ""));
   const ask = () => {
     if (prompt.trim() && !isRunning) onAsk(prompt);
   };
@@ -37,7 +41,7 @@ export function Prompt({ label, verb, isRunning, onAsk, onStop, note, beside, ch
             rows={3}
             dir="auto"
             value={prompt}
-            onChange={(event) => setPrompt(event.target.value)}
+            onChange={(event) => setTyped(event.target.value)}
             onKeyDown={(event) => {
               if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
             }}

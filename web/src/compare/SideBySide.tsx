@@ -1,8 +1,10 @@
 import { Plus, ThumbsUp, X } from "lucide-react";
-import { useEffect, useRef, useState } from "react";
+import { useEffect, useMemo, useRef, useState } from "react";
 import { useServerInfo } from "../api/manage";
+import { countChanges, findParts } from "../lib/diff";
 import { formatCount, formatRate, formatSeconds } from "../lib/format";
 import { Button, IconButton } from "../ui/Button";
+import { CheckField } from "../ui/Field";
 import { Markdown } from "../ui/Markdown";
 import { Notice } from "../ui/Notice";
 import { type Asked, ask } from "./ask";
@@ -20,6 +22,7 @@ export function SideBySide() {
   const [options, setOptions] = useState<readonly Options[]>([{ ...DEFAULTS, temperature: 0 }, DEFAULTS]);
   const [answers, setAnswers] = useState<readonly (Asked | null)[]>([null, null]);
   const [voted, setVoted] = useState(false);
+  const [marks, setMarks] = useState(false);
   const usual = useServerInfo().data?.default_model ?? "";
   const stop = useRef<AbortController | null>(null);
   const [isRunning, setRunning] = useState(false);
@@ -52,6 +55,8 @@ export function SideBySide() {
     );
     setVoted(true);
   };
+  const base = answers[0]?.text ?? "";
+  const canMark = base !== "" && answers.slice(1).some((asked) => asked?.text);
   const canVote = !isRunning && !voted && answers.every((asked) => asked?.state === "done");
   return (
     <>
@@ -67,6 +72,7 @@ export function SideBySide() {
           </Button>
         }
       />
+      {canMark && <CheckField label="Mark what differs from A" checked={marks} onChange={setMarks} />}
       <div className={styles.sides} data-count={options.length}>
         {options.map((one, side) => (
           // biome-ignore lint/suspicious/noArrayIndexKey: a side has no other name than its place.
@@ -80,7 +86,7 @@ export function SideBySide() {
               )}
             </div>
             <OptionsForm options={one} onChange={(changed) => setOptions((all) => put(all, side, changed))} />
-            <Answer asked={answers[side] ?? null} />
+            <Answer asked={answers[side] ?? null} from={marks && canMark && side > 0 ? base : null} />
             {canVote && (
               <Button onClick={() => vote(side)}>
                 <ThumbsUp aria-hidden="true" /> {NAMES[side]} is best
@@ -99,15 +105,38 @@ export function SideBySide() {
   );
 }
 
-function Answer({ asked }: { asked: Asked | null }) {
+/** An answer; with `from`, that text with what is gone from it and what is new in the answer. */
+function Answer({ asked, from }: { asked: Asked | null; from: string | null }) {
   if (asked === null) return <p className={styles.note}>The answer appears here.</p>;
   return (
     <>
       <div className={styles.answer}>
-        <Markdown text={asked.text} growing={asked.state === "growing"} />
+        {from !== null && asked.text ? (
+          <Differences from={from} to={asked.text} />
+        ) : (
+          <Markdown text={asked.text} growing={asked.state === "growing"} />
+        )}
       </div>
       {asked.error !== null && <Notice kind="error">{asked.error}</Notice>}
       <p className={styles.note}>{describe(asked)}</p>
+    </>
+  );
+}
+
+function Differences({ from, to }: { from: string; to: string }) {
+  const parts = useMemo(() => findParts(from, to), [from, to]);
+  const count = countChanges(parts);
+  const words = count === 1 ? "1 word differs" : `${formatCount(count)} words differ`;
+  return (
+    <>
+      <p className={styles.note}>{from === to ? "The same text as A." : `${words} from A.`}</p>
+      <p className={styles.marked} dir="auto">
+        {parts.map(({ kind, text }, index) => {
+          const Tag = ({ same: "span", gone: "del", new: "ins" } as const)[kind];
+          // biome-ignore lint/suspicious/noArrayIndexKey: a stretch has no other name than its place.
+          return <Tag key={index}>{text}</Tag>;
+        })}
+      </p>
     </>
   );
 }

@@ -1,5 +1,5 @@
 import { useMutation, useQueryClient } from "@tanstack/react-query";
-import { Copy, Info, MessageSquare, Trash2 } from "lucide-react";
+import { Copy, Info, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { describeError } from "../api/client";
 import { type ListedModel, type LoadedModel, loadModel, refreshModels, shortName, unloadModel } from "../api/manage";
@@ -46,13 +46,13 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
         )}
       </div>
       <div className={styles.actions}>
+        <Button small onClick={() => startChat(name)} aria-label={`Chat with ${name}`}>
+          Chat
+        </Button>
         <Button small onClick={() => change.mutate()} disabled={change.isPending} aria-label={`${verb} ${name}`}>
           {change.isPending ? `${verb}ing…` : verb}
         </Button>
         <Menu label={`More for ${name}`}>
-          <MenuItem onSelect={() => startChat(name)}>
-            <MessageSquare /> Chat with it
-          </MenuItem>
           <MenuItem onSelect={() => go("models", model.name)}>
             <Info /> Details
           </MenuItem>

@@ -31,6 +31,8 @@ function ModelList() {
   const listed = useListedModels();
   const loaded = useLoadedModels();
   const models = [...(listed.data ?? [])].sort(compareNames);
+  const isFirst = listed.data !== undefined && models.every((model) => isDemo(shortName(model.name)));
+  const discover = <Discover isFirst={isFirst} />;
   const held = (loaded.data ?? []).reduce((sum, model) => sum + model.size, 0);
   return (
     <>
@@ -47,8 +49,8 @@ function ModelList() {
         <PullForm />
         <ImportForm />
       </div>
-      <Discover isFirst={listed.data !== undefined && models.every((model) => isDemo(shortName(model.name)))} />
       <PullList />
+      {isFirst && discover}
       {listed.error && !listed.data && (
         <Notice
           kind="error"
@@ -68,12 +70,16 @@ function ModelList() {
         </Empty>
       )}
       {models.length > 0 && (
-        <ul className={styles.list} aria-label="Models on this machine">
-          {models.map((model) => (
-            <ModelRow key={model.name} model={model} loaded={loaded.data?.find((one) => one.name === model.name)} />
-          ))}
-        </ul>
+        <section className={styles.own}>
+          <h2>On this machine</h2>
+          <ul className={styles.list} aria-label="Models on this machine">
+            {models.map((model) => (
+              <ModelRow key={model.name} model={model} loaded={loaded.data?.find((one) => one.name === model.name)} />
+            ))}
+          </ul>
+        </section>
       )}
+      {!isFirst && discover}
     </>
   );
 }

@@ -1,6 +1,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { X } from "lucide-react";
 import { refreshModels } from "../api/manage";
+import { startChat } from "../chat/startChat";
 import { formatBytes } from "../lib/format";
 import { useStore } from "../lib/store";
 import { Button, IconButton } from "../ui/Button";
@@ -46,7 +47,11 @@ function PullRow({ pull }: { pull: Pull }) {
           </Button>
         ) : (
           <span className={styles.buttons}>
-            {pull.state !== "done" && (
+            {pull.state === "done" ? (
+              <Button small kind="primary" onClick={() => startChat(pull.model)}>
+                Chat with it
+              </Button>
+            ) : (
               <Button small onClick={resume}>
                 {pull.hasSome ? "Resume" : "Try again"}
               </Button>

@@ -6,6 +6,7 @@ import { apiKey, forgetKey, keyWanted } from "../api/key";
 import { type ServerInfo, useServerInfo } from "../api/manage";
 import { nameModel } from "../api/models";
 import { conversations, openLibrary, readWholes, removeConversations } from "../chat/library";
+import { type Titles, titles } from "../chat/titles";
 import { exportJson } from "../chat/transfer";
 import { runCommand } from "../lib/commands";
 import { formatBytes, formatCount, formatSeconds } from "../lib/format";
@@ -19,6 +20,7 @@ import styles from "./SettingsView.module.css";
 
 const THEMES: Record<Theme, string> = { system: "System", light: "Light", dark: "Dark" };
 const SIZES: Record<TextSize, string> = { normal: "Normal", large: "Large", larger: "Larger" };
+const TITLES: Record<Titles, string> = { model: "Written by the model", words: "The first words of the message" };
 
 /** What this browser keeps and shows, and what the server is. */
 export default function SettingsView(_: { detail: string }) {
@@ -112,6 +114,15 @@ function Data() {
           <Trash2 aria-hidden="true" /> Delete all conversations
         </Button>
       </div>
+      <div className={styles.fields}>
+        <SelectField
+          label="Titles"
+          hint="Of conversations whose first message is longer than a title. The demo writes none."
+          choices={TITLES}
+          value={useStore(titles)}
+          onChange={titles.set}
+        />
+      </div>
     </>
   );
 }
@@ -132,7 +143,8 @@ function Server() {
       </dl>
       <p className={styles.note}>
         These are set where the server is started: <code>mlxr settings</code> shows them with their origin. Its routes
-        are described in <a href="./openapi.json">openapi.json</a>; <a href="./docs">docs</a> tries them.
+        are described in <a href="./openapi.json">openapi.json</a>; <a href="./docs">docs</a> tries them. The page
+        contains the work of others, under <a href="./licenses.txt">their licences</a>.
       </p>
     </>
   );
