@@ -23,14 +23,16 @@ Image = pytest.importorskip("PIL.Image")
 
 from vision_models import write_chat_folder  # noqa: E402 -- needs the path
 
-GIVE = """([target, kind, name, type, base64]) => {
+DROP = """([target, name, type, base64]) => {
   const data = new DataTransfer();
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   data.items.add(new File([bytes], name, { type }));
-  const options = { bubbles: true, cancelable: true };
-  if (kind === "paste") target.dispatchEvent(new ClipboardEvent("paste", { ...options, clipboardData: data }));
-  else for (const event of ["dragenter", "dragover", "drop"])
-    target.dispatchEvent(new DragEvent(event, { ...options, dataTransfer: data }));
+  for (const event of ["dragenter", "dragover", "drop"])
+    target.dispatchEvent(new DragEvent(event, { bubbles: true, cancelable: true, dataTransfer: data }));
+}"""
+COPY = """async (base64) => {
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
 }"""
 SIZE = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
 
@@ -56,9 +58,16 @@ def draw(width: int, height: int, kind: str, orientation: int = 1) -> bytes:
     return buffer.getvalue()
 
 
-def give(page: Page, kind: str, name: str, data: bytes, media_type: str = "image/png") -> None:
+def drop(page: Page, name: str, data: bytes, media_type: str = "image/png") -> None:
+    """Drop a file on the message."""
     target = composer(page).element_handle()
-    page.evaluate(GIVE, [target, kind, name, media_type, base64.b64encode(data).decode()])
+    page.evaluate(DROP, [target, name, media_type, base64.b64encode(data).decode()])
+
+
+def paste(page: Page, data: bytes) -> None:
+    """Copy a picture as a program for pictures does, and paste it into the message."""
+    page.evaluate(COPY, base64.b64encode(data).decode())
+    composer(page).press("Control+V")
 
 
 def decode(url: str) -> bytes:
@@ -90,17 +99,17 @@ def test_pictures_are_counted_seen_shown_and_kept(server: PageServer, tab: OpenT
     expect(attached.get_by_role("img", name="photo.jpg")).to_be_visible()
     assert attached.get_by_role("img").bounding_box()["width"] == 72  # type: ignore[index]
     one = count_tokens(page)
-    give(page, "drop", "small.png", small)
-    give(page, "paste", "pasted.png", draw(40, 40, "PNG"))
+    drop(page, "small.png", small)
+    paste(page, draw(40, 40, "PNG"))
     expect(attached.get_by_role("img")).to_have_count(3)
-    page.get_by_role("button", name="Remove pasted.png").click()
+    page.get_by_role("button", name="Remove image.png").click()
     expect(attached.get_by_role("img")).to_have_count(2)
     counted = count_tokens(page)
     assert counted > one
     with page.expect_request("**/v1/chat/completions") as asking:
         answer = ask(page, "What is this?")
     expect(answer.get_by_role("alert")).to_have_count(0)
-    expect(figures_of(answer)).to_contain_text(re.compile(f"Cached\\d+ of {counted}prompt tokens"))
+    expect(figures_of(answer)).to_contain_text(re.compile(f"Cached\\d+ of {counted:,}prompt tokens"))
     page.keyboard.press("Escape")
     (message,) = read_sent(asking.value)["messages"]
     first, second, text = message["content"]
@@ -131,7 +140,7 @@ def test_pictures_are_counted_seen_shown_and_kept(server: PageServer, tab: OpenT
     page.keyboard.press("Escape")
 
     choose_model(page, "Demo: Python library only")
-    give(page, "paste", "small.png", small)
+    paste(page, small)
     expect(page.get_by_role("alert")).to_contain_text("demo reads text only. Choose a model that sees")
     expect(page.get_by_role("button", name="Add PDFs or text files")).to_be_visible()
     choose_model(page, "eyes (default)")
@@ -142,12 +151,12 @@ def test_a_photo_of_a_phone_stands_upright_and_a_scan_is_seen(server: PageServer
     page = tab(server).page
     set_up(page, Max_tokens="3")
     photo, scan = draw(320, 200, "JPEG", orientation=8), make_pdf([""])  # held upright, turned to the left
-    give(page, "drop", "IMG_1.jpg", photo, "image/jpeg")
+    drop(page, "IMG_1.jpg", photo, "image/jpeg")
     expect(pictures_of_message(page).get_by_role("img", name="IMG_1.jpg")).to_be_visible()
     assert pictures_of_message(page).get_by_role("img").evaluate(SIZE) == [200, 320]
     alone = count_tokens(page)
-    give(page, "drop", "scan.pdf", scan, "application/pdf")
-    give(page, "drop", "text.pdf", make_pdf(["The number is 4711."]), "application/pdf")
+    drop(page, "scan.pdf", scan, "application/pdf")
+    drop(page, "text.pdf", make_pdf(["The number is 4711."]), "application/pdf")
     files = page.get_by_role("list", name="Files of the message")
     expect(files.get_by_role("listitem")).to_have_count(2)
     expect(files).to_contain_text("a scan")

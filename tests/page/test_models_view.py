@@ -85,9 +85,9 @@ def test_a_model_is_copied_and_the_copy_deleted(models: Page, server: PageServer
 
 
 def test_a_copy_that_cannot_be_says_why(models: Page) -> None:
-    row_of(models, "demo").get_by_role("button", name="More for demo").click()
+    row_of(models, "demo-draft").get_by_role("button", name="More for demo-draft").click()
     models.get_by_role("menuitem", name="Copy").click()
-    dialog = models.get_by_role("dialog", name="Copy demo")
+    dialog = models.get_by_role("dialog", name="Copy demo-draft")
     dialog.get_by_label("Name of the copy").fill("no such:name:at all")
     dialog.get_by_role("button", name="Copy", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("name")

@@ -15,7 +15,7 @@ from chatting import COMPLETIONS, answer_with, ask, choose_model, composer, open
 from page_server import PageServer, wait_until
 from playwright.sync_api import Browser, Page, expect
 from questions import QUESTION
-from test_chat_pictures import count_tokens, draw, give, write_chat_folder
+from test_chat_pictures import count_tokens, draw, drop, write_chat_folder
 
 from conftest import ROOT, OpenTab
 
@@ -63,11 +63,11 @@ def open_seen(page: Page, server: PageServer) -> None:
     page.reload()
     choose_model(page, folder.name)
     answer_with(page, {"content": "A flag: its left half is red, its right half blue."})
-    give(page, "drop", "flag.png", draw(300, 200, "PNG"))
+    drop(page, "flag.png", draw(300, 200, "PNG"))
     ask(page, "What is this?")
     page.unroute(COMPLETIONS)
-    give(page, "drop", "photo.jpg", draw(800, 600, "JPEG", orientation=6), "image/jpeg")
-    give(page, "drop", "notes.txt", b"Red, then blue.", "text/plain")
+    drop(page, "photo.jpg", draw(800, 600, "JPEG", orientation=6), "image/jpeg")
+    drop(page, "notes.txt", b"Red, then blue.", "text/plain")
     composer(page).fill("And here?")
     expect(page.get_by_role("list", name="Files of the message")).to_be_visible()
     count_tokens(page)

@@ -134,7 +134,8 @@ def _call(page: Page, *programs: str) -> None:
     page.unroute(COMPLETIONS)
 
 
-def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(page: Page, server: PageServer) -> None:
+def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(visit: Visit, server: PageServer) -> None:
+    page = visit.page
     set_up(page, Max_tokens="8")
     settings = open_settings(page)
     settings.get_by_label("JavaScript in a sandbox (asks before it runs)").check()
@@ -175,3 +176,4 @@ def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(page: 
     wait_for_answer(page)
     expect(page.locator("iframe")).to_have_count(0)  # a sandbox is gone when its program has ended
     assert answers(page).count() >= 2
+    visit.faults.clear()  # the browser's words about what it refused

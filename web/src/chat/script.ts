@@ -40,13 +40,20 @@ function answerInSandbox(): void {
     };
     const start = (body: string, isExpression: boolean) => {
       let begun = false;
-      const source = `${prelude};(async()=>{tell("begun");return(async()=>{${body}\n})()})().then(tellValue,tellError)`;
-      worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-      worker.onerror = (event) => {
-        event.preventDefault();
+      const keep = (text: string) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+      const program = keep(`(async()=>{tell("begun");return(async()=>{${body}\n})()})().then(tellValue,tellError)`);
+      // Only from a script that another one loads does every browser tell why it cannot be read.
+      worker = new Worker(
+        keep(`${prelude};try{importScripts("${program}")}catch(error){tell({refused:String(error)})}`),
+      );
+      const refuse = (reason: string) => {
         worker.terminate();
         if (!begun && isExpression) start(code, false);
-        else end(`Error: ${event.message ?? "It could not be started."}`);
+        else end(`Error: ${reason}`);
+      };
+      worker.onerror = (event) => {
+        event.preventDefault();
+        refuse(event.message ?? "It could not be started.");
       };
       worker.onmessage = ({ data }) => {
         if (data === "begun") begun = true;
@@ -55,7 +62,8 @@ function answerInSandbox(): void {
           lines.push(String(data.text));
           length += lines.at(-1)?.length ?? 0;
           if (length > most) end("");
-        } else end("error" in data ? `Error: ${data.error}` : String(data.value));
+        } else if ("refused" in data) refuse(String(data.refused));
+        else end("error" in data ? `Error: ${data.error}` : String(data.value));
       };
     };
     timer = setTimeout(() => end(`Error: It was stopped after ${limitMs / 1000} s.`), limitMs);
