@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import read_sent
+from browsing import IS_FIREFOX, read_sent
 from chatting import ask, choose_model, composer, figures_of, questions, set_up
 from made_documents import make_pdf
 from page_server import PageServer
@@ -33,6 +33,15 @@ DROP = """([target, name, type, base64]) => {
 COPY = """async (base64) => {
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
+}"""
+# The clipboard of a Firefox without windows takes no pictures, so the event is made as Firefox makes it.
+PASTE = """([target, base64]) => {
+  const data = new DataTransfer();
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  data.items.add(new File([bytes], "image.png", { type: "image/png" }));
+  const event = new ClipboardEvent("paste", { bubbles: true, cancelable: true });
+  Object.defineProperty(event, "clipboardData", { value: data });
+  target.dispatchEvent(event);
 }"""
 SIZE = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
 
@@ -66,7 +75,11 @@ def drop(page: Page, name: str, data: bytes, media_type: str = "image/png") -> N
 
 def paste(page: Page, data: bytes) -> None:
     """Copy a picture as a program for pictures does, and paste it into the message."""
-    page.evaluate(COPY, base64.b64encode(data).decode())
+    text = base64.b64encode(data).decode()
+    if IS_FIREFOX:
+        page.evaluate(PASTE, [composer(page).element_handle(), text])
+        return
+    page.evaluate(COPY, text)
     composer(page).press("Control+V")
 
 

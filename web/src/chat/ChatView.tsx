@@ -119,7 +119,9 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
           </div>
         )}
         {thread && path.length === 0 ? (
-          <Welcome model={conversation.settings.model} onAsk={(text) => send(text, NOTHING_ATTACHED)} />
+          <div className={styles.start}>
+            <Welcome model={conversation.settings.model} onAsk={(text) => send(text, NOTHING_ATTACHED)} />
+          </div>
         ) : (
           thread && <Thread tree={thread.tree} path={path} conversation={conversation} />
         )}

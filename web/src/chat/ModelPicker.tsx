@@ -138,7 +138,8 @@ function useChoices(value: string): { choices: Choice[]; label: string } {
   const ids = (models ?? []).map((model) => model.id);
   const own = ids.filter((id) => !isDemo(id));
   const first = make(usual, usual ? `${nameModel(usual)} (default)` : "Default model", "");
-  const rest = [...own, ...ids.filter(isDemo)].map((id) => make(id, nameModel(id)));
+  const others = [...own, ...ids.filter(isDemo)].filter((id) => id !== shortName(usual) || id === value);
+  const rest = others.map((id) => make(id, nameModel(id)));
   const isGone = value !== "" && models !== undefined && !ids.includes(value);
   const gone = isGone ? [{ ...make(value, `${value} (not here)`), facts: "Pull it again or choose another one" }] : [];
   const choices = [first, ...rest, ...gone];

@@ -195,7 +195,7 @@ function Alternatives({ token, onChoose }: { token: Token; onChoose: ((candidate
                 onClick={() => onChoose?.(candidate)}
               >
                 <code>{spellToken(candidate.text)}</code>
-                <span className={styles.bar} style={{ width: `${Math.max(1, share * 100)}%` }} />
+                {share >= 0.01 && <span className={styles.bar} style={{ width: `${share * 100}%` }} />}
                 <span className={styles.share}>{formatProbability(share)}</span>
               </button>
             </li>

@@ -47,8 +47,11 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
         </p>
       )}
       <p>
-        {sees ? "Pictures, text files and PDFs" : "Text files and PDFs"} can be dropped here. <kbd>?</kbd> shows the
-        keyboard shortcuts.
+        {sees ? "Pictures, text files and PDFs" : "Text files and PDFs"} can be added to a message.
+        <span className={styles.keys}>
+          {" "}
+          <kbd>?</kbd> shows the keyboard shortcuts.
+        </span>
       </p>
       {models.error && <Problem error={models.error} />}
       <ul className={styles.questions} aria-label="Questions to begin with">
