@@ -223,6 +223,27 @@ GEMMA4 = {
         ),
     )
 }
+UNIFIED = {
+    name: GEMMA4["gemma4"]
+    | {
+        "model_type": "gemma4_unified",
+        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+        "text_config": {
+            key: value for key, value in GEMMA4["gemma4"]["text_config"].items() if key != "hidden_size_per_layer_input"
+        }
+        | {"model_type": "gemma4_unified_text"},
+        "vision_config": {
+            "model_type": "gemma4_unified_vision",
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "mm_embed_dim": 32,
+            "mm_posemb_size": 1120,
+            "output_proj_dims": 32,
+        },
+        "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 40},
+    }
+    for name in ("gemma4unified",)
+}
 SMOL = {
     "smolvlm": {
         "model_type": "smolvlm",
@@ -453,6 +474,20 @@ def show_gemma4(_: dict[str, Any], pictures: list[Any]) -> Answer:
     return {name: inputs[name] for name in ("pixel_values", "image_position_ids")}, join_gemma4(made, 4), words
 
 
+def show_unified(config: dict[str, Any], pictures: list[Any]) -> Answer:
+    """Pictures as a Gemma 4 12B sees them: patches of all their pixels, as far as there are any."""
+    _, tiles, words = show_gemma4(config, pictures)
+    grids = [(tile.shape[0] // 12, tile.shape[1] // 12) for tile in tiles]
+    most = max(rows * columns for rows, columns in grids)
+    values, places = np.zeros((len(tiles), most, 432), np.float32), np.full((len(tiles), most, 2), -1)
+    for at, (tile, (rows, columns)) in enumerate(zip(tiles, grids, strict=True)):
+        cut = (tile / np.float32(255)).reshape(rows, 12, columns, 12, 3).transpose(0, 2, 1, 3, 4)
+        values[at, : rows * columns] = cut.reshape(rows * columns, 432)
+        places[at, : rows * columns] = [[column, row] for row in range(rows) for column in range(columns)]
+    given = {"pixel_values": torch.from_numpy(values), "image_position_ids": torch.from_numpy(places)}
+    return given, tiles, words
+
+
 def show_smol(_: dict[str, Any], pictures: list[Any]) -> Answer:
     """Pictures as a SmolVLM sees them."""
     settled = settle(SMOL_PREPARES, return_row_col_info=True)
@@ -547,6 +582,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
     },
     **{name: (config, GEMMA_PREPARES, show_gemma, "token_type_ids") for name, config in GEMMA.items()},
     **{name: (config, GEMMA4_PREPARES, show_gemma4, "mm_token_type_ids") for name, config in GEMMA4.items()},
+    **{name: (config, GEMMA4_PREPARES, show_unified, "mm_token_type_ids") for name, config in UNIFIED.items()},
     **{name: (config, SMOL_PREPARES, show_smol, "") for name, config in SMOL.items()},
     **{name: (config, INTERN_PREPARES, show_internvl, "") for name, config in INTERNVL.items()},
     **{name: (config, GLM_PREPARES, show_glm, "mm_token_type_ids") for name, config in GLM.items()},
@@ -638,6 +674,17 @@ def list_rows(model: Any, inputs: dict[str, Any]) -> Any:
     return torch.cat([rows, *deep], dim=1)
 
 
+def mask_generation(model: Any, ids: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The masks with which a Gemma 4 12B answers; without them it would see pictures both ways in all layers."""
+    if model.config.model_type != "gemma4_unified":
+        return {}
+    streams = torch.zeros(*ids.shape, model.config.get_text_config().hidden_size)
+    masks = model.create_masks_for_generate(
+        model.config, streams, None, None, torch.arange(ids.shape[1])[None], is_first_iteration=True, **given
+    )
+    return {"attention_mask": masks}
+
+
 def write_case(case: str) -> None:
     """Compute one case."""
     config, prepares, show, types = CASES[case]
@@ -656,6 +703,7 @@ def write_case(case: str) -> None:
     with torch.no_grad():
         rows = list_rows(model, inputs)
         given = {types: (ids == IMAGE).int()} if types else {}
+        given |= mask_generation(model, ids, given)
         logits = model(input_ids=ids, **inputs, **given).logits[0]
     stored = {"rows": rows.numpy(), "logits": logits.numpy()}
     GOLDENS.mkdir(exist_ok=True)
@@ -665,7 +713,8 @@ def write_case(case: str) -> None:
     print(case, len(tokens), stored["rows"].shape, float(logits.std()))
 
 
-if not sys.argv[1:]:
-    write_pixels()
-for chosen in sys.argv[1:] or CASES:
-    write_case(chosen)
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        write_pixels()
+    for chosen in sys.argv[1:] or CASES:
+        write_case(chosen)

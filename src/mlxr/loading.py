@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlxr.core.errors import DeviceError, ModelError
 from mlxr.core.tables import WEIGHT_TYPES
@@ -37,7 +38,6 @@ from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.choice import list_kernel_sources, list_native_operators
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS as KERNEL_TARGETS
-from mlxr.kernels.patches import Pixels
 from mlxr.kernels.tensor import FloatArray
 from mlxr.model_files.files import (
     ASSETS,
@@ -68,6 +68,7 @@ from mlxr.models.draft_head import DraftHead, EagleHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.families import takes_pictures
 from mlxr.models.footprint import ExpertsSummary, Footprint, summarise_experts
+from mlxr.models.hearing import Ear, EarSpec
 from mlxr.models.tower import Tower, TowerSpec
 from mlxr.models.weights import from_gguf_name, split_joined
 from mlxr.tokenizers import ChatTemplate, Tokenizer, refuse_chat
@@ -78,6 +79,7 @@ __all__ = [
     "NAMED_MODELS",
     "Adapter",
     "DraftHead",
+    "EarSpec",
     "ExpertsSummary",
     "Footprint",
     "GGUFFile",
@@ -160,18 +162,23 @@ class LoadedModel(Closes):
     tower: TowerFile | None = None  # with which it sees
     blind: str = ""  # why it does not see, where it has no tower
 
-    def open_tower(self) -> Callable[[Pixels], Generator[None, None, FloatArray]]:
-        """Return the encoder of pictures (see `Tower.encode`), whose weights are prepared when the first one comes.
+    def open_tower(self) -> Callable[[NDArray[Any]], Generator[None, None, FloatArray]]:
+        """Return the encoder of pictures and sounds (see `Tower.encode`, `Ear.encode`), whose weights are prepared when
+        the first one comes.
 
         It computes on the processor, also for a model on a GPU.
         """
-        opened: list[Tower] = []
+        towers: list[Tower] = []
+        ears: list[Ear] = []
 
-        def encode(pixels: Pixels) -> Generator[None, None, FloatArray]:
-            if not opened:
-                assert self.tower is not None
-                opened.append(self.tower.load(self.ctx if self.ctx.gpu is None else make_context("cpu")))
-            return (yield from opened[0].encode(pixels))
+        def encode(pixels: NDArray[Any]) -> Generator[None, None, FloatArray]:
+            assert self.tower is not None
+            ctx = self.ctx if self.ctx.gpu is None else make_context("cpu")
+            if pixels.dtype == np.float32:
+                ears.extend([] if ears else [self.tower.load_ear(ctx)])
+                return (yield from ears[0].encode(pixels))
+            towers.extend([] if towers else [self.tower.load(ctx)])
+            return (yield from towers[0].encode(pixels))
 
         return encode
 

@@ -85,22 +85,23 @@ def write_folder(folder: Path, golden: Golden, changes: Weights | None = None) -
     save_file(draw_weights(golden.config, golden.shapes) | (changes or {}), folder / "model.safetensors")
 
 
-def write_chat_folder(folder: Path, case: str, context_tokens: int = 1024) -> Path:
+def write_chat_folder(
+    folder: Path, case: str | Golden, context_tokens: int = 1024, more_words: tuple[str, ...] = ()
+) -> Path:
     """Write the model of a case with a tokenizer and a chat template, and so with another vocabulary; the folder."""
     from model_folder import train_tokenizer
 
     from mlxr.models.families import read_folder_tower
 
-    golden = read_golden(case)
+    golden = read_golden(case) if isinstance(case, str) else case
     folder.mkdir(parents=True, exist_ok=True)
     found = read_folder_tower(golden.config, golden.preprocessor)
     assert found is not None
-    words = train_tokenizer(folder, *found[1].words.tokens)
+    words = train_tokenizer(folder, *found[1].words.tokens, *more_words)
     text = golden.config["text_config"] | {"vocab_size": words, "max_position_embeddings": context_tokens}
-    shapes = {
-        name: [words, *shape[1:]] if name.endswith(("embed_tokens.weight", "lm_head.weight")) else shape
-        for name, shape in golden.shapes.items()
-    }
+    text |= {key: words for key in text if key == "vocab_size_per_layer_input"}
+    tables = "embed_tokens.weight", "lm_head.weight", "embed_tokens_per_layer.weight"
+    shapes = {name: [words, *shape[1:]] if name.endswith(tables) else shape for name, shape in golden.shapes.items()}
     write_folder(folder, replace(golden, config=golden.config | {"text_config": text}, shapes=shapes))
     return folder
 
@@ -144,6 +145,7 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
         "glm4v": {"spatial_merge_size": spec.merge},
         "gemma3": {"projector.scale_factor": spec.merge},
         "gemma4v": {"projector.scale_factor": spec.merge, "projector_type": "gemma4v", "image_size": 224},
+        "gemma4uv": {"projector.scale_factor": 3, "patch_size": spec.patch // 3, "projector_type": "gemma4uv"},
         "lfm2": {"projector.scale_factor": spec.merge},
         "pixtral": {"spatial_merge_size": spec.merge if spec.merge > 1 else None},
         "internvl": {"projector.scale_factor": spec.merge, "preproc_max_tiles": spec.most_tiles},
@@ -153,6 +155,8 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
     if family.projector.startswith(("qwen", "glm")):
         tensors = _name_qwen_tensors(weights, spec.taps)
+    elif family.projector == "gemma4uv":
+        tensors = _name_unified_tensors(weights, spec.patch)
     else:
         tensors = (_name_gemma4_tensors if family.projector == "gemma4v" else _name_siglip_tensors)(weights)
     turned = ("attn_q.weight", "attn_k.weight") if family.projector == "pixtral" else ()
@@ -236,6 +240,28 @@ def _name_gemma4_tensors(weights: Weights) -> Weights:
     return tensors
 
 
+def _name_unified_tensors(weights: Weights, patch: int) -> Weights:
+    tensors: Weights = {}
+    colours = np.arange(3 * patch**2).reshape(patch**2, 3).T.reshape(-1)
+    for full_name, values in weights.items():
+        name = full_name.removeprefix("model.embed_vision.")
+        if name in ("patch_dense.weight", "patch_ln1.weight", "patch_ln1.bias"):
+            values = values[..., colours]
+        for part, own in _UNIFIED.items():
+            if name.startswith(part) and name != full_name:
+                end = name.removeprefix(part) or ".weight"
+                tensors[own + end] = values.transpose(1, 0, 2) if part == "pos_embedding" else values
+    return tensors
+
+
+_UNIFIED = {
+    "patch_dense": "v.patch_embd",
+    "patch_ln1": "v.patch_norm.1",
+    "patch_ln2": "v.patch_norm.2",
+    "pos_norm": "v.patch_norm.3",
+    "pos_embedding": "v.position_embd",
+    "multimodal_embedder.embedding_projection": "mm.input_projection",
+}
 _GEMMA4 = {
     "patch_embedder.position_embedding_table": "v.position_embd.weight",
     "std_bias": "v.std_bias",

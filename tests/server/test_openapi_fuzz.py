@@ -55,7 +55,8 @@ def document(fuzzed: RunningServer) -> schemathesis.BaseSchema:
             if length in fields:
                 fields[length] = {"type": "integer", "minimum": 1, "maximum": 8}
     refusals = [row.path for row in refused.rows if row.method == "POST"]
-    for path in ("/api/pull", "/infill", "/v1/admin/live", "/v1/admin/pdf", "/v1/admin/probe", *refusals):
+    forms = "/v1/audio/transcriptions", "/v1/audio/translations"
+    for path in ("/api/pull", "/infill", "/v1/admin/live", "/v1/admin/pdf", "/v1/admin/probe", *forms, *refusals):
         described["paths"].pop(path)  # no hub, a stream without end, a body that is a PDF, a second's work; others: 501
     return schemathesis.openapi.from_dict(described)
 

@@ -49,7 +49,7 @@ from mlxr.service.opening import find_record, note_use
 from mlxr.service.sight import make_part, read_picture
 from mlxr.service.streams import Completion, fold_events
 
-PICTURE_NAME = re.compile(r"[^\n]{1,1000}\.(jpe?g|png|webp|gif|bmp|avif)", re.ASCII | re.IGNORECASE)
+PICTURE_NAME = re.compile(r"[^\n]{1,1000}\.(jpe?g|png|webp|gif|bmp|avif|wav|mp3|flac|ogg)", re.ASCII | re.IGNORECASE)
 PLAIN_TOKENS = 256  # of a text that has no end of its own, unless --max-tokens says otherwise
 SILENT_S = 2.0  # after which it is told that stdin is waited for
 
@@ -58,7 +58,7 @@ Words = Annotated[
     typer.Argument(
         metavar="[MODEL] [PROMPT] [PICTURE]...",
         help="The model (default: your own that was used last, else demo) and the prompt; '-' reads the prompt from "
-        "stdin. What comes through a pipe beside a prompt is added to it. Files of pictures are shown with it.",
+        "stdin. What comes through a pipe beside a prompt is added to it. Files of pictures and sounds go with it.",
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")]
@@ -147,7 +147,7 @@ def find_parameters(
 
 
 def split_pictures(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words that are none, and those behind the first one that name files of pictures by their ending."""
+    """The words that are none, and those behind the first one that name files of pictures or sounds by their ending."""
     named = [word for word in words[1:] if PICTURE_NAME.fullmatch(word)]
     return [word for word in words if word not in named], named
 

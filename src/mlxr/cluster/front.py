@@ -175,6 +175,8 @@ GENERATING = frozenset(
         "/v1/chat/completions",
         "/chat/completions",
         "/v1/completions",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
         "/v1/responses",
         "/responses",
         "/v1/responses/compact",

@@ -25,6 +25,7 @@ _OWN_FOLDER = str(Path(__file__).parents[2])
 def make_environment() -> dict[str, str]:
     """Return what Python needs of this process's variables, with this package on its path, and no secrets."""
     environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # threads count as processes
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, environment.get("PYTHONPATH"))))
     return environment
 

@@ -1,8 +1,9 @@
-"""Pictures in prompts: where they stand, what names them in the cache, and the rows that a tower makes of them.
+"""Pictures and sounds in prompts: where they stand, what names them in the cache, and the rows that are made of them.
 
 A picture is named by its pixels as the tower sees them, their shape and the tower, and by nothing that its file says.
-It is encoded when a prompt comes to it whose pages the cache does not have, some layers at a time between the engine's
-steps, so that other answers go on. Rows are kept while there is room; made again, they have the same bits.
+A sound is treated alike: its frames are its pixels. It is encoded when a prompt comes to it whose pages the cache does
+not have, some layers at a time between the engine's steps, so that other answers go on. Rows are kept while there is
+room; made again, they have the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,15 @@ from mlxr.kernels.tensor import FloatArray, IntArray
 
 ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
 STEP_S = 0.05  # that encoding takes between two steps while answers grow; one layer takes as long as it does
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[Any]  # of 8 bits; frames of a sound are float32
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture as its tower sees it, (height, width, 3), and the grid of the rows that it becomes."""
+    """A picture as its tower sees it, (height, width, 3), and the grid of the rows that it becomes.
+
+    Or a sound as its ear hears it: frames (N, numbers) in float32, whose rows are the grid's only column.
+    """
 
     pixels: Pixels
     grid: tuple[int, int]  # rows and columns
@@ -40,6 +44,11 @@ class Picture:
     def tokens(self) -> int:
         """Tokens that stand for it in a prompt."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is one; its rows are seen one after another, as those of a text."""
+        return self.pixels.dtype == np.float32
 
     @cached_property
     def name(self) -> bytes:
@@ -172,7 +181,7 @@ class Encoder:
             else:
                 self._wanted.setdefault(one.picture.name, one.picture)
                 return max(0, one.start - start)
-            if self.is_whole and one.stop > start + tokens:
+            if self.is_whole and not one.picture.is_sound and one.stop > start + tokens:
                 return one.start - start if one.start > start else one.stop - start
         return tokens
 
@@ -227,7 +236,8 @@ class Encoder:
             if part.pictures is not None:
                 for one in part.pictures.overlap(start, start + count):
                     low, high = max(start, one.start), min(start + count, one.stop)
-                    ends[-1][low - start : high - start] = one.stop
+                    if not one.picture.is_sound:
+                        ends[-1][low - start : high - start] = one.stop
                     places.append(np.arange(low, high, dtype=np.int32) + np.int32(first - start))
                     shift = one.first - one.start
                     values.append(self._rows[one.picture.name][low + shift : high + shift])

@@ -1,4 +1,4 @@
-"""Where the tower is that a model sees by: in a file beside it, or in its folder."""
+"""Where the tower is that a model sees by, and the ear that it hears by: in a file beside it, or in its folder."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource
 from mlxr.model_files.files import name_in_errors
 from mlxr.models import Model
-from mlxr.models.families import fit_tower, read_folder_tower, read_gguf_tower
+from mlxr.models.families import fit_tower, read_folder_ear, read_folder_tower, read_gguf_ear, read_gguf_tower
+from mlxr.models.hearing import Ear, EarFamily, EarSpec
 from mlxr.models.tower import Tower, TowerFamily, TowerSpec
+
+_PARTS = "visual.", "vision_", "embed_vision.", "audio_tower.", "embed_audio."  # of names of tensors in folders
 
 
 @dataclass(frozen=True, eq=False)
 class TowerFile:
-    """A tower's sizes and where its tensors are; `beside` is its file where it has one of its own."""
+    """A tower's sizes and where its tensors are; `beside` is its file where it has one of its own.
+
+    With it comes an `ear`, or a reason why there is none, `deaf`.
+    """
 
     family: TowerFamily
     spec: TowerSpec
     tensors: Mapping[str, TensorSource]
     path: Path
     beside: GGUFFile | None = None
+    ear: tuple[EarFamily, EarSpec] | None = None
+    deaf: str = ""
 
     @cached_property
     def fingerprint(self) -> bytes:
         """Changes with all that can change a row but the kernels, which the model's own fingerprint names."""
-        digest = hashlib.blake2b(repr(self.spec).encode(), digest_size=32)
+        digest = hashlib.blake2b(repr((self.spec, self.ear and self.ear[1])).encode(), digest_size=32)
         if self.beside is not None:  # else the model's fingerprint has its tensors
             digest.update(hash_tensors(self.beside.tensors, self.beside.paths))
         return digest.digest()
@@ -42,7 +50,7 @@ class TowerFile:
     def weight_bytes(self) -> int:
         """Bytes of its weights in the file; in a folder they lie among those of the text."""
         own = self.tensors.items()
-        return sum(one.nbytes for name, one in own if self.beside is not None or "visual." in name or "vision_" in name)
+        return sum(one.nbytes for name, one in own if self.beside is not None or any(part in name for part in _PARTS))
 
     def count_work_bytes(self, tokens: int) -> int:
         """Bytes that encoding a picture of so many tokens takes at most, with the rows that it becomes.
@@ -59,6 +67,14 @@ class TowerFile:
         with name_in_errors(self.path):
             return Tower(ctx, self.spec, rename(self.spec, self.tensors))
 
+    def load_ear(self, ctx: Context) -> Ear:
+        """Prepare the ear, which must be there; ModelError, naming the tensor, where it does not fit."""
+        assert self.ear is not None
+        family, spec = self.ear
+        rename = family.name_folder if self.beside is None else family.name_gguf
+        with name_in_errors(self.path):
+            return Ear(ctx, spec, rename(self.tensors))
+
     def close(self) -> None:
         """Let go of the file."""
         if self.beside is not None:
@@ -69,7 +85,8 @@ def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
     """The tower in an opened `mmproj` file for `model`. Raises ModelError."""
     family, spec = read_gguf_tower(file.metadata, file.tensors)
     fit_tower(family, spec, model)
-    return TowerFile(family, spec, file.tensors, file.paths[0], file)
+    ear, deaf = read_gguf_ear(file.metadata, file.tensors, model)
+    return TowerFile(family, spec, file.tensors, file.paths[0], file, ear, deaf)
 
 
 def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, object], model: Model) -> TowerFile | None:
@@ -79,7 +96,8 @@ def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, obje
         return None
     family, spec = found
     fit_tower(family, spec, model)
-    return TowerFile(family, spec, folder.tensors, folder.paths[0].parent)
+    ear, deaf = read_folder_ear(folder.config, model)
+    return TowerFile(family, spec, folder.tensors, folder.paths[0].parent, None, ear, deaf)
 
 
 MMPROJ = "mmproj*.gguf"

@@ -265,6 +265,7 @@ class TowerSpec:
     bias: bool = True  # of their products
     activation: Activation = "gelu_tanh"
     gated: bool = False
+    first: tuple[Step, ...] = ()  # what becomes of the pixels of patches before the product
     begin: tuple[Step, ...] = ()  # what becomes of patches before they get positions
     taps: tuple[int, ...] = ()  # layers whose output is added behind the text's first layers, in their order
     tap_ends: tuple[tuple[Step, ...], ...] = ()  # what becomes of it
@@ -378,7 +379,7 @@ class TowerSpec:
         if self.positions != "none":
             rows = 2 * self.side if self.positions == "axes" else self.side**2
             yield "position_embd.weight", (rows, self.hidden)
-        for steps in (self.begin, self.end, *self.tap_ends):
+        for steps in (self.first, self.begin, self.end, *self.tap_ends):
             for step in steps:
                 yield from step.tensors()
 
@@ -483,8 +484,9 @@ class Tower:
         self._patches = ends.exact_product("patch_embd", bias=spec.patch_bias)
         self._positions = None if spec.positions == "none" else ends.numbers("position_embd.weight")
         self._class = ends.vector("class.weight") if spec.has_class else None
-        self._begin = [step.load(ends) for step in spec.begin]
-        self._end = [step.load(ends) for step in spec.end]
+        self._first, self._begin, self._end = (
+            [step.load(ends) for step in steps] for steps in (spec.first, spec.begin, spec.end)
+        )
         deep = [[step.load(ends) for step in steps] for steps in spec.tap_ends]
         self._deep = dict(zip(spec.taps, deep, strict=True))
         self._shades = make_shades(spec.mean, spec.deviation)
@@ -505,7 +507,8 @@ class Tower:
         if spec.window:
             patches = move_squares(patches, order, spec.merge)
             rows, columns = (move_squares(axis, order, spec.merge) for axis in (rows, columns))
-        x, count = self._finish(linear(ctx, patches, self._patches), self._begin), len(rows)
+        x = linear(ctx, self._finish(patches, self._first), self._patches)
+        x, count = self._finish(x, self._begin), len(rows)
         if self._positions is not None:
             x = add(ctx, x, self._place(self._positions, grid, rows, columns))
         if self._class is not None:
@@ -555,11 +558,7 @@ def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float)
     """What runs a layer: in one call, unless its products have ranges or scales, which no operator knows, or what it
     activates is multiplied by a `slope` before and divided by it afterwards."""
     products = [one.weight for one in layer.program if isinstance(one, MatMul)]
-    ranges = {
-        weight.names: _read_ranges(weights.tensors, weight)
-        for weight in products
-        if any(_name_beside(name, end) in weights.tensors for name in weight.names for end in ("input_min", "scale"))
-    }
+    ranges = {one.names: _read_ranges(weights.tensors, one) for one in products if _has_ranges(weights.tensors, one)}
     if not ranges and slope == 1:
         prepared = prepare_layers(ctx, [layer])
         return lambda x, step: run_layers(ctx, x, prepared, step)
@@ -576,6 +575,19 @@ def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float)
         return take(registers, "stream"), registers["delta"]
 
     return run
+
+
+def bound_product(w: LayerWeights, name: str) -> Run:
+    """A product that keeps what it takes and gives within the ranges that the file has beside its weight, if any."""
+    weight, tensors = w.product(name), w.model.tensors
+    if not _has_ranges(tensors, weight):
+        return lambda ctx, x: linear(ctx, x, weight)
+    ranges = _read_ranges(tensors, weight)
+    return lambda ctx, x: ranges.multiply(ctx, x, weight)
+
+
+def _has_ranges(tensors: Mapping[str, TensorSource], weight: LinearWeight) -> bool:
+    return any(_name_beside(name, end) in tensors for name in weight.names for end in ("input_min", "scale"))
 
 
 def _name_beside(weight: str, end: str) -> str:

@@ -1,7 +1,7 @@
-"""Asks for pictures in a process of its own, which is ended when it takes too long.
+"""Asks for pictures and sounds in a process of its own, which is ended when it takes too long.
 
-Without Pillow, which the extra `images` brings, there are none. What was decoded last is kept, since a conversation
-shows its pictures again with each turn.
+Without Pillow, which the extra `images` brings, there are no pictures. What was decoded last is kept, since a
+conversation shows its pictures again with each turn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,9 @@ import numpy.typing as npt
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.processes import ask
 from mlxr.pictures.fetching import Address
+from mlxr.pictures.sounds import is_sound as is_sound  # also for the service
 
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[Any]  # of 8 bits; frames of a sound, (N, numbers), are float32
 MAX_FILE_BYTES, MAX_PICTURES, MAX_DECODE_S, MAX_PROCESSES = 20 << 20, 16, 60.0, 2
 KEPT_BYTES = 128 << 20
 _DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.ASCII)
@@ -56,18 +58,21 @@ def read_url(url: str, field: str) -> bytes | Address:
     return read_base64(url[match.end() :], field)
 
 
-Rule = Mapping[str, int | str]  # how pictures are brought to size, see `worker`
+Rule = Mapping[str, float | str]  # how pictures are brought to size and sounds are cut, see `worker` and `sounds`
+_HEARS = ("mel", "samples")  # kinds of rules for sounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A picture as a tower sees it: tiles (height, width, 3), of which `grid` stand in rows and columns.
 
-    A picture that is not cut is one tile. A tile more shows all of one that is.
+    A picture that is not cut is one tile. A tile more shows all of one that is. Of a sound, which takes `seconds`, the
+    pieces are tiles: frames (N, numbers).
     """
 
     tiles: tuple[Pixels, ...]
     grid: tuple[int, int]
+    seconds: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +81,7 @@ class Prepared:
 
 
 class Decoder:
-    """Decodes pictures for a tower. Safe to use from several threads."""
+    """Decodes pictures for a tower, and sounds for an ear. Safe to use from several threads."""
 
     _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # of all models
 
@@ -85,9 +90,11 @@ class Decoder:
         self._kept: OrderedDict[tuple[bytes, bytes], Prepared] = OrderedDict()
 
     def decode(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
-        """Each picture as `rule` has it. Raises InvalidRequest naming its field."""
+        """Each picture or sound as `rule` has it. Raises InvalidRequest naming its field."""
         if len(files) > MAX_PICTURES:
-            raise InvalidRequest("messages", f"have {len(files)} pictures; {MAX_PICTURES} may be in one request")
+            raise InvalidRequest(
+                "messages", f"have {len(files)} pictures or sounds; {MAX_PICTURES} may be in one request"
+            )
         for data, field in zip(files, fields, strict=True):
             if len(data) > MAX_FILE_BYTES:
                 raise InvalidRequest(field, f"is larger than {MAX_FILE_BYTES >> 20} MiB; send a smaller picture")
@@ -108,12 +115,13 @@ class Decoder:
         return [found[name] for name in names]
 
     def _ask(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
-        if importlib.util.find_spec("PIL") is None:
+        hears = rule["kind"] in _HEARS
+        if not hears and importlib.util.find_spec("PIL") is None:
             raise InvalidRequest(fields[0], "cannot be read: Pillow is not installed; pip install pillow")
         asked = json.dumps({"sizes": [*map(len, files)], "rule": dict(rule)}).encode() + b"\n" + b"".join(files)
         with self._turns:
             try:
-                answers = ask("mlxr.pictures.worker", asked, MAX_DECODE_S)
+                answers = ask(f"mlxr.pictures.{'sounds' if hears else 'worker'}", asked, MAX_DECODE_S)
             except subprocess.TimeoutExpired:
                 raise InvalidRequest(
                     fields[0], f"took longer than {MAX_DECODE_S:g} s to decode; it was stopped"
@@ -130,13 +138,14 @@ def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Prepared]:
         said = json.loads(answers[at:end])
         if isinstance(said, str):
             raise InvalidRequest(field, said)
-        tiles, at = list[Pixels](), end + 1
+        tiles, at, hears = list[Pixels](), end + 1, "seconds" in said
         for height, width in said["sizes"]:
-            first, at = at, at + height * width * 3
-            pixels = np.frombuffer(answers[first:at], np.uint8)  # of a copy: one that is kept holds no others
-            if len(pixels) != height * width * 3:
+            first, at = at, at + height * width * (4 if hears else 3)
+            part = answers[first:at]  # a copy: one that is kept holds no others
+            if len(part) != at - first:
                 raise InvalidRequest(field, "could not be decoded: its process was ended")
-            tiles.append(pixels.reshape(height, width, 3))
+            shape = (height, width) if hears else (height, width, 3)
+            tiles.append(np.frombuffer(part, "<f4" if hears else np.uint8).reshape(shape))
         rows, columns = said["grid"]
-        pictures.append(Prepared(tuple(tiles), (rows, columns)))
+        pictures.append(Prepared(tuple(tiles), (rows, columns), said.get("seconds", 0.0)))
     return pictures

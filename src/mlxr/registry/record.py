@@ -85,9 +85,9 @@ class ModelFacts:
 
     `format` is "gguf" or "safetensors", `parameters` the number of weights, `quantization` in ggml's words (`Q4_K_M`),
     `embedding_length` the size of a hidden vector, `template` the chat template of the files, "" without one.
-    `capabilities` are of "completion", "tools", "thinking", "vision", "embedding". `files` is all that makes up the
-    model, with the tower that it sees by; `takes_tower` says that a GGUF model would see by one that fits. `sampling`
-    is what the files recommend, as the `parameters` of a record.
+    `capabilities` are of "completion", "tools", "thinking", "vision", "audio", "embedding". `files` is all that makes
+    up the model, with the tower that it sees by; `takes_tower` says that a GGUF model would see by one that fits.
+    `sampling` is what the files recommend, as the `parameters` of a record.
     """
 
     format: str

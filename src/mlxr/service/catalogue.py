@@ -113,7 +113,9 @@ def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
             context_tokens=source.config.context_length,
             embedding_length=source.config.hidden,
             template=template_text,
-            capabilities=find_capabilities(template_text, sees=seen_by is not None),
+            capabilities=find_capabilities(
+                template_text, sees=seen_by is not None, hears=seen_by is not None and seen_by.ear is not None
+            ),
             files=list_files(source) + beside,
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
             sampling=read_file_defaults(source.metadata),
@@ -156,14 +158,14 @@ def _to_json(value: object, with_arrays: bool) -> object:
     return value
 
 
-def find_capabilities(template_source: str, *, sees: bool = False) -> frozenset[str]:
-    """Of "completion", "embedding", "tools", "thinking" and "vision".
+def find_capabilities(template_source: str, *, sees: bool = False, hears: bool = False) -> frozenset[str]:
+    """Of "completion", "embedding", "tools", "thinking", "vision" and "audio".
 
     Every model that can chat can be told of tools; one thinks if its template speaks of where that begins and ends.
     """
     found = {"completion", "embedding"}
     if template_source:
-        found |= {"tools", "vision"} if sees else {"tools"}
+        found |= {"tools"} | ({"vision"} if sees else set()) | ({"audio"} if hears else set())
         if find_tags(template_source) is not None:
             found.add("thinking")
     return frozenset(found)

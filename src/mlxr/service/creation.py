@@ -131,5 +131,7 @@ def _inherit(source: ModelRecord, changes: Changes) -> Changes:
         parameters={**source.parameters, **(changes.parameters or {})},
         messages=source.messages if changes.messages is None else changes.messages,
         license=source.license if changes.license is None else changes.license,
-        capabilities=capabilities if source.tower else capabilities - {"vision"},  # a folder's tower is not written
+        capabilities=capabilities
+        if source.tower
+        else capabilities - {"vision", "audio"},  # a folder's tower is not written
     )

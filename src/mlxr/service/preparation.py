@@ -140,7 +140,7 @@ class Preparation:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, of "completion", "tools", "thinking", "vision" and "embedding".
+        """What the model can do, of "completion", "tools", "thinking", "vision", "audio" and "embedding".
 
         Tools can be called by every model that can chat, in words of ours where its template has none.
         """
@@ -148,6 +148,7 @@ class Preparation:
         if self._chat is not None:
             found |= {"tools"} if self._chat.tags is None else {"tools", "thinking"}
             found |= {"vision"} if self._sees else set()
+            found |= {"audio"} if self._sight is not None and not self._sight.deaf else set()
         return frozenset(found)
 
     @property

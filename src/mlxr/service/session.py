@@ -117,6 +117,8 @@ class Session:
                 loaded.blind,
                 settings.image_tokens,
                 settings.image_origins,
+                ear=None if tower is None or tower.ear is None else tower.ear[1],
+                deaf="" if tower is None else tower.deaf,
             )
             self._threads = PreparingThreads()
             undo.callback(self._threads.stop)
@@ -209,8 +211,17 @@ class Session:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, of "completion", "tools", "thinking", "vision" and "embedding"."""
+        """What the model can do, of "completion", "tools", "thinking", "vision", "audio" and "embedding"."""
         return self._preparation.capabilities
+
+    @property
+    def deaf(self) -> str:
+        """Why the model does not hear, in words; empty where it does."""
+        return self._sight.deaf
+
+    async def listen(self, data: bytes, field: str) -> tuple[int, float]:
+        """How many pieces of 30 s a sound is heard in, and its seconds. Raises InvalidRequest naming `field`."""
+        return await asyncio.to_thread(self._sight.listen, data, field)
 
     @property
     def blind(self) -> str:

@@ -13,11 +13,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.engine.pictures import Picture, Pictures, Placed
-from mlxr.loading import TowerSpec
-from mlxr.pictures.decoding import MAX_FILE_BYTES, MAX_PICTURES, Decoder, read_base64, read_url
+from mlxr.loading import EarSpec, TowerSpec
+from mlxr.pictures.decoding import MAX_FILE_BYTES, MAX_PICTURES, Decoder, Prepared, is_sound, read_base64, read_url
 from mlxr.pictures.documents import MAX_DOCUMENTS
 from mlxr.pictures.documents import Documents as Documents  # also for the server
 from mlxr.pictures.fetching import Address, check_origins, fetch
@@ -30,6 +31,7 @@ __all__ = [
     "Sight",
     "make_document",
     "make_part",
+    "make_sound",
     "open_pictures",
     "read_base64",
     "read_picture",
@@ -44,6 +46,11 @@ DETAILS = ("low", "high", "auto", "original")
 def make_part(data: bytes | Address, detail: str | None = None, field: str | None = None) -> dict[str, object]:
     """A picture as a part of a message's content; `detail` is one of DETAILS, `field` what errors call it."""
     return {"type": "image", "image": data, "detail": detail, "field": field}
+
+
+def make_sound(data: bytes, field: str, piece: int | None = None) -> dict[str, object]:
+    """A sound as a part of a message's content, or a `piece` of it alone; `field` is what errors call it."""
+    return {"type": "audio", "audio": data, "piece": piece, "field": field}
 
 
 def make_document(data: bytes | Address, title: str | None, field: str) -> dict[str, object]:
@@ -70,20 +77,25 @@ def _open(part: object, field: str) -> object:
         url = given.get("url") if isinstance(given, Mapping) else given
         detail = given.get("detail") if isinstance(given, Mapping) else None
         return make_part(read_url(str(url), field), detail if isinstance(detail, str) else None)
-    if not isinstance(part, Mapping) or not _is_picture(part) or not isinstance(part.get("image"), str | Path):
+    if isinstance(part, Mapping) and part.get("type") == "input_audio":
+        given = part.get("input_audio")
+        data = given.get("data") if isinstance(given, Mapping) else None
+        return make_sound(read_base64(str(data), field), field)
+    kind = str(part.get("type")) if isinstance(part, Mapping) and _is_shown(part) else ""
+    if not isinstance(part, Mapping) or not isinstance(part.get(kind), str | Path):
         return part
-    return {**part, "image": read_picture(str(part["image"]), field)}
+    return {**part, kind: read_picture(str(part[kind]), field)}
 
 
 def read_picture(path: str, field: str) -> bytes:
-    """The bytes of a file. Raises InvalidRequest where there is none, or it is too large for a picture."""
+    """The bytes of a file. Raises InvalidRequest where there is none, or it is too large for a picture or a sound."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(field, f"{path[:200]} cannot be read: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidRequest(field, f"{path[:200]} is larger than {MAX_FILE_BYTES >> 20} MiB; take a smaller picture")
+        raise InvalidRequest(field, f"{path[:200]} is larger than {MAX_FILE_BYTES >> 20} MiB; take a smaller one")
     return data
 
 
@@ -98,17 +110,19 @@ def spell_pictures(messages: Sequence[Message]) -> list[Message]:
 
 
 def _spell(part: object) -> object:
-    data = part.get("image") if isinstance(part, Mapping) and _is_picture(part) else None
+    data = part.get(str(part.get("type"))) if isinstance(part, Mapping) and _is_shown(part) else None
     if isinstance(data, Address):
         return {"type": "image_url", "image_url": {"url": data.url}}
     if not isinstance(data, bytes):
         return part
+    if is_sound(data):
+        return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
     return {"type": "image_url", "image_url": {"url": f"data:image;base64,{base64.b64encode(data).decode()}"}}
 
 
 def has_files(messages: object) -> bool:
-    """Tell whether some message has a picture or a document."""
-    return any(_is_picture(part) or _is_document(part) for part in _list_parts(messages))
+    """Tell whether some message has a picture, a sound or a document."""
+    return any(_is_shown(part) or _is_document(part) for part in _list_parts(messages))
 
 
 def _list_parts(messages: object) -> list[object]:
@@ -118,8 +132,8 @@ def _list_parts(messages: object) -> list[object]:
     return [part for content in contents if isinstance(content, list) for part in content]
 
 
-def _is_picture(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "image"
+def _is_shown(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image", "audio")
 
 
 def _is_document(part: object) -> bool:
@@ -128,7 +142,7 @@ def _is_document(part: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a picture, or of a tile of one, for which one token stands until it becomes as many."""
+    """Rows of a picture, a tile of one or a piece of a sound, for which one token stands until it becomes as many."""
 
     picture: Picture
     first: int = 0
@@ -156,7 +170,9 @@ class Shown:
         Raises InvalidRequest where the chat template left out or repeated one.
         """
         if any(text.count(mark) != 1 for mark in self.marks):
-            raise InvalidRequest("messages", "have a picture that the model's chat template does not show once")
+            raise InvalidRequest(
+                "messages", "have a picture or sound that the model's chat template does not show once"
+            )
         order = sorted(range(len(self.marks)), key=lambda number: text.index(self.marks[number]))
         for mark, picture in zip(self.marks, self.pictures, strict=True):
             text = text.replace(mark, picture.words)
@@ -166,11 +182,20 @@ class Shown:
 NOTHING_SHOWN = Shown()
 
 
-class Sight:
-    """How one model is shown pictures of at most `most_tokens` tokens each; None for `spec`: not at all.
+Heard = TypeVar("Heard", TowerSpec, EarSpec)
 
-    `blind` says why it does not see. What requests have at addresses is fetched from these `origins` alone. Safe to use
-    from several threads.
+
+def _check_words(tokenizer: Tokenizer, spec: Heard | None, lacks: str) -> tuple[Heard | None, str]:
+    """The spec where the vocabulary has all of its words, else None, and why."""
+    missing = [] if spec is None else [word for word in spec.words.tokens if tokenizer.token_id(word) is None]
+    return (None, f"its vocabulary lacks {', '.join(missing)}") if missing else (spec, lacks)
+
+
+class Sight:
+    """How one model is shown pictures of at most `most_tokens` tokens each, and sounds; None for a spec: not at all.
+
+    `blind` says why it does not see, `deaf` why it does not hear. What requests have at addresses is fetched from these
+    `origins` alone. Safe to use from several threads.
     """
 
     def __init__(
@@ -181,15 +206,18 @@ class Sight:
         blind: str,
         most_tokens: int,
         origins: Sequence[str] = (),
+        *,
+        ear: EarSpec | None = None,
+        deaf: str = "",
     ) -> None:
         check_origins(origins)
         self._origins, self._documents = origins, Documents()
         self._spec, self._read_fingerprint, self._blind, self._most_tokens = spec, read_fingerprint, blind, most_tokens
-        self._word = "" if spec is None else spec.words.place
-        self._place_id = None if spec is None else tokenizer.token_id(spec.words.place)
-        missing = [] if spec is None else [word for word in spec.words.tokens if tokenizer.token_id(word) is None]
-        if missing:
-            self._spec, self._blind = None, f"its vocabulary lacks {', '.join(missing)}"
+        self._ear, self._deaf = ear, deaf or blind or "it has no ear"
+        self._spec, self._blind = _check_words(tokenizer, self._spec, self._blind)
+        self._ear, self._deaf = _check_words(tokenizer, self._ear, self._deaf)
+        own = self._spec, self._ear  # and the tokens of their places
+        self._place_ids = [None if one is None else tokenizer.token_id(one.words.place) for one in own]
         self._decoder = Decoder()
 
     @property
@@ -202,6 +230,16 @@ class Sight:
         """Why the model does not see, in words; empty where it does."""
         return "" if self.is_there else self._blind
 
+    @property
+    def deaf(self) -> str:
+        """Why the model does not hear, in words; empty where it does."""
+        return "" if self._ear is not None else self._deaf
+
+    def listen(self, data: bytes, field: str) -> tuple[int, float]:
+        """How many pieces a sound is heard in, of 30 s but for the last, and its seconds. Raises InvalidRequest."""
+        sound = self._hear([data], [field])[0]
+        return len(sound.tiles), sound.seconds
+
     def take(self, request: ChatRequest) -> tuple[ChatRequest, Shown]:
         """The conversation with marks for its pictures, and these. Raises InvalidRequest, naming the part."""
         if not has_files(request.messages):
@@ -209,39 +247,43 @@ class Sight:
         if sum(map(_is_document, _list_parts(request.messages))) > MAX_DOCUMENTS:
             raise InvalidRequest("messages", f"have more than {MAX_DOCUMENTS} documents")
         request = replace(request, messages=[*map(self._open_documents, request.messages)])
-        files, fields, details, marks = list[bytes](), list[str](), list[object](), list[str]()
+        files, fields, asked, marks = list[bytes](), list[str](), list[Mapping[str, object]](), list[str]()
         messages = []
         secret = secrets.token_hex(8)
         for index, message in enumerate(request.messages):
             content = message.get("content") if isinstance(message, Mapping) else None
-            if not isinstance(content, list) or not any(map(_is_picture, content)):
+            if not isinstance(content, list) or not any(map(_is_shown, content)):
                 messages.append(message)
                 continue
             parts = []
             for place, part in enumerate(content):
-                if not _is_picture(part):
+                if not _is_shown(part):
                     parts.append(part)
                     continue
                 field = str(part.get("field") or f"messages[{index}].content[{place}]")
-                data = self._fetch(part.get("image"), field, is_picture=True)
+                data = self._fetch(part.get(part["type"]), field, is_shown=True)
                 if len(files) >= MAX_PICTURES:
-                    raise InvalidRequest("messages", f"have more than {MAX_PICTURES} pictures")
+                    raise InvalidRequest("messages", f"have more than {MAX_PICTURES} pictures and sounds")
                 marks.append(f"\uf8fe{secret}{len(marks)}\uf8fe")
                 files.append(data)
                 fields.append(field)
-                details.append(part.get("detail"))
+                asked.append(part)
                 parts.append({"type": "text", "text": marks[-1]})
             messages.append({**message, "content": parts})
-        pictures = self._decode(files, fields, details) if files else []
+        pictures = self._decode(files, fields, asked) if files else []
         return replace(request, messages=messages), Shown(pictures, marks)
 
-    def _fetch(self, data: object, field: str, *, is_picture: bool) -> bytes:
-        if is_picture and self._spec is None:
+    def _fetch(self, data: object, field: str, *, is_shown: bool) -> bytes:
+        """The bytes of what is shown to the model, or of a document. Raises InvalidRequest where it takes none."""
+        hears = isinstance(data, bytes) and is_sound(data)
+        if is_shown and not hears and self._spec is None:
             raise InvalidRequest(field, f"is a picture, and this model reads text only: {self._blind}")
+        if is_shown and hears and self._ear is None:
+            raise InvalidRequest(field, f"is a sound, and this model does not hear: {self._deaf}")
         if isinstance(data, Address):
             return fetch(data, self._origins, field)
         if not isinstance(data, bytes):
-            raise InvalidRequest(field, "must have the bytes of a picture as its image")
+            raise InvalidRequest(field, "must have the bytes of a picture as its image, or of a sound as its audio")
         return data
 
     def _open_documents(self, message: Message) -> Message:
@@ -255,14 +297,14 @@ class Sight:
                 parts.append(part)
                 continue
             field, title = str(part.get("field")), str(part.get("title"))
-            pages = self._documents.read(self._fetch(part.get("document"), field, is_picture=False), field)
+            pages = self._documents.read(self._fetch(part.get("document"), field, is_shown=False), field)
             parts += [{"type": "text", "text": f"{title}\n\n"}] if title else []
             for page in pages:
                 shown = (
                     {"type": "text", "text": f"{page}\n\n"} if isinstance(page, str) else make_part(page, field=field)
                 )
                 parts.append(shown)
-        if any(map(_is_picture, parts)):
+        if any(map(_is_shown, parts)):
             return {**message, "content": parts}
         return {**message, "content": "".join(str(one["text"]) for one in parts if isinstance(one, Mapping))}
 
@@ -274,25 +316,45 @@ class Sight:
                 request.pictures_field, f"has {len(request.pictures)} pictures for {len(pieces) - 1} places {MEDIA}"
             )
         fields = [f"{request.pictures_field}[{index}]" for index in range(len(request.pictures))]
-        files = [self._fetch(one, field, is_picture=True) for one, field in zip(request.pictures, fields, strict=True)]
+        files = [self._fetch(one, field, is_shown=True) for one, field in zip(request.pictures, fields, strict=True)]
         marks = [f"\uf8fe{secrets.token_hex(8)}{index}\uf8fe" for index in range(len(files))]
         text = "".join(part for pair in zip(pieces, [*marks, ""], strict=True) for part in pair)
-        return text, Shown(self._decode(files, fields, [None] * len(files)), marks)
+        return text, Shown(self._decode(files, fields, [{}] * len(files)), marks)
 
-    def _decode(self, files: Sequence[bytes], fields: Sequence[str], details: Sequence[object]) -> list[Spelt]:
+    def _decode(
+        self, files: Sequence[bytes], fields: Sequence[str], asked: Sequence[Mapping[str, object]]
+    ) -> list[Spelt]:
+        """What the model is shown of pictures and sounds, of each in the words that are for it."""
+        heard = [place for place, data in enumerate(files) if is_sound(data)]
+        sounds = self._hear([files[place] for place in heard], [fields[place] for place in heard]) if heard else []
+        pictures = {place: self._spell(one, asked[place]) for place, one in zip(heard, sounds, strict=True)}
         spec = self._spec
-        assert spec is not None
-        pictures: dict[int, Spelt] = {}
         for low in (False, True):
-            chosen = [place for place, detail in enumerate(details) if (detail == "low") is low]
+            lows = [part.get("detail") == "low" for part in asked]
+            chosen = [place for place in range(len(files)) if place not in heard and lows[place] is low]
+            if not chosen or spec is None:
+                continue
             tokens = min(self._most_tokens, LOW_TOKENS) if low else self._most_tokens
             own = [files[place] for place in chosen], [fields[place] for place in chosen]
-            made = self._decoder.decode(*own, spec.choose_rule(tokens)) if chosen else []
+            made = self._decoder.decode(*own, spec.choose_rule(tokens))
             for place, one in zip(chosen, made, strict=True):
                 seen = [Picture(tile, spec.find_grid(tile), self._read_fingerprint()) for tile in one.tiles]
                 words = spec.words.spell(one.grid, len(seen), seen[-1].grid[0])
                 pictures[place] = Spelt(words, [part for picture in seen for part in self._part(picture)])
         return [pictures[place] for place in range(len(files))]
+
+    def _hear(self, files: Sequence[bytes], fields: Sequence[str]) -> list[Prepared]:
+        if self._ear is None:
+            raise InvalidRequest(fields[0], f"is a sound, and this model does not hear: {self._deaf}")
+        return self._decoder.decode(files, fields, self._ear.rule)
+
+    def _spell(self, sound: Prepared, part: Mapping[str, object]) -> Spelt:
+        """The pieces of a sound, or the one that is asked for."""
+        ear, piece = self._ear, part.get("piece")
+        assert ear is not None
+        tiles = sound.tiles if not isinstance(piece, int) else sound.tiles[piece : piece + 1]
+        heard = [Picture(tile, (ear.count_rows(tile), 1), self._read_fingerprint()) for tile in tiles]
+        return Spelt(ear.words.spell((1, 1), 1, 1) * len(heard), [Part(one) for one in heard])
 
     def _part(self, picture: Picture) -> list[Part]:
         lines, columns = picture.grid
@@ -304,13 +366,14 @@ class Sight:
         """The prompt with as many tokens for each picture as it has rows, and where they stand."""
         if not pictures:
             return token_ids, None
-        if token_ids.count(self._place_id or 0) != len(pictures):
+        ids = self._place_ids
+        if [one for one in token_ids if one in ids] != [ids[part.picture.is_sound] for part in pictures]:
             raise InvalidRequest(
-                "messages", f"become a prompt with {self._word} besides its pictures, which cannot be told apart"
+                "messages", "become a prompt with places besides those of its pictures, which cannot be told apart"
             )
         placed, spread, waiting = list[Placed](), list[int](), iter(pictures)
         for token_id in token_ids:
-            if token_id != self._place_id:
+            if token_id not in ids:
                 spread.append(token_id)
                 continue
             part = next(waiting)

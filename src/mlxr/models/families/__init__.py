@@ -6,7 +6,7 @@ A family's file says what its folders' `config.json` states in GGUF's words (`st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
@@ -16,6 +16,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models.family import Family, Folder
 from mlxr.models.fields import NO_ORIGINS, Fields, Origin
 from mlxr.models.folders.config import NO_TENSORS, FolderConfig, Statement, TensorLayout
+from mlxr.models.hearing import EarFamily, EarSpec, list_projectors
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 from mlxr.models.tower import TowerFamily, TowerSpec
@@ -26,6 +27,9 @@ FOLDERS: tuple[tuple[Family, Folder], ...] = tuple((family, one) for family in F
 _BY_NAME = {family.name: family for family in FAMILIES}
 _SEEING = [file for file in _FILES if hasattr(file, "TOWERS")]  # that say by which towers their families see
 _TOWERS: dict[str, TowerFamily] = {tower.projector: tower for file in _SEEING for tower in file.TOWERS}
+_HEARING = [file for file in _FILES if hasattr(file, "EARS")]
+_EARS: tuple[EarFamily, ...] = tuple(ear for file in _HEARING for ear in file.EARS)
+_HEARS_BY = {family.name: file.EARS for file in _HEARING for family in file.FAMILIES}
 _SEES_BY = {family.name: [tower.projector for tower in file.TOWERS] for file in _SEEING for family in file.FAMILIES}
 
 _BY_DIFFUSION = ("dream", "llada", "rnd1", "diffusion")
@@ -189,3 +193,53 @@ def read_folder_tower(
 
 def _list_towers() -> str:
     return ", ".join(_TOWERS)
+
+
+Found = tuple[EarFamily, EarSpec]
+
+
+def read_gguf_ear(
+    metadata: Mapping[str, object], tensors: Mapping[str, TensorSource], model: Model
+) -> tuple[Found | None, str]:
+    """The ear for `model` that an `mmproj` file has, or why there is none that fits."""
+    fields = Fields(metadata)
+    kind = fields.get("clip.audio.projector_type")
+    if kind is None:
+        return None, "the file of its tower has no ear (clip.audio.projector_type)"
+    found = next((ear for ear in _EARS if ear.projector == kind), None)
+    if found is None:
+        return (
+            None,
+            f"clip.audio.projector_type is {str(kind)[:80]!r}, which does not run yet; those that do: {_list_ears()}",
+        )
+    return _fit_ear(found, lambda: found.read_gguf(fields, tensors), model)
+
+
+def read_folder_ear(config: Mapping[str, object], model: Model) -> tuple[Found | None, str]:
+    """The ear for `model` that a folder has by its `config.json`, or why there is none that fits."""
+    whole = Fields(config)
+    try:
+        ear, kind = whole.mapping("audio_config"), whole.text("model_type", default="")
+    except ModelError as error:
+        return None, str(error)
+    if ear is None:
+        return None, "config.json has no audio_config"
+    found = next((one for one in _EARS if kind in one.model_types), None)
+    if found is None:
+        return None, f"model_type is {kind[:80]!r}, whose ear does not run yet; those that do: {_list_ears()}"
+    return _fit_ear(found, lambda: found.read_folder(whole, ear), model)
+
+
+def _fit_ear(family: EarFamily, read: Callable[[], EarSpec], model: Model) -> tuple[Found | None, str]:
+    try:
+        spec = read()
+        if family not in _HEARS_BY.get(model.architecture, ()):
+            raise ModelError(f"the ear is one of {family.projector}, by which {model.architecture} models do not hear")
+        spec.fit(model)
+    except ModelError as error:
+        return None, str(error)
+    return (family, spec), ""
+
+
+def _list_ears() -> str:
+    return list_projectors(_EARS)

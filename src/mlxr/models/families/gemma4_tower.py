@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mlxr.kernels.sources import Decoded, pick_rows, round_float
 from mlxr.kernels.tensor import TensorSource, read_numbers
 from mlxr.models.fields import Fields
@@ -34,6 +36,7 @@ from mlxr.models.tower import (
 )
 
 _EPS, _THETA, _BUDGETS = round_float(1e-6), 100.0, (70, 140, 280, 560, 1120)
+_PLAIN_EPS = round_float(1e-5)
 _WORDS = Words("<|image>", "<|image|>", "<image|>")
 _BLOCK = {
     "input_layernorm": "attn_norm",
@@ -188,3 +191,105 @@ def _finish(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, Tensor
 def make_tower(name: str) -> TowerFamily:
     """The tower of Gemma 4, which `name` is the folder's type of."""
     return TowerFamily(f"{name}v", (name,), _read_gguf, _read_folder, _name_gguf, _name_folder)
+
+
+def _make_plain(hidden: int, patch: int, side: int, columns: int, eps: float) -> TowerSpec:
+    """The tower of 12B, whose patches are as large as one row."""
+    return TowerSpec(
+        hidden=hidden,
+        layers=0,
+        heads=1,
+        features=1,
+        patch=patch,
+        merge=1,
+        side=min(side, _BUDGETS[-1]),
+        columns=columns,
+        words=_WORDS,
+        first=(NormRows("patch_norm", CHANNELS * patch**2, _PLAIN_EPS),),
+        begin=(NormRows("hidden_norm", hidden, _PLAIN_EPS),),
+        end=(
+            NormRows("place_norm", hidden, _PLAIN_EPS),
+            NormRows("", hidden, eps, "rms"),
+            Multiply("project", columns, hidden, bias=False),
+        ),
+        eps=eps,
+        positions="axes",
+        mean=(0.0,) * CHANNELS,
+        deviation=(1.0,) * CHANNELS,
+        budgets=_BUDGETS,
+    )
+
+
+def _read_plain_gguf(fields: Fields, tensors: Mapping[str, TensorSource]) -> TowerSpec:
+    patch, merge = fields.integer(V + "patch_size", 1, MAX_PATCH), fields.integer(V + "projector.scale_factor", 1, 4, 3)
+    if patch * merge > MAX_PATCH:
+        fields.refuse(V + "patch_size", f"at most {MAX_PATCH // merge}")
+    positions = tensors.get("v.position_embd.weight")
+    side = 0 if positions is None or len(positions.shape) != 3 else positions.shape[1]
+    columns = fields.integer(V + "projection_dim", 1, MAX_WIDTH)
+    hidden = fields.integer(V + "embedding_length", 4, MAX_WIDTH)
+    return _make_plain(hidden, patch * merge, side, columns, _EPS)
+
+
+def _read_plain_folder(whole: Fields, tower: Fields, _: Fields) -> TowerSpec:
+    merge = tower.integer("pooling_kernel_size", 1, 4, default=3)
+    patch = tower.integer("patch_size", 1, MAX_PATCH // merge, default=16) * merge
+    side = tower.integer("mm_posemb_size", 1, 1 << 20, default=_BUDGETS[-1])
+    hidden = tower.integer("mm_embed_dim", 4, MAX_WIDTH, default=3840)
+    columns = (whole.mapping("text_config") or Fields({})).integer("hidden_size", 1, MAX_WIDTH)
+    return _make_plain(hidden, patch, side, columns, round_float(tower.number("rms_norm_eps", 1e-12, 1e-2, 1e-6)))
+
+
+_PLAIN_ENDS = {
+    "patch_dense": "patch_embd",
+    "patch_ln1": "patch_norm",
+    "patch_ln2": "hidden_norm",
+    "pos_norm": "place_norm",
+    "pos_embedding": "position_embd.weight",
+    "multimodal_embedder.embedding_projection": "project",
+    "embedding_projection": "project",
+}
+_PLAIN_NAMES = TowerNames(
+    ("model.embed_vision.", "embed_vision.", "model.vision_embedder.", "vision_embedder."), "layers.", {}, _PLAIN_ENDS
+)
+_PLAIN_GGUF_NAMES = TowerNames(
+    ("",),
+    "v.blk.",
+    {},
+    {
+        "v.patch_embd": "patch_embd",
+        "v.position_embd": "position_embd",
+        "v.patch_norm.1": "patch_norm",
+        "v.patch_norm.2": "hidden_norm",
+        "v.patch_norm.3": "place_norm",
+        "mm.input_projection": "project",
+    },
+)
+
+
+def _name_plain_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors, with colours before the pixels of each, and positions of columns before those of rows."""
+    named, numbers = _PLAIN_NAMES.rename(tensors), CHANNELS * spec.patch**2
+    order = np.arange(numbers).reshape(spec.patch, spec.patch, CHANNELS).transpose(2, 0, 1).reshape(-1)
+    for name in ("patch_embd.weight", "patch_norm.weight", "patch_norm.bias"):
+        tensor = named.get(name)
+        if tensor is not None and tensor.shape[-1] == numbers:
+            named[name] = Decoded(name, np.ascontiguousarray(read_numbers(tensor)[..., order]))
+    positions = named.get("position_embd.weight")
+    if positions is not None and len(positions.shape) == 3:
+        table = np.ascontiguousarray(read_numbers(positions).transpose(1, 0, 2))
+        named["position_embd.weight"] = Decoded("position_embd.weight", table)
+    return _finish(spec, named)
+
+
+def _name_plain_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    named = _PLAIN_GGUF_NAMES.rename(tensors)
+    whole = named.get("patch_embd.weight")
+    if whole is not None and len(whole.shape) > 2:
+        named["patch_embd.weight"] = Decoded("patch_embd.weight", read_numbers(whole).reshape(whole.shape[0], -1))
+    return _finish(spec, named)
+
+
+PLAIN = TowerFamily(
+    "gemma4uv", ("gemma4_unified",), _read_plain_gguf, _read_plain_folder, _name_plain_gguf, _name_plain_folder
+)

@@ -131,7 +131,8 @@ _TEXT_PREFIXES = {
     "model.text_model.": "model.",
     "backbone.": "model.",
 }
-_OTHER_PARTS = "vision_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio"
+_OTHER_PARTS = "vision_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|vision_embedder"
+_OTHER_PARTS += "|audio_tower|embed_audio"
 _NOT_TEXT = re.compile(
     rf"(model\.)?({_OTHER_PARTS})\..+"
     r"|(bert\.|roberta\.)?embeddings\.position_ids|cls\.(predictions|seq_relationship)\..+"  # of masked words

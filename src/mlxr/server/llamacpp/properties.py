@@ -230,7 +230,7 @@ async def show_properties(request: Request) -> Response:
             "total_slots": await _count_slots(parts_of(request).settings),
             "model_alias": record.short_name,
             "model_path": str(record.path),
-            "modalities": {"vision": "vision" in lease.session.capabilities, "audio": False},
+            "modalities": {kind: kind in lease.session.capabilities for kind in ("vision", "audio")},
             "media_marker": MEDIA,
             **_describe_tokenizer(lease),
             "build_info": f"mlxr-{mlxr.__version__}",

@@ -64,10 +64,10 @@ from mlxr.server.routes import (
     reply_json,
 )
 from mlxr.service.requests import ChatRequest, Ending, Message, is_unfinished
-from mlxr.service.sight import DETAILS, make_document, make_part, read_url
+from mlxr.service.sight import DETAILS, make_document, make_part, make_sound, read_base64, read_url
 from mlxr.service.streams import AnswerFold, Change, ReplyFold
 
-FILES = ("image_url", "file")  # parts that are none of text
+FILES = ("image_url", "input_audio", "file")  # parts that are none of text
 PART_KEYS = {
     **{kind: kind for kind in FILES},
     "text": "text",
@@ -97,6 +97,13 @@ class ImageUrl(RequestModel):
     detail: Literal[DETAILS] | None = None  # type: ignore[valid-type]
 
 
+class AudioData(RequestModel):
+    """A sound in base64; its kind is told by its own first bytes."""
+
+    data: Text
+    format: str | None = None
+
+
 class FileData(RequestModel):
     """A PDF, or a text in UTF-8, as a data: URL."""
 
@@ -106,10 +113,11 @@ class FileData(RequestModel):
 
 
 class ContentPart(RequestModel):
-    """A piece of text under the key that its type has, a picture or a document; audio is not supported."""
+    """A piece of text under the key that its type has, a picture, a sound or a document."""
 
-    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "image_url", "file"]
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "image_url", "input_audio", "file"]
     image_url: ImageUrl | str | None = None
+    input_audio: AudioData | None = None
     file: FileData | None = None
     text: str | None = None
     refusal: str | None = None
@@ -192,12 +200,15 @@ def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str
 
 
 def _show_files(content: Sequence[ContentPart], field: str) -> list[JsonObject]:
-    """Texts, pictures and documents in their order."""
+    """Texts, pictures, sounds and documents in their order."""
     parts: list[JsonObject] = []
     for index, part in enumerate(content):
         if part.file is not None and part.type == "file":
             place = f"{field}[{index}].file"
             parts.append(make_document(read_url(part.file.file_data, f"{place}.file_data"), part.file.filename, place))
+        elif part.type == "input_audio" and part.input_audio is not None:
+            place = f"{field}[{index}].input_audio.data"
+            parts.append(make_sound(read_base64(part.input_audio.data, place), place))
         elif part.type == "image_url":
             place = f"{field}[{index}].image_url"
             given = part.image_url if isinstance(part.image_url, ImageUrl) else ImageUrl(url=part.image_url or "")

@@ -285,7 +285,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class TextPart(RequestModel):
-    """A piece of text, given by the user or written by the model; audio is not supported."""
+    """A piece of text, given by the user or written by the model."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
