@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -193,6 +194,6 @@ def test_a_file_beside_a_model_has_the_same_ear(folders: Path, case: str, tmp_pa
         other.close()
     if case == "conformer":
         del named["a.blk.1.attn_k.weight"]
-        with take() as broken, pytest.raises(ModelError, match=r"blk\.1\.attn_k\.weight is missing"):
+        with closing(take()) as broken, pytest.raises(ModelError, match=r"blk\.1\.attn_k\.weight is missing"):
             broken.load_ear(model.ctx)
     eyes.close()

@@ -1,4 +1,5 @@
-"""Pictures as an encoder's input: patches, where they stand, and their batch. NumPy alone, as this takes little time.
+"""Pictures and sounds as an encoder's input: patches and frames, where they stand, and their batch. NumPy alone, as
+this takes little time.
 
 A grid is cut into squares of `merge` patches to each side, one after another, and each into its patches, as those of a
 square become one row in the end.
@@ -6,7 +7,8 @@ square become one row in the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +19,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.sources import Decoded
-from mlxr.kernels.tensor import FloatArray, IntArray
+from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, colours)
 Moved = TypeVar("Moved", FloatArray, IntArray)
@@ -230,3 +232,86 @@ def sum_slices(name: str, slices: Sequence[FloatArray]) -> Decoded:
     for part in slices[1:]:
         total = total + part
     return Decoded(name, np.ascontiguousarray(total.reshape(len(total), -1)))
+
+
+def cut_taps(x: FloatArray, bands: int, inputs: int, most: int) -> Iterator[FloatArray]:
+    """What a convolution 3 x 3 over every second frame and band sees of x (frames, bands * inputs), zeros around it.
+
+    Columns (rows, inputs * 9), a row for each band of a frame that is kept, for at most so many of these at a time.
+    """
+    kept, count = -(-bands // 2), -(-len(x) // 2)
+    padded = np.zeros((2 * count + 1, 2 * kept + 1, inputs), np.float32)
+    padded[1 : len(x) + 1, 1 : bands + 1] = x.reshape(len(x), bands, inputs)
+    for first in range(0, count, most):
+        rows = min(most, count - first)
+        taps = [
+            padded[2 * first + down : 2 * (first + rows) + down - 1 : 2, across : 2 * kept + across - 1 : 2]
+            for down in range(3)
+            for across in range(3)
+        ]
+        yield np.ascontiguousarray(np.stack(taps, axis=3)).reshape(rows * kept, inputs * 9)
+
+
+def join_rows(parts: Sequence[FloatArray]) -> FloatArray:
+    """Arrays of as many columns in one, one behind another."""
+    return np.concatenate(parts)
+
+
+def split_columns(x: FloatArray, count: int) -> list[FloatArray]:
+    """The columns of x in so many parts of the same width."""
+    return [np.ascontiguousarray(part) for part in np.split(x, count, axis=1)]
+
+
+def convolve_columns(x: FloatArray, taps: FloatArray) -> FloatArray:
+    """Each column of x (N, columns) with its own taps (columns, kernel), the last of which is that of the row itself."""
+    kernel = taps.shape[1]
+    padded = np.concatenate([np.zeros((kernel - 1, x.shape[1]), np.float32), x])
+    total: FloatArray = padded[: len(x)] * taps[:, 0]
+    for tap in range(1, kernel):  # one after another, so that the bits are the same everywhere
+        total += padded[tap : tap + len(x)] * taps[:, tap]
+    return total
+
+
+def make_waves(count: int, columns: int) -> FloatArray:
+    """Sines, then cosines, of the numbers from 0 on, (count, columns), in waves from 1 to 10000 radians long."""
+    half = columns // 2
+    step = math.log(10000.0) / max(half - 1, 1)
+    turns = np.array([math.exp(-step * place) for place in range(half)], np.float32).tolist()
+    rows = [[number * turn for turn in turns] for number in range(count)]
+    return np.array([[*map(math.sin, row), *map(math.cos, row)] for row in rows], np.float32)
+
+
+def widen_heads(
+    queries: FloatArray, keys: FloatArray, values: FloatArray, scores: Sequence[FloatArray]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Heads (N, heads, dim) with further numbers, by which a product of query and key also has the score of their
+    distance.
+
+    `scores` has for each head (N, window) those of keys 0, 1, 2, ... rows before a query. Each stands in a place of the
+    query where the key that is so far away has a one: its row's number, modulo as many places as there are. Values have
+    zeros there.
+    """
+    (count, heads, dim), window = queries.shape, scores[0].shape[1]
+    room = -(-window // 4) * 4
+    wide = np.zeros((3, count, heads, dim + room), np.float32)
+    for part, own in zip(wide, (queries, keys, values), strict=True):
+        part[:, :, :dim] = own
+    numbers = np.arange(count)
+    wide[1, numbers, :, dim + numbers % room] = 1
+    places = dim + (numbers[:, None] - np.arange(window)) % room
+    for head, own in enumerate(scores):
+        np.put_along_axis(wide[0, :, head], places, own, axis=1)
+    return wide[0], wide[1], wide[2]
+
+
+def fill_pool(pool: PoolArray, rows: FloatArray) -> None:
+    """Write rows (N, heads, dim) of f32 into the pages of a pool (pages, heads, page_size, dim), from the first on."""
+    pages, heads, page_size, dim = pool.shape
+    filled = np.zeros((pages * page_size, heads, dim), np.float32)
+    filled[: len(rows)] = rows
+    pool[:] = filled.reshape(pages, page_size, heads, dim).transpose(0, 2, 1, 3)
+
+
+def narrow_heads(x: FloatArray, heads: int, dim: int) -> FloatArray:
+    """The first `dim` numbers of each head of x (N, heads * more), (N, heads * dim)."""
+    return np.ascontiguousarray(x.reshape(len(x), heads, -1)[:, :, :dim]).reshape(len(x), heads * dim)

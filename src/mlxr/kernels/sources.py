@@ -385,6 +385,11 @@ def pick_columns(tensor: TensorSource, columns: Sequence[int]) -> Reordered:
     return Reordered(tensor, np.array(columns, np.int32))
 
 
+def pick_numbers(tensor: TensorSource, places: Sequence[int]) -> Decoded:
+    """Return a small tensor decoded, whose number i of each row, or number i, is that at `places[i]` of another one."""
+    return Decoded(tensor.name, np.ascontiguousarray(tensor.to_float32()[..., np.array(places, np.int32)]))
+
+
 def add_one(tensor: TensorSource) -> Decoded:
     """Return a small tensor with 1 added to each number."""
     return Decoded(tensor.name, tensor.to_float32() + np.float32(1.0))

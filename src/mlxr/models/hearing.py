@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -56,7 +54,7 @@ class EarSpec:
         return (*self.begin, *self.layers, *self.end)
 
     def tensors(self) -> Tensors:
-        """List the tensors."""
+        """List the tensors of all steps."""
         for step in self.steps:
             yield from step.tensors()
 
@@ -92,11 +90,10 @@ class Ear:
         It may be stopped after each step, as a tower after each layer. The bits are the same whatever is done
         meanwhile, and on any number of threads.
         """
-        x: FloatArray = np.ascontiguousarray(frames)
         for step in self._steps:
-            x = step(self.ctx, x)
+            frames = step(self.ctx, frames)
             yield
-        return x
+        return frames
 
 
 def list_projectors(families: Sequence[EarFamily]) -> str:

@@ -16,9 +16,8 @@ from mlxr.kernels.rope_and_write_kv import Projected
 from mlxr.models import limits
 from mlxr.models.components import Attention, DenseAndExperts, Experts, Layer, LayerInputs, Norms, Rope
 from mlxr.models.families.gemma import NORM_NAMES
-from mlxr.models.families.gemma4_ear import CONFORMER
-from mlxr.models.families.gemma4_ear import PLAIN as PLAIN_EAR
-from mlxr.models.families.gemma4_tower import PLAIN, make_tower
+from mlxr.models.families.gemma4_ear import make_ears
+from mlxr.models.families.gemma4_tower import make_plain_tower, make_tower
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_expert_width, state_experts
@@ -181,8 +180,8 @@ def _read_inputs(m: Metadata) -> LayerInputs | None:
     return LayerInputs(features, m.activation("gelu_tanh"), table_scale=features**0.5, scale=0.5**0.5, eps=eps)
 
 
-TOWERS = make_tower("gemma4"), PLAIN
-EARS = CONFORMER, PLAIN_EAR
+TOWERS = make_tower("gemma4"), make_plain_tower("gemma4")
+EARS = make_ears("gemma4")
 _LAYOUT = TensorLayout(NORM_NAMES)
 _UNIFIED = {_INPUTS: 0, "sliding_window": 1024, "use_bidirectional_attention": "vision"}  # what 12B need not state
 FAMILIES = (

@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import allocate_pools, attend
@@ -24,8 +22,18 @@ from mlxr.kernels.elementwise import add, gate_heads, scale
 from mlxr.kernels.layers.operators import NormWeight
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import LinearWeight, linear
-from mlxr.kernels.patches import batch_parts
-from mlxr.kernels.sources import Decoded, round_float
+from mlxr.kernels.patches import (
+    batch_parts,
+    convolve_columns,
+    cut_taps,
+    fill_pool,
+    join_rows,
+    make_waves,
+    narrow_heads,
+    split_columns,
+    widen_heads,
+)
+from mlxr.kernels.sources import Decoded, make_vector, round_float
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
 from mlxr.models.components.weights import LayerWeights, Tensors, list_product
 from mlxr.models.fields import Fields
@@ -63,21 +71,11 @@ class Halve:
         return lambda ctx, x: self._run(ctx, x, weight, after)
 
     def _run(self, ctx: Context, x: Rows, weight: LinearWeight, after: NormWeight) -> Rows:
-        bands, count = -(-self.bands // 2), -(-len(x) // 2)
-        padded = np.zeros((2 * count + 1, 2 * bands + 1, self.inputs), np.float32)
-        padded[1 : len(x) + 1, 1 : self.bands + 1] = x.reshape(len(x), self.bands, self.inputs)
-        made = np.empty((count, bands * self.outputs), np.float32)
-        for first in range(0, count, _BLOCK):  # so that little memory is taken
-            rows = min(_BLOCK, count - first)
-            taps = [
-                padded[2 * first + down : 2 * (first + rows) + down - 1 : 2, across : 2 * bands + across - 1 : 2]
-                for down in range(3)
-                for across in range(3)
-            ]
-            columns = np.ascontiguousarray(np.stack(taps, axis=3)).reshape(rows * bands, self.inputs * 9)
+        bands, parts = -(-self.bands // 2), list[Rows]()
+        for columns in cut_taps(x, self.bands, self.inputs, _BLOCK):  # so that little memory is taken
             normed, _ = norm(ctx, linear(ctx, columns, weight), after)
-            made[first : first + rows] = activate(ctx, normed, "relu", gated=False).reshape(rows, -1)
-        return made
+            parts.append(activate(ctx, normed, "relu", gated=False).reshape(len(columns) // bands, -1))
+        return join_rows(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +136,8 @@ class NearAttention:
         dim = self.columns // self.heads
         before, after = (_load_norm(w, f"{self.name}_{place}") for place in ("norm", "post_norm"))
         q, k, v, output = (bound_product(w, f"{self.name}_{part}") for part in ("q", "k", "v", "output"))
-        factors = w.vector(f"{self.name}_scale.weight") * np.float32(dim**-0.5 / math.log(2))
-        key_factor = np.float32(math.log(1 + math.e) / math.log(2))
+        factors = w.vector(f"{self.name}_scale.weight") * (dim**-0.5 / math.log(2))
+        key_factor = math.log(1 + math.e) / math.log(2)
         distances = self._load_distances(w)
 
         def run(ctx: Context, x: Rows) -> Rows:
@@ -153,48 +151,24 @@ class NearAttention:
 
     def _load_distances(self, w: LayerWeights) -> list[LinearWeight]:
         """For each head a weight whose row d gives what a query's score has for keys d rows before it."""
-        half, dim = self.columns // 2, self.columns // self.heads
-        step = math.log(10000.0) / max(half - 1, 1)
-        turns = [[away * float(np.float32(math.exp(-step * at))) for at in range(half)] for away in range(self.window)]
-        waves = [[*map(math.sin, row), *map(math.cos, row)] for row in turns]
-        made = linear(w.ctx, np.array(waves, np.float32), w.exact_product(f"{self.name}_distance"))
-        name = f"{self.name}_distance.weight"
-        parts = [np.ascontiguousarray(made[:, head * dim : (head + 1) * dim]) for head in range(self.heads)]
-        return [w.prepare([Decoded(name, part)], name) for part in parts]
+        name = f"{self.name}_distance"
+        made = linear(w.ctx, make_waves(self.window, self.columns), w.exact_product(name))
+        return [w.prepare([Decoded(name, part)], name) for part in split_columns(made, self.heads)]
 
     def _attend(
         self, ctx: Context, queries: FloatArray, keys: FloatArray, values: FloatArray, distances: list[LinearWeight]
     ) -> Rows:
-        """Ordinary attention, for which queries have further numbers: their scores of distances, each in the place of
-        the key that is so far away, where keys have a one. A place is a key's number modulo as many as there are."""
+        """Ordinary attention, for which queries and keys have further numbers that make the scores of distances."""
         count, heads, dim = queries.shape
-        room = -(-self.window // 4) * 4
-        wide = np.zeros((3, count, heads, dim + room), np.float32)
-        for part, own in zip(wide, (queries, keys, values), strict=True):
-            part[:, :, :dim] = own
-        numbers = np.arange(count)
-        wide[1, numbers, :, dim + numbers % room] = 1
-        places = dim + (numbers[:, None] - np.arange(self.window)) % room
-        for head, weight in enumerate(distances):
-            scores = linear(ctx, np.ascontiguousarray(queries[:, head]), weight)
-            np.put_along_axis(wide[0, :, head], places, scores, axis=1)
-        pages = -(-count // _PAGE)
-        pools = allocate_pools(ctx, pages, heads, _PAGE, dim + room, "f32")
-        for pool, part in zip(pools, wide[1:], strict=True):
-            filled = np.zeros((pages * _PAGE, heads, dim + room), np.float32)
-            filled[:count] = part
-            pool[:] = filled.reshape(pages, _PAGE, heads, dim + room).transpose(0, 2, 1, 3)
-        made = attend(
-            ctx,
-            wide[0],
-            *pools,
-            batch_parts([count], _PAGE),
-            scale=1.0,
-            sliding_window=self.window,
-            softcap=self.cap,
-        )
-        kept = made.reshape(count, heads, dim + room)[:, :, :dim]
-        return np.ascontiguousarray(kept).reshape(count, heads * dim)
+        parts = split_columns(queries.reshape(count, heads * dim), heads)
+        scores = [linear(ctx, part, weight) for part, weight in zip(parts, distances, strict=True)]
+        wide, *kept = widen_heads(queries, keys, values, scores)
+        pools = allocate_pools(ctx, -(-count // _PAGE), heads, _PAGE, wide.shape[2], "f32")
+        for pool, part in zip(pools, kept, strict=True):
+            fill_pool(pool, part)
+        batch = batch_parts([count], _PAGE)
+        made = attend(ctx, wide, *pools, batch, scale=1.0, sliding_window=self.window, softcap=self.cap)
+        return narrow_heads(made, heads, dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +191,11 @@ class Convolve:
         """Return the step with its weights."""
         before, after = (_load_norm(w, f"{self.name}_{place}") for place in ("norm", "post_norm"))
         start, end = (bound_product(w, f"{self.name}_{part}") for part in ("start", "end"))
-        taps = np.ascontiguousarray(w.numbers(f"{self.name}_taps.weight").T)
+        taps = w.numbers(f"{self.name}_taps.weight")
 
         def run(ctx: Context, x: Rows) -> Rows:
             both = start(ctx, norm(ctx, x, before)[0])
-            halves = (np.ascontiguousarray(half) for half in np.split(both, 2, axis=1))
-            padded = np.concatenate([np.zeros((self.kernel - 1, self.columns), np.float32), gate_heads(ctx, *halves)])
-            total = padded[: len(x)] * taps[0]
-            for tap in range(1, self.kernel):  # one after another, so that the bits are the same everywhere
-                total += padded[tap : tap + len(x)] * taps[tap]
+            total = convolve_columns(gate_heads(ctx, *split_columns(both, 2)), taps)
             made = activate(ctx, norm(ctx, total, after)[0], "silu", gated=False)
             return add(ctx, x, end(ctx, made))
 
@@ -432,9 +402,9 @@ def _name_folder(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]
     named = _NAMES.rename(tensors)
     for name in [one for one in named if _SCALE.fullmatch(one)]:
         stated = read_numbers(named.pop(name)).reshape(-1).tolist()
-        factors = np.array([math.log1p(math.exp(-abs(one))) + max(one, 0.0) for one in stated], np.float32)
+        factors = [math.log1p(math.exp(-abs(one))) + max(one, 0.0) for one in stated]
         whole = f"{name.removesuffix('.per_dim_scale')}_scale.weight"
-        named[whole] = Decoded(whole, factors)
+        named[whole] = make_vector(whole, factors)
     return dict(_flatten(named))
 
 
@@ -476,5 +446,10 @@ def _read_plain_folder(whole: Fields, ear: Fields) -> EarSpec:
     return _make_plain(ear.integer("audio_embed_dim", 1, MAX_WIDTH, default=640), columns, eps)
 
 
-CONFORMER = EarFamily("gemma4a", ("gemma4",), _read_gguf, _read_folder, _name_gguf, _name_folder)
-PLAIN = EarFamily("gemma4ua", ("gemma4_unified",), _read_plain_gguf, _read_plain_folder, _name_gguf, _name_folder)
+def make_ears(name: str) -> tuple[EarFamily, EarFamily]:
+    """The two kinds, where `name` is the type of the folders that have the first."""
+    plain = f"{name}ua", (f"{name}_unified",)
+    return (
+        EarFamily(f"{name}a", (name,), _read_gguf, _read_folder, _name_gguf, _name_folder),
+        EarFamily(*plain, _read_plain_gguf, _read_plain_folder, _name_gguf, _name_folder),
+    )

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from mlxr.kernels.sources import Decoded, pick_rows, round_float
+from mlxr.kernels.sources import Decoded, pick_numbers, pick_rows, round_float
 from mlxr.kernels.tensor import TensorSource, read_numbers
 from mlxr.models.fields import Fields
 from mlxr.models.limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
@@ -270,14 +268,14 @@ _PLAIN_GGUF_NAMES = TowerNames(
 def _name_plain_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     """The tensors, with colours before the pixels of each, and positions of columns before those of rows."""
     named, numbers = _PLAIN_NAMES.rename(tensors), CHANNELS * spec.patch**2
-    order = np.arange(numbers).reshape(spec.patch, spec.patch, CHANNELS).transpose(2, 0, 1).reshape(-1)
+    order = [CHANNELS * pixel + colour for colour in range(CHANNELS) for pixel in range(spec.patch**2)]
     for name in ("patch_embd.weight", "patch_norm.weight", "patch_norm.bias"):
         tensor = named.get(name)
         if tensor is not None and tensor.shape[-1] == numbers:
-            named[name] = Decoded(name, np.ascontiguousarray(read_numbers(tensor)[..., order]))
+            named[name] = pick_numbers(tensor, order)
     positions = named.get("position_embd.weight")
     if positions is not None and len(positions.shape) == 3:
-        table = np.ascontiguousarray(read_numbers(positions).transpose(1, 0, 2))
+        table = read_numbers(positions).transpose(1, 0, 2)
         named["position_embd.weight"] = Decoded("position_embd.weight", table)
     return _finish(spec, named)
 
@@ -290,6 +288,7 @@ def _name_plain_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> di
     return _finish(spec, named)
 
 
-PLAIN = TowerFamily(
-    "gemma4uv", ("gemma4_unified",), _read_plain_gguf, _read_plain_folder, _name_plain_gguf, _name_plain_folder
-)
+def make_plain_tower(name: str) -> TowerFamily:
+    """The tower of Gemma 4 12B, where `name` is the folder's type of the others."""
+    named = f"{name}uv", (f"{name}_unified",)
+    return TowerFamily(*named, _read_plain_gguf, _read_plain_folder, _name_plain_gguf, _name_plain_folder)
