@@ -1,0 +1,181 @@
+"""How long a picture takes to encode, in turns with llama.cpp's libmtmd: SigLIP-so400m and the tower of Qwen3-VL.
+
+    MTMD_CPP_LIB=FOLDER python bench/towers.py [--threads 2] [--rounds 3] [--type f16] [--json FILE]   # idle machine
+
+The towers have random weights and the sizes of the real ones: Gemma 3's at 896 x 896, Qwen3-VL's at 1,024 x 1,024
+pixels, which none of the two resizes. MTMD_CPP_LIB is the folder of libmtmd where llama-cpp-python was built without
+it. Each round encodes the picture once with each; rows are compared. Exit code 1 unless mlxr takes at most half the
+time, by the median, of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / name) for name in ("models", "shared", "peers")]
+
+from llama_losses import open_llama  # noqa: E402 -- needs the path above
+from mtmd_rows import MARK, Eyes  # noqa: E402
+from vision_models import draw_picture, read_golden, write_chat_folder  # noqa: E402
+
+from mlxr.cli.main import main as run_command  # noqa: E402
+from mlxr.formats import TensorToWrite, open_gguf, write_gguf  # noqa: E402
+from mlxr.kernels.context import Context  # noqa: E402
+from mlxr.model_files.tower import find_tower  # noqa: E402
+from mlxr.models.families import model_from_gguf  # noqa: E402
+
+HIDDEN, FEATURES, LAYERS, HEADS, LEAST_GAIN = 1152, 4304, 27, 16, 2.0
+CASES = {"gemma3": (896, 14), "qwen3vl": (1024, 16)}  # pixels of a side, and of a patch
+
+
+def write_tower(path: Path, case: str, type_name: str) -> Path:
+    """A random tower of the real one's sizes, whose rows fit the tiny text of the tests."""
+    side, patch = CASES[case]
+    columns = read_golden(case).config["text_config"]["hidden_size"]
+    taps = len(read_golden(case).config["vision_config"].get("deepstack_visual_indexes", ()))
+    random = np.random.RandomState(7)
+    shapes: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (HIDDEN, 3, patch, patch),
+        "v.patch_embd.bias": (HIDDEN,),
+    }
+    shapes |= {f"v.post_ln.{end}": (HIDDEN,) for end in ("weight", "bias")}
+    for index in range(LAYERS):
+        shapes |= dict(_list_layer(f"v.blk.{index}.", joins=case == "qwen3vl"))
+    metadata: dict[str, Any] = {
+        "general.architecture": "clip",
+        "clip.projector_type": {"gemma3": "gemma3", "qwen3vl": "qwen3vl_merger"}[case],
+        "clip.has_vision_encoder": True,
+        "clip.use_gelu": True,
+        "clip.vision.embedding_length": HIDDEN,
+        "clip.vision.block_count": LAYERS,
+        "clip.vision.attention.head_count": HEADS,
+        "clip.vision.feed_forward_length": FEATURES,
+        "clip.vision.patch_size": patch,
+        "clip.vision.image_size": side if case == "gemma3" else 48 * patch,
+        "clip.vision.projection_dim": columns,
+        "clip.vision.image_mean": [0.5] * 3,
+        "clip.vision.image_std": [0.5] * 3,
+        "clip.vision.attention.layer_norm_epsilon": 1e-6,
+    }
+    if case == "gemma3":
+        metadata["clip.vision.projector.scale_factor"] = 4
+        shapes |= {"v.position_embd.weight": ((side // patch) ** 2, HIDDEN), "mm.soft_emb_norm.weight": (HIDDEN,)}
+        shapes["mm.input_projection.weight"] = HIDDEN, columns
+    else:
+        deep = [8, 16, 24][:taps]
+        metadata["clip.vision.spatial_merge_size"] = 2
+        metadata["clip.vision.image_min_pixels"], metadata["clip.vision.image_max_pixels"] = 1 << 16, 1 << 24
+        metadata["clip.vision.is_deepstack_layers"] = [index in deep for index in range(LAYERS)]
+        shapes |= {"v.patch_embd.weight.1": shapes["v.patch_embd.weight"], "v.position_embd.weight": (48**2, HIDDEN)}
+        shapes |= dict(_list_merger("mm.0", "mm.2", columns))
+        for index in deep:
+            shapes |= dict(_list_merger(f"v.deepstack.{index}.fc1", f"v.deepstack.{index}.fc2", columns))
+            shapes |= {f"v.deepstack.{index}.norm.{end}": (4 * HIDDEN,) for end in ("weight", "bias")}
+    tensors = []
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape).astype(np.float32) * (
+            np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.1
+        )
+        is_large = len(shape) == 2 and "position" not in name
+        made = values + (name.endswith("weight") and len(shape) == 1)
+        tensors.append(
+            TensorToWrite.from_array(name, type_name if is_large else "f32", np.ascontiguousarray(made, np.float32))
+        )
+    write_gguf(path, metadata, tensors)
+    return path
+
+
+def _list_layer(prefix: str, *, joins: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    parts = [("attn_qkv", 3 * HIDDEN, HIDDEN)] if joins else [(f"attn_{part}", HIDDEN, HIDDEN) for part in "qkv"]
+    for name, rows, columns in (
+        *parts,
+        ("attn_out", HIDDEN, HIDDEN),
+        ("ffn_up", FEATURES, HIDDEN),
+        ("ffn_down", HIDDEN, FEATURES),
+    ):
+        yield f"{prefix}{name}.weight", (rows, columns)
+        yield f"{prefix}{name}.bias", (rows,)
+    for name in ("ln1", "ln2"):
+        yield f"{prefix}{name}.weight", (HIDDEN,)
+        yield f"{prefix}{name}.bias", (HIDDEN,)
+
+
+def _list_merger(first: str, second: str, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, rows, width in ((first, 4 * HIDDEN, 4 * HIDDEN), (second, columns, 4 * HIDDEN)):
+        yield f"{name}.weight", (rows, width)
+        yield f"{name}.bias", (rows,)
+
+
+def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of each round with both, and how far their rows are apart."""
+    text = write_chat_folder(folder / case, case)
+    model_path = folder / f"{case}.gguf"
+    assert run_command(["convert", str(text), str(model_path), "--type", "f32"]) == 0
+    mmproj = write_tower(folder / f"mmproj-{case}.gguf", case, given.type)
+    opened = open_gguf(model_path)
+    file, reason = find_tower(model_path, opened, model_from_gguf(opened.metadata, opened.tensors), mmproj)
+    assert file is not None, reason
+    tower = file.load(Context("cpu", threads=given.threads))
+    eyes = Eyes(mmproj, open_llama(model_path, 512, n_threads=given.threads), given.threads)
+    pixels = draw_picture(CASES[case][0], CASES[case][0])
+    chunks = eyes.split(MARK, [pixels])  # the chunk is good as long as this is open
+    chunk = next(one for one in chunks if eyes.is_picture(one))
+    seconds: dict[str, list[float]] = {"mlxr": [], "libmtmd": []}
+    for turn in range(given.rounds + 1):  # the first is not counted
+        start_s = time.perf_counter()
+        rows = _finish(tower.encode(pixels))
+        ours_s = time.perf_counter() - start_s
+        start_s = time.perf_counter()
+        theirs = eyes.encode(chunk)
+        if turn:
+            seconds["mlxr"].append(ours_s)
+            seconds["libmtmd"].append(time.perf_counter() - start_s)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    eyes.close()
+    return {
+        "seconds": seconds,
+        "gain": medians["libmtmd"] / medians["mlxr"],
+        "difference": float(np.abs(rows - theirs).max() / np.abs(theirs).max()),
+    }
+
+
+def _finish(encoding: Any) -> Any:
+    while True:
+        try:
+            next(encoding)
+        except StopIteration as done:
+            return done.value
+
+
+def main() -> int:
+    """Measure, print and tell whether the bounds hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--type", choices=["f16", "bf16", "q8_0"], default="f16", help="of the tower's weights")
+    parser.add_argument("--case", choices=sorted(CASES), action="append")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    figures = {}
+    with tempfile.TemporaryDirectory(prefix="mlxr-towers-") as name:
+        for case in given.case or CASES:
+            figures[case] = measure(Path(name), case, given)
+            print(case, json.dumps(figures[case]), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(figures, indent=1))
+    return int(min(one["gain"] for one in figures.values()) < LEAST_GAIN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
