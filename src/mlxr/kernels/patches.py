@@ -263,7 +263,7 @@ def split_columns(x: FloatArray, count: int) -> list[FloatArray]:
 
 
 def convolve_columns(x: FloatArray, taps: FloatArray) -> FloatArray:
-    """Each column of x (N, columns) with its own taps (columns, kernel), the last of which is that of the row itself."""
+    """Each column of x (N, columns) with its own taps (columns, kernel), of which the last is the row's own."""
     kernel = taps.shape[1]
     padded = np.concatenate([np.zeros((kernel - 1, x.shape[1]), np.float32), x])
     total: FloatArray = padded[: len(x)] * taps[:, 0]
