@@ -185,14 +185,19 @@ def test_single_tokens_read_their_pages(gpu: Context, name: str) -> None:
     gpu.ledger.reset()
     play(gpu, Scene(4, 4, 64, 16, (1, 1), (1, 1)))
     assert gpu.ledger.snapshot().copied_bytes == 0
-    assert filled > 0 or takes_panels(gpu, scene)  # the batch that filled the cache gathered its own pages
+    # the batch that filled the cache gathered its own pages
+    assert filled > 0 or takes_panels(gpu, scene) or gpu.gpu.has_squares
+
+
+def allow(ctx: Context) -> float:
+    """Of prompts: where they are attended in 16 bits, and where in f32."""
+    return NARROW if ctx.gpu.narrow or ctx.gpu.has_squares else EXACT
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_runs_of_queries(gpu: Context, name: str) -> None:
     scene = MIXED[name]
-    allowed = NARROW if gpu.gpu.narrow else EXACT
-    assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < allowed
+    assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < allow(gpu)
 
 
 @pytest.mark.parametrize("change", [{"softcap": 0.5}, {"softcap": None}, {"sunk": False}])
@@ -207,8 +212,7 @@ def test_capped_scores_of_long_prompts_are_made_a_few_queries_at_a_time(
 ) -> None:
     monkeypatch.setattr(attend_gpu, "MAX_SCORES", 4 * 256 * 7)
     for name in ("capped prefill", "capped chunk, window"):
-        allowed = NARROW if gpu.gpu.narrow else EXACT
-        assert relative_error(play(gpu, MIXED[name]), play(REFERENCE, MIXED[name])) < allowed
+        assert relative_error(play(gpu, MIXED[name]), play(REFERENCE, MIXED[name])) < allow(gpu)
 
 
 @pytest.mark.smoke

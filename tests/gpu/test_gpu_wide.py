@@ -75,6 +75,8 @@ def test_any_number_of_outputs(gpu: Context, rows: int) -> None:
 
 @pytest.mark.parametrize("plan", OTHERS)
 def test_every_plan_multiplies(gpu: Context, plan: WidePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    if gpu.gpu.is_apple and plan is OTHERS[4]:
+        pytest.skip("an Apple GPU has no registers for so many threads, and no model takes this plan")
     monkeypatch.setattr(float_products, "choose_wide_plan", lambda _tokens, _rows: plan)
     made, wanted = multiply(gpu, 37, 70, 1300, extras="norm bias")
     assert relative_error(made, wanted) < EXACT

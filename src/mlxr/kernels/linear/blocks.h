@@ -104,7 +104,7 @@ FUNCTION float float_of_e4m3(uint code) { return 256.0f * half_bits_to_float((co
 template <bool FACTOR> struct NvFp4 : MXFP4 {
   enum { BLOCK = 64, RUNS = 2 };
   static FUNCTION int first(int run) { return 32 * run; }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     uint raw[4];
     load_words(field<0, 32>(base, total, block) + 16 * run, raw);
     UNROLL
@@ -113,7 +113,7 @@ template <bool FACTOR> struct NvFp4 : MXFP4 {
       w[2 + i] = (raw[i] >> 4 & 0x0F0F0F0Fu) | (raw[2 + i] & 0xF0F0F0F0u);
     }
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int run, PRIVATE float *scale,
                               PRIVATE float *offset) {
     Bytes groups = field<32, 4>(base, total, block) + 2 * run;
     const float factor = FACTOR ? bits_to_float(load_u32(field<36, 4>(base, total, block))) : 1.0f;
@@ -142,12 +142,12 @@ struct F8_E4M3_128 : Listed {
       f[4 + i] = float_of_e4m3(w[4 + u] >> (8 * i));
     }
   }
-  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+  static FUNCTION void load(Bytes base, Offset total, Offset block, int run, PRIVATE uint *w) {
     Bytes from = field<0, 128>(base, total, block) + 32 * run;
     load_words(from, w);
     load_words(from + 16, w + 4);
   }
-  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+  static FUNCTION void scales(Bytes base, Offset total, Offset block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
     scale[0] = scale[1] = bits_to_float(load_u32(field<128, 4>(base, total, block)));
     offset[0] = offset[1] = 0.0f;
