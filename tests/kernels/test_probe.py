@@ -23,7 +23,7 @@ def test_every_tier_measures(isa: str, threads: int) -> None:
     probe = Context(threads=threads, isa=isa).start_probe()
     limits = probe.measure(1)
     assert 1e8 < limits.read_bytes_per_s < 1e13
-    assert 1e8 < limits.int8_macs_per_s < 1e15
+    assert 1e6 < limits.int8_macs_per_s < 1e15  # a sanitizer, or other work, may slow it a hundred times
 
 
 def test_the_buffer_is_whole_pieces() -> None:

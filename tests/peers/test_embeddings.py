@@ -18,7 +18,7 @@ from mlxr import LLM
 from mlxr.conversion import plan_tensors, write_model
 from mlxr.loading import open_source
 from mlxr.models import model_from_gguf
-from mlxr.models.components.experts import SUM_BIAS
+from mlxr.models.components.feed_forward import SUM_BIAS
 from mlxr.models.fields import OWN
 
 TEXTS = ["where is paris?", "The CAT sat on the mat.", "rain " * 20, "a", "berlin, germany"]

@@ -13,8 +13,7 @@ from mlxr.kernels.sources import pick_rows, take_halves
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import NO_ROPE, FeedForward, GatedDelta, Layer, Rope
 from mlxr.models.components.attention import GATE, QKV, QKV_OF_HEADS
-from mlxr.models.components.experts import ROUTER
-from mlxr.models.components.feed_forward import GATE_AND_UP
+from mlxr.models.components.feed_forward import GATE_AND_UP, ROUTER
 from mlxr.models.components.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, is_convolution
 from mlxr.models.components.weights import Shape
 from mlxr.models.families import find_family

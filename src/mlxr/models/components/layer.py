@@ -28,8 +28,7 @@ from mlxr.kernels.sources import Joined
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope
-from mlxr.models.components.experts import DenseAndExperts, Experts
-from mlxr.models.components.feed_forward import FeedForward
+from mlxr.models.components.feed_forward import DenseAndExperts, Experts, FeedForward
 from mlxr.models.components.recurrent import Recurrence, fold
 from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights, check_range
 

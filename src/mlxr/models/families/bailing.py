@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.components.experts import BARE_CHOICE_BIAS, CHOICE_BIAS
+from mlxr.models.components.feed_forward import BARE_CHOICE_BIAS, CHOICE_BIAS
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts

@@ -14,7 +14,7 @@ from dataclasses import replace
 from mlxr.kernels.moe import Scoring
 from mlxr.models import limits
 from mlxr.models.components import Experts, LatentAttention, Layer, Norms
-from mlxr.models.components.experts import CHOICE_BIAS
+from mlxr.models.components.feed_forward import CHOICE_BIAS
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import read_expert_layers, state_expert_width, state_experts, state_latent_attention

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlxr.models import limits
 from mlxr.models.components import Experts, Layer, Norms
-from mlxr.models.components.experts import SUM_BIAS
+from mlxr.models.components.feed_forward import SUM_BIAS
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.mixers import state_experts

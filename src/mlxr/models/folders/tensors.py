@@ -16,7 +16,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import GatedDelta, Layer
 from mlxr.models.components.attention import QKV
 from mlxr.models.components.encoder import POSITIONS
-from mlxr.models.components.experts import part_alternating
+from mlxr.models.components.feed_forward import part_alternating
 from mlxr.models.draft_layer import PRODUCT
 from mlxr.models.families import find_layout
 from mlxr.models.folders.config import Statement

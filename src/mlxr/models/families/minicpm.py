@@ -1,6 +1,8 @@
-"""MiniCPM3: latent attention and feed-forward blocks; embeddings, blocks and logits are multiplied by numbers.
+"""MiniCPM3 and PLM: latent attention in small dense models.
 
-GGUF has no keys for these numbers: they are those of MiniCPM3-4B (llama.cpp's src/models/minicpm3.cpp).
+Of MiniCPM3 embeddings, blocks and logits are multiplied by numbers, for which GGUF has no keys: they are those of
+MiniCPM3-4B. PLM's queries are made directly, and its feed-forward blocks have squared ReLU and no gate. Source:
+llama.cpp, src/models/minicpm3.cpp and plm.cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from mlxr.models.model import Model
 _EMBEDDING_SCALE, _DEPTH_SCALE, _BASE_COLUMNS = 12.0, 1.4, 256
 
 
-def state(c: FolderConfig) -> None:
+def state_minicpm3(c: FolderConfig) -> None:
     """State the sizes of a model."""
     for name, value in (
         ("scale_emb", _EMBEDDING_SCALE),
@@ -27,7 +29,7 @@ def state(c: FolderConfig) -> None:
     c.state_width()
 
 
-def build(m: Metadata) -> Model:
+def build_minicpm3(m: Metadata) -> Model:
     """Return the model: halves of the numbers that rotate are pairs."""
     norms, attention = Norms(m.rms_eps), m.latent_attention(interleaved=False)
     residual_scale = _DEPTH_SCALE / m.layers**0.5
@@ -38,4 +40,13 @@ def build(m: Metadata) -> Model:
     )
 
 
-FAMILIES = (Family("minicpm3", build, (Folder("minicpm3", "MiniCPM3ForCausalLM", state),)),)
+def build_plm(m: Metadata) -> Model:
+    """Return the model of these metadata."""
+    attention, block = m.latent_attention(interleaved=True), m.feed_forward("relu_squared", gated=False)
+    return m.model([Layer(attention, block, Norms(m.rms_eps))] * m.layers)
+
+
+FAMILIES = (
+    Family("minicpm3", build_minicpm3, (Folder("minicpm3", "MiniCPM3ForCausalLM", state_minicpm3),)),
+    Family("plm", build_plm),
+)
