@@ -566,7 +566,7 @@ extern "C" const mlxr::KernelTable* mlxr_kernels_amx() {
 }
 
 extern "C" const mlxr::ProbeTable* mlxr_probe_amx() {
-    static const mlxr::ProbeTable kTable = [] {
+    static const mlxr::ProbeTable kTable = []() noexcept {
         mlxr::ProbeTable table = *mlxr_probe_avx512();
         table.multiply = multiply_steps;
         table.multiply_macs = int64_t{kProbeSums} * kProbeRows * kLanes * 4 * kProbeRows;
