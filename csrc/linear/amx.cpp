@@ -549,28 +549,16 @@ int32_t multiply_steps(const uint8_t* data, int64_t steps) {
     return sums[0][0] ^ sums[1][0] ^ sums[2][0] ^ sums[3][0];
 }
 
-mlxr::KernelTable make_table() noexcept {
-    mlxr::KernelTable table = *mlxr_kernels_avx512();
+}  // namespace
+
+extern "C" void mlxr_add_amx_kernels(mlxr::KernelTable& table) noexcept {
     table.name = "amx";
     table.end_panels = release_tiles;
 #define TYPE(name, ...) take_tiles<name>(table);
 #include "tables/types.def"
-    return table;
 }
 
-}  // namespace
-
-extern "C" const mlxr::KernelTable* mlxr_kernels_amx() {
-    static const mlxr::KernelTable kTable = make_table();
-    return &kTable;
-}
-
-extern "C" const mlxr::ProbeTable* mlxr_probe_amx() {
-    static const mlxr::ProbeTable kTable = []() noexcept {
-        mlxr::ProbeTable table = *mlxr_probe_avx512();
-        table.multiply = multiply_steps;
-        table.multiply_macs = int64_t{kProbeSums} * kProbeRows * kLanes * 4 * kProbeRows;
-        return table;
-    }();
-    return &kTable;
+extern "C" void mlxr_add_amx_probe(mlxr::ProbeTable& table) noexcept {
+    table.multiply = multiply_steps;
+    table.multiply_macs = int64_t{kProbeSums} * kProbeRows * kLanes * 4 * kProbeRows;
 }

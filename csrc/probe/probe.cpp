@@ -29,8 +29,14 @@ void wake(Runtime& runtime) {
 const ProbeTable* probe_table(Isa isa) {
     switch (isa) {
 #if defined(MLXR_AMX)
-        case Isa::amx:
-            return mlxr_probe_amx();
+        case Isa::amx: {
+            static const ProbeTable kTable = [] {
+                ProbeTable table = *mlxr_probe_avx512();
+                mlxr_add_amx_probe(table);
+                return table;
+            }();
+            return &kTable;
+        }
 #endif
 #if defined(MLXR_X86)
         case Isa::avx512:

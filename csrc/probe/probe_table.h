@@ -34,7 +34,7 @@ const mlxr::ProbeTable* mlxr_probe_portable();
 const mlxr::ProbeTable* mlxr_probe_avx2();
 const mlxr::ProbeTable* mlxr_probe_avx512();
 #if defined(MLXR_AMX)
-const mlxr::ProbeTable* mlxr_probe_amx();
+void mlxr_add_amx_probe(mlxr::ProbeTable& table) noexcept;  // instead of those of avx512
 #endif
 #elif defined(MLXR_ARM)
 const mlxr::ProbeTable* mlxr_probe_neon();

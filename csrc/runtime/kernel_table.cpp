@@ -6,8 +6,14 @@ namespace mlxr {
 const KernelTable* kernel_table(Isa isa) {
     switch (isa) {
 #if defined(MLXR_AMX)
-        case Isa::amx:
-            return mlxr_kernels_amx();
+        case Isa::amx: {
+            static const KernelTable kTable = [] {
+                KernelTable table = *mlxr_kernels_avx512();
+                mlxr_add_amx_kernels(table);
+                return table;
+            }();
+            return &kTable;
+        }
 #endif
 #if defined(MLXR_X86)
         case Isa::avx512:

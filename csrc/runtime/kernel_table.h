@@ -167,7 +167,7 @@ const mlxr::KernelTable* mlxr_kernels_portable();
 const mlxr::KernelTable* mlxr_kernels_avx2();
 const mlxr::KernelTable* mlxr_kernels_avx512();
 #if defined(MLXR_AMX)
-const mlxr::KernelTable* mlxr_kernels_amx();
+void mlxr_add_amx_kernels(mlxr::KernelTable& table) noexcept;  // instead of those of avx512
 #endif
 #elif defined(MLXR_ARM)
 const mlxr::KernelTable* mlxr_kernels_neon();
