@@ -144,7 +144,7 @@ def test_a_process_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatc
 
 
 def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="17 pictures; 16 may be"):
+    with pytest.raises(InvalidRequest, match="17 pictures or sounds; 16 may be"):
         decode(*[GOOD] * 17)
     monkeypatch.setattr(decoding, "MAX_FILE_BYTES", 100)
     with pytest.raises(InvalidRequest, match="picture 0: is larger than"):

@@ -43,6 +43,7 @@ DOUBLES = {
     "kernels/rope.py": {"cos", "sin", "log1p"},
     "kernels/sample/__init__.py": {"exp", "exp2", "log", "log2"},
     "kernels/sources.py": {"exp"},
+    "pictures/sounds.py": {"cos", "log"},
     "server/llamacpp/completion.py": {"exp"},
     "service/validation.py": {"exp", "log"},
 }

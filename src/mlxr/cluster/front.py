@@ -177,6 +177,8 @@ GENERATING = frozenset(
         "/v1/completions",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
+        "/audio/transcriptions",
+        "/audio/translations",
         "/v1/responses",
         "/responses",
         "/v1/responses/compact",
