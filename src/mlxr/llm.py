@@ -159,8 +159,8 @@ class LLM(Closes):
         used = choose_pooling(session.loaded.pooling, pooling, "texts")
         check_dimensions(dimensions, session.config.vector_size)
         choice = PromptChoice(prompt_name, input_type, prompt)
-        token_ids, _ = session.encode_texts(listed, "texts", choice, truncates=truncate)
-        return [scale_vector(vector, dimensions).tolist() for vector in session.embed_all(token_ids, used)]
+        token_ids = session.encode_each(listed, "texts", choice, truncates=truncate)
+        return [scale_vector(vector, dimensions).tolist() for vector in session.embed_each(token_ids, used)]
 
     def embed_sparse(self, texts: str | Sequence[str], *, truncate: bool = False) -> list[dict[int, float]]:
         """The weights of each text's tokens by their ids, for models that make them (bge-m3). Raises InvalidRequest."""

@@ -14,6 +14,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest, Pooling
+from mlxr.service.streams import TEXTS_AT_ONCE, embed_each
 
 TEXT = list(range(30))
 
@@ -129,3 +130,15 @@ def test_embeddings_of_an_engine_on_its_thread(caplog: pytest.LogCaptureFixture)
 
     asyncio.run(asyncio.wait_for(test(), 60))
     assert "broken step" in caplog.text
+
+
+def test_steps_of_many_texts_are_full() -> None:
+    """Texts come in bunches while others are computed, also into a queue that has room for a few."""
+    texts = [[(7 * index + at) % 31 for at in range(4)] for index in range(320)]
+    engine = make_engine(max_batch_tokens=4 * TEXTS_AT_ONCE, max_sequences=TEXTS_AT_ONCE, max_waiting=20)
+    server = EngineThread(engine)
+    vectors = list(embed_each(server, (EngineRequest(text, pooling="mean") for text in texts)))
+    steps = server.call(lambda engine: engine.stats().steps)
+    server.close()
+    np.testing.assert_array_equal(vectors, [expect(text, "mean") for text in texts])
+    assert steps <= 2 * len(texts) // TEXTS_AT_ONCE

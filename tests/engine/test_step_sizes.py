@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from mlxr.core.model_settings import GPU_SIZES, SIZES, USUAL_SIZES, ModelSettings, StepSizes, size_steps
+import pytest
+from fake_model import FakeModel
+
+from mlxr.core.model_settings import GPU_SIZES, LIGHT_SIZES, SIZES, USUAL_SIZES, ModelSettings, StepSizes, size_steps
+from mlxr.engine.memory_plan import is_light
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", USUAL_SIZES), ("cuda", GPU_SIZES), ("metal", SIZES["metal"])])
@@ -12,3 +16,12 @@ def test_what_is_not_said_follows_from_the_device(device: str, sizes: StepSizes)
     assert size_steps(ModelSettings(), device) == sizes
     assert size_steps(ModelSettings(max_sequences=3), device).max_sequences == 3
     assert size_steps(ModelSettings(max_sequences=3), device).max_batch_tokens == sizes.max_batch_tokens
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", USUAL_SIZES), ("cuda", LIGHT_SIZES["cuda"])])
+def test_small_encoders_have_larger_steps_on_a_gpu(device: str, sizes: StepSizes) -> None:
+    assert size_steps(ModelSettings(), device, is_light=True) == sizes
+    encoder = replace(FakeModel().config, is_causal=False)
+    assert is_light(encoder)
+    assert not is_light(replace(encoder, heads=2**12))
+    assert not is_light(FakeModel().config)

@@ -230,7 +230,11 @@ class ModelSettings:
         "int", None, "Longest context of a request; default: what the model was made for.", minimum=1
     )
     max_batch_tokens: int | None = setting(
-        "int", None, "Most tokens that one step computes; default: 512, on a GPU 2048.", minimum=1, maximum=2**20
+        "int",
+        None,
+        "Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (small encoders 16384).",
+        minimum=1,
+        maximum=2**20,
     )
     max_sequences: int | None = setting(
         "int",
@@ -242,7 +246,7 @@ class ModelSettings:
     prefill_chunk_tokens: int | None = setting(
         "int",
         None,
-        "Most tokens of one prompt that one step computes; default: 512, on a GPU 2048.",
+        "Most tokens of one prompt that one step computes; default: 512, on an NVIDIA GPU 2048 (small encoders 16384).",
         minimum=1,
         maximum=2**20,
     )
@@ -305,10 +309,12 @@ class StepSizes:
 USUAL_SIZES = StepSizes(512, 64, 512)
 GPU_SIZES = StepSizes(2048, 128, 2048)  # from where on a GPU's products are bound by arithmetic
 SIZES = {"cuda": GPU_SIZES, "metal": StepSizes(512, 16, 512)}  # by device; a Mac's GPU computes a tenth of that
+LIGHT_SIZES = {"cuda": StepSizes(16384, 256, 16384)}  # of small encoders, whose launches take longer than their work
 
 
-def size_steps(settings: ModelSettings, device: str) -> StepSizes:
-    """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto"."""
-    usual = SIZES.get(device, USUAL_SIZES)
+def size_steps(settings: ModelSettings, device: str, *, is_light: bool = False) -> StepSizes:
+    """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto", and a model that
+    perhaps `is_light`."""
+    usual = (LIGHT_SIZES if is_light else SIZES).get(device) or SIZES.get(device, USUAL_SIZES)
     given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

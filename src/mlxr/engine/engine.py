@@ -19,7 +19,7 @@ from mlxr.cache.prefix import PageKeys
 from mlxr.core.errors import InvalidRequest, OutOfPages, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.memory_plan import choose_context, count_pages_alone, open_store, plan_arenas, plan_memory
+from mlxr.engine.memory_plan import choose_context, count_pages_alone, is_light, open_store, plan_arenas, plan_memory
 from mlxr.engine.pictures import Encoder, Pictures
 from mlxr.engine.postprocess import Drawing, Postprocess
 from mlxr.engine.request import EngineRequest
@@ -143,7 +143,7 @@ class Engine:
         encoder: Encoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        sizes = size_steps(settings, ctx.device)
+        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config))
         _check_positive(settings, "page_size", "max_waiting")
         _check_positive(sizes, "max_batch_tokens", "max_sequences", "prefill_chunk_tokens")
         self._ctx, self._config, self._clock = ctx, model.config, clock

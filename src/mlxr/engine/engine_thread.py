@@ -327,11 +327,15 @@ class EngineThread:
         does; not for a thread with a running loop.
         """
         try:
-            self._worker.submit([ticket.job for ticket in tickets], waits_for_room=waits_for_room).result()
+            self.begin_all(tickets, waits_for_room=waits_for_room).result()
         except BaseException:
             for ticket in tickets:
                 ticket.cancel()
             raise
+
+    def begin_all(self, tickets: Sequence[Ticket], *, waits_for_room: bool = False) -> Future[None]:
+        """`start_all` without waiting: what comes back tells whether they were accepted."""
+        return self._worker.submit([ticket.job for ticket in tickets], waits_for_room=waits_for_room)
 
     async def embed(self, request: EngineRequest) -> Floats:
         """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit`.

@@ -21,6 +21,7 @@ from mlxr.cache.group import CacheGroup
 from mlxr.cache.shapes import (
     LIVE_SLOTS,
     CacheGroups,
+    CacheShape,
     PageNeeds,
     StatesShape,
     choose_pages,
@@ -51,6 +52,7 @@ class Memory(Protocol):
 
 
 MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve next to nobody
+LIGHT_MACS = 2**29  # of a token: 0.02 TFLOP for a step of 16,384
 KV_CACHES = ("auto", "paged", "simple")
 
 
@@ -178,7 +180,7 @@ def plan_arena(
     """
     groups, kind = form_groups(config.cache_layers), choose_kv_type(ctx, config, settings)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
-    steps = size_steps(settings, ctx.device)
+    steps = size_steps(settings, ctx.device, is_light=is_light(config))
     needs = PageNeeds(groups.shapes, plan.page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
     if plan.shares_prefixes:
         needs = replace(needs, snapshot_pages=space_snapshots(page_bytes, needs, settings.snapshot_percent))
@@ -191,6 +193,13 @@ def plan_arena(
         available_percent=settings.arena_percent,
     )
     return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes, needs.snapshot_pages)
+
+
+def is_light(config: ModelShape) -> bool:
+    """Tell whether a model is an encoder of so little work for a token, by the width of its heads, that it pays to
+    compute many texts in a step."""
+    shapes = [shape for shape in config.cache_layers if isinstance(shape, CacheShape)]
+    return not config.is_causal and sum(12 * (config.heads * shape.head_dim) ** 2 for shape in shapes) <= LIGHT_MACS
 
 
 def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType | None:

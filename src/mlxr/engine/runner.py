@@ -418,8 +418,11 @@ class Pool:
         tokens = len(hidden)
         hidden = hidden[:1] if self._pooling == "cls" else hidden[self._left :]
         self._left = max(self._left - tokens, 0)
-        for state in hidden.astype(np.float64):
-            self._total = state if self._total is None else self._total + state
+        if len(hidden):
+            states = hidden.astype(np.float64)
+            if self._total is not None:
+                states[0] += self._total
+            self._total = np.add.reduce(states, axis=0)  # row after row: the last axis alone is added up in pairs
         self._tokens += len(hidden)
 
     def read(self) -> Floats:

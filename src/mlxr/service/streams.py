@@ -21,6 +21,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import monotonic
@@ -36,7 +37,7 @@ from mlxr.service.identity import Brought, current_identity, use_identity
 from mlxr.service.preparation import Prepared
 
 logger = logging.getLogger(__name__)
-MAX_TEXTS = 64  # to embed that one call has in the queue at a time
+MAX_TEXTS, TEXTS_AT_ONCE = 256, 16  # to embed: those of one call in the queue, and those that go there together
 
 
 class AnswerStream(ABC):
@@ -219,29 +220,32 @@ def open_streams(engine: EngineThread, prepared: Sequence[Prepared], *, waits_fo
 def embed_each(engine: EngineThread, requests: Iterable[EngineRequest]) -> Iterator[Floats]:
     """Wait for the embeddings of texts, (hidden size,) and not normalised; at most MAX_TEXTS are in the queue at once.
 
-    Requests are taken as there is room for them, and embeddings given in their order as they come.
+    Requests are taken while the engine computes those before, so that its steps are full, and embeddings are given in
+    their order as they come.
 
     Raises as `Engine.submit` does, and RequestFailed for a text that could not be computed; the others end then.
     """
     waiting = iter(requests)
-    started: deque[tuple[Ticket, queue.SimpleQueue[TokenEvent]]] = deque()
+    started: deque[tuple[Ticket, queue.SimpleQueue[TokenEvent], Future[None]]] = deque()
     try:
         while True:
-            added = []
-            for request in islice(waiting, MAX_TEXTS - len(started)):
-                ended: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-                ticket = engine.open(request, ended.put)
-                started.append((ticket, ended))
-                added.append(ticket)
-            if added:
-                engine.start_all(added)
+            while len(started) <= MAX_TEXTS - TEXTS_AT_ONCE:
+                taken = list(islice(waiting, TEXTS_AT_ONCE))
+                if not taken:
+                    break
+                ended: list[queue.SimpleQueue[TokenEvent]] = [queue.SimpleQueue() for _ in taken]
+                tickets = [engine.open(request, own.put) for request, own in zip(taken, ended, strict=True)]
+                accepted = engine.begin_all(tickets, waits_for_room=True)
+                started += [(ticket, own, accepted) for ticket, own in zip(tickets, ended, strict=True)]
             if not started:
                 return
-            vector = read_embedding(started[0][1].get())
+            _, own, accepted = started[0]
+            accepted.result()
+            vector = read_embedding(own.get())
             started.popleft()
             yield vector
     finally:
-        for ticket, _ in started:
+        for ticket, _, _ in started:
             ticket.cancel()
 
 
