@@ -4,10 +4,13 @@ engine's own path. `msl` says how; nothing here needs a Mac, and nothing here sh
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from moe_cases import make as make_experts_of
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 pytest.importorskip("mlx.core", reason="mlx is not installed")
 
-from msl.checker import MOST_SHARED_BYTES, Checker
+from msl.checker import MOST_SHARED_BYTES, Checker, compile_by_apple
 from msl.stand_in import Source, StandIn, stand_in
 
 from mlxr import LLM, SamplingParams
@@ -462,3 +465,17 @@ def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
         counted = [launch.kernel for launch in apple_times.list_launches(*shape)]
         start = launched.index("rope_and_write_kv")
         assert launched[start : start + 9] == counted[(first := counted.index("rope_and_write_kv")) : first + 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("standard", ["metal3.1", "metal4.0"])
+def test_apples_own_compiler_takes_what_was_launched(mx: StandIn, standard: str) -> None:
+    """All that the tests before this one launched, on a Mac whose Xcode knows the standard."""
+    include = Path(mx._real.__file__).parent / "include"
+    if shutil.which("xcrun") is None or compile_by_apple("", standard, include):
+        pytest.skip(f"there is no xcrun metal that knows {standard}")
+    launch_types()
+    sources = [*mx.sources.values()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        told = pool.map(lambda source: compile_by_apple(source.text, standard, include), sources)
+        assert [f"{source.name}: {words}" for source, words in zip(sources, told, strict=True) if words] == []

@@ -1,5 +1,6 @@
 """Checks the source of a kernel as Metal's compiler would: by clang's syntax checker over `declarations`, and by what
-MSL forbids besides. What Apple's own compiler knows alone (registers, its code, its macros) is not seen here.
+MSL forbids besides. What Apple's own compiler knows alone (registers, its code, its macros) is not seen so; on a Mac
+that has Xcode `compile_by_apple` asks it.
 
 A source is parsed twice, in both standards that MLX may ask for: as MLX writes it, and with its template arguments as
 constants in front, so that types have sizes.
@@ -7,7 +8,9 @@ constants in front, so that types have sizes.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +122,15 @@ class Checker:
         self._walked.add(source.header)
         if shared > MOST_SHARED_BYTES:
             yield f"{shared} bytes of threadgroup memory, of which there are {MOST_SHARED_BYTES}"
+
+
+def compile_by_apple(text: str, standard: str, include: Path) -> str:
+    """What `xcrun metal` says of a source behind what MLX, whose headers are in `include`, writes in front of it; ""
+    where it compiles. `standard` is such as "metal3.1". Raises OSError where there is no xcrun."""
+    command = f"xcrun -sdk macosx metal -x metal -std={standard} -w -c - -o {os.devnull} -I".split()
+    given = f'#include "mlx/backend/metal/kernels/utils.h"\n{text}'
+    done = subprocess.run([*command, str(include)], input=given, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr or f"xcrun ended with {done.returncode}"
 
 
 def _check_limits(source: Source) -> Iterator[str]:
