@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Glm5NextConfig,
+    Glm5NextForConditionalGeneration,
+    Mistral4ForCausalLM,
+)
 
 from goldens import CASES
 
@@ -36,6 +42,7 @@ DEEPSEEK = {  # transformers has no class for the first DeepSeek MoE
     "mlp_only_layers": [0],
     "decoder_sparse_step": 1,
 }
+OWN_CLASSES = {"mistral4": Mistral4ForCausalLM, "glm5_next": Glm5NextForConditionalGeneration}
 HEADS = ("qwen35", "qwen35moe", "glm4moe")  # cases with a layer that drafts
 
 
@@ -91,7 +98,7 @@ def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, 
         hf_config.save_pretrained(folder)
         save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
         # which 5.24 knows no causal model of
-        kind = Mistral4ForCausalLM if hf_config.model_type == "mistral4" else AutoModelForCausalLM
+        kind = OWN_CLASSES.get(hf_config.model_type, AutoModelForCausalLM)
         model, info = kind.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
@@ -104,13 +111,18 @@ def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     hf_config._attn_implementation = "eager"
     weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
     weights = as_qwen2_moe(weights, config) if config["model_type"] == "deepseek" else weights
+    if config["model_type"] == "glm5_next_text":  # which runs beneath a tower alone
+        tower = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 128}
+        hf_config = Glm5NextConfig(text_config=hf_config.to_dict(), vision_config=tower)
+        weights = {name.replace("model.", "model.language_model.", 1): value for name, value in weights.items()}
     if count_experts(config) or config["model_type"] == "nemotron_h":
         model, missing, unexpected = load_folder(hf_config, weights)
     else:
         model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
         missing, unexpected = model.load_state_dict(weights, strict=False)
     model.eval()
-    missing = [name for name in missing if ".ple_embedding." not in name]  # which follow from the configuration
+    # the former follow from the configuration
+    missing = [name for name in missing if ".ple_embedding." not in name and ".visual." not in name]
     if unexpected or [name for name in missing if not (config["tie_word_embeddings"] and name == "lm_head.weight")]:
         raise SystemExit(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     model.tie_weights()

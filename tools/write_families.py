@@ -43,6 +43,7 @@ MARKS: dict[str, tuple[str, ...]] = {
     "ernie4_5-moe": (_HERMES,),
     "gemma4": ("<|tool_call>call:",),
     "glm-dsa": (_GLM,),
+    "glm5-next": (_GLM,),
     "glm4moe": (_GLM,),
     "gpt-oss": (RECOGNISED_BY,),
     "granite": (_PHI, _HERMES),

@@ -48,6 +48,12 @@ inline void check_size(const char* what, int64_t has, int64_t wants) {
     if (has != wants) refuse(what, std::to_string(has), std::to_string(wants));
 }
 
+inline void check_between(const char* what, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most) {
+        refuse(what, std::to_string(value), std::to_string(least) + " to " + std::to_string(most));
+    }
+}
+
 // Every value of `values` in [0, limit).
 inline void check_indices(const char* what, const int32_t* values, int64_t count, int64_t limit) {
     for (int64_t i = 0; i < count; ++i) {
@@ -159,6 +165,16 @@ inline mlxr::ActivationParameters check_parameters(const char* what, mlxr::Activ
     mlxr::ActivationParameters parameters;
     std::copy(numbers.begin(), numbers.end(), parameters.numbers);
     return parameters;
+}
+
+// A call of balance_streams, but for its rows.
+inline mlxr::BalanceStreamsCall check_balance(const char* what, int64_t streams, const Vector& scale,
+                                              const Vector& base, int64_t turns, float eps) {
+    check_between(what, streams, 1, mlxr::kMostStreams);
+    check_between(what, turns, 1, 1 << 10);
+    check_size(what, size_of(scale, 0), 3);
+    check_size(what, size_of(base, 0), (2 + streams) * streams);
+    return {nullptr, scale.data(), base.data(), nullptr, streams, 2 + streams, turns, eps};
 }
 
 // A call of rope for `tokens` tokens, but for what is rotated.

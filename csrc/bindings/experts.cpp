@@ -29,12 +29,6 @@ mlxr::Scoring parse_scoring(const std::string& name) {
     refuse("router: scoring", name, "softmax, sigmoid, softmax_chosen or sparsemixer");
 }
 
-void check_between(const char* what, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most) {
-        refuse(what, std::to_string(value), std::to_string(least) + " to " + std::to_string(most));
-    }
-}
-
 void make_router(PythonRouter* self, int64_t experts, int64_t used, const std::string& scoring, bool renormalises,
                  float floor, float scale, int64_t groups, int64_t groups_used, float gap, OptionalVector choice_bias,
                  OptionalVector expert_scales) {
@@ -133,13 +127,12 @@ void bind_experts(nb::module_& m) {
     nb::class_<PythonExperts>(m, "Experts", "Feed-forward blocks of one shape, checked.")
         .def(
             "__init__",
-            [](PythonExperts* self, const std::string& activation) {
+            [](PythonExperts* self, const std::string& activation, const std::vector<float>& parameters) {
                 const mlxr::Activation kind = parse_activation("experts: activation", activation);
-                if (mlxr::count_parameters(kind) > 0)
-                    refuse("experts: activation", activation, "one without parameters");
-                new (self) PythonExperts{mlxr::Experts(kind)};
+                const auto numbers = check_parameters("experts: number of parameters", kind, parameters);
+                new (self) PythonExperts{mlxr::Experts(kind, numbers)};
             },
-            nb::arg("activation"))
+            nb::arg("activation"), nb::arg("parameters") = std::vector<float>())
         .def("append", &append, nb::arg("up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("limit", &limit, nb::arg("runtime"), nb::arg("slots"), "Keeps the weights of so many in memory at a time.")
         .def("list_use", &list_use, "(rows of each, steps, experts that had rows in these, experts that were read).");

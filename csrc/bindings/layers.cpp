@@ -207,6 +207,31 @@ void append_match_streams(PythonLayers& self, int64_t streams, float scale) {
     self.write("layers: number of gains", op.target, streams);
 }
 
+void append_balance_streams(PythonLayers& self, int64_t streams, Vector scale, Vector base, int64_t turns, float eps) {
+    mlxr::Operator& op = self.append(mlxr::Kind::balance_streams, "x", "gains");
+    op.balance = check_balance("layers: balance_streams", streams, scale, base, turns, eps);
+    op.columns = op.balance.columns * streams;
+    check_size("layers: columns of gains", self.width(op.source), op.columns);
+    self.arrays.insert(self.arrays.end(), {scale, base});
+    self.write("layers: number of gains", op.target, op.columns);
+}
+
+// Into `target`; with `adds` what a block gave is added to the streams.
+void append_blend_streams(PythonLayers& self, int64_t streams, bool has_gains, bool adds, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::blend_streams, adds ? "delta" : "streams", adds ? "streams" : target);
+    check_between("layers: streams", streams, 1, mlxr::kMostStreams);
+    check_streams(self, mlxr::Register::streams, streams);
+    if (has_gains || adds) {
+        check_size("layers: number of gains", self.width(mlxr::Register::gains), (2 + streams) * streams);
+    }
+    if (adds) check_size("layers: columns that are added", self.width(op.source), self.columns);
+    op.cuts = streams;
+    op.columns = self.columns;
+    op.has_gains = has_gains || adds;
+    op.adds = adds;
+    self.write("layers: columns of streams", op.target, adds ? streams * self.columns : self.columns);
+}
+
 void append_ngrams(PythonLayers& self, const std::string& type, mlxr::RawBlocks data, int64_t columns, int64_t end,
                    const std::vector<uint64_t>& multipliers, const std::vector<uint64_t>& sizes,
                    const std::vector<uint64_t>& offsets, int64_t at, const char* target) {
@@ -314,10 +339,11 @@ void append_recurrence(PythonLayers& self, mlxr::Kind kind, const Recurrence& ru
 }
 
 void append_gated_delta(PythonLayers& self, Vector rates, Vector bias, int64_t key_heads, int64_t value_heads,
-                        int64_t rows, int64_t columns, bool tiled, float eps, float scale, int64_t first, int64_t at) {
+                        int64_t rows, int64_t columns, bool tiled, float eps, float scale, float bound, int64_t first,
+                        int64_t at) {
     Recurrence rule("gated_delta", key_heads, value_heads, rows, columns);
     rule.take_rates("gated_delta: length of rates and bias", rates, bias);
-    rule.take_lengths(eps, scale);
+    rule.take_lengths(eps, scale, bound);
     rule.call.tiled = tiled;
     check_size("layers: columns of qkv", self.width(mlxr::Register::x), rule.columns());
     self.arrays.insert(self.arrays.end(), {rates, bias});
@@ -373,6 +399,10 @@ void bind_layers(nb::module_& m) {
         .def("append_spread_streams", &append_spread_streams, nb::arg("streams"), nb::arg("factor"),
              nb::arg("gate_scale"), nb::arg("has_gains"), nb::arg("adds"), nb::arg("source"), nb::arg("target"))
         .def("append_match_streams", &append_match_streams, nb::arg("streams"), nb::arg("scale"))
+        .def("append_balance_streams", &append_balance_streams, nb::arg("streams"), array("scale"), array("base"),
+             nb::arg("turns"), nb::arg("eps"))
+        .def("append_blend_streams", &append_blend_streams, nb::arg("streams"), nb::arg("has_gains"), nb::arg("adds"),
+             nb::arg("target"))
         .def("append_ngrams", &append_ngrams, nb::arg("type_name"), array("data"), nb::arg("columns"), nb::arg("end"),
              nb::arg("multipliers"), nb::arg("sizes"), nb::arg("offsets"), nb::arg("at"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
@@ -383,7 +413,7 @@ void bind_layers(nb::module_& m) {
              nb::arg("first"), nb::arg("at"))
         .def("append_gated_delta", &append_gated_delta, array("rates"), array("bias"), nb::arg("key_heads"),
              nb::arg("value_heads"), nb::arg("rows"), nb::arg("columns"), nb::arg("tiled"), nb::arg("eps"),
-             nb::arg("scale"), nb::arg("first"), nb::arg("at"))
+             nb::arg("scale"), nb::arg("bound"), nb::arg("first"), nb::arg("at"))
         .def("append_mamba2", &append_mamba2, array("rates"), array("bias"), array("skip"), nb::arg("groups"),
              nb::arg("rows"), nb::arg("columns"), nb::arg("first"), nb::arg("at"));
 }

@@ -48,12 +48,12 @@ int64_t columns_of_head(const char* what, const MatrixOut& out, int64_t heads) {
 
 void run_gated_delta(Runtime& runtime, Matrix qkv, Matrix x, int64_t first, Vector rates, Vector bias,
                      int64_t key_heads, int64_t value_heads, int64_t rows, bool tiled, float eps, float scale,
-                     MatrixOut out, MatrixOut pool, int64_t at, Ints reads, Ints writes, Ints starts) {
+                     float bound, MatrixOut out, MatrixOut pool, int64_t at, Ints reads, Ints writes, Ints starts) {
     const int64_t tokens = size_of(out, 0);
     Recurrence rule("gated_delta", key_heads, value_heads, rows,
                     columns_of_head("gated_delta: columns of out", out, value_heads));
     rule.take_rates("gated_delta: length of rates and bias", rates, bias);
-    rule.take_lengths(eps, scale);
+    rule.take_lengths(eps, scale, bound);
     check_size("gated_delta: rows of qkv", size_of(qkv, 0), tokens);
     check_size("gated_delta: rows of x", size_of(x, 0), tokens);
     check_size("gated_delta: columns of qkv", size_of(qkv, 1), rule.columns());
@@ -136,8 +136,8 @@ void bind_mixers(nb::module_& m) {
           array("writes"), array("starts"));
     m.def("gated_delta", &run_gated_delta, nb::arg("runtime"), array("qkv"), array("x"), nb::arg("first"),
           array("rates"), array("bias"), nb::arg("key_heads"), nb::arg("value_heads"), nb::arg("rows"),
-          nb::arg("tiled"), nb::arg("eps"), nb::arg("scale"), array("out"), array("pool"), nb::arg("at"),
-          array("reads"), array("writes"), array("starts"));
+          nb::arg("tiled"), nb::arg("eps"), nb::arg("scale"), nb::arg("bound"), array("out"), array("pool"),
+          nb::arg("at"), array("reads"), array("writes"), array("starts"));
     m.def("mamba2", &run_mamba2, nb::arg("runtime"), array("xbc"), array("x"), nb::arg("first"), array("rates"),
           array("bias"), array("skip"), nb::arg("groups"), nb::arg("rows"), array("out"), array("pool"), nb::arg("at"),
           array("reads"), array("writes"), array("starts"));

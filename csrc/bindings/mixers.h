@@ -69,9 +69,12 @@ struct Recurrence {
         prepare.bias = bias.data();
     }
 
-    void take_lengths(float eps, float scale) {
+    void take_lengths(float eps, float scale, float bound) {
+        if (!(bound <= 0 && bound >= -1e30f))
+            refuse("gated_delta: bound", std::to_string(bound), "below 0, or 0 for none");
         prepare.eps = eps;
         prepare.scale = scale;
+        prepare.bound = bound;
     }
 };
 

@@ -188,6 +188,29 @@ void run_match_streams(Runtime& runtime, Matrix keys, Matrix queries, float scal
     run_alone(runtime, [&] { mlxr::run_streams(runtime, call, rows); });
 }
 
+void run_balance_streams(Runtime& runtime, Matrix x, Vector scale, Vector base, int64_t streams, int64_t turns,
+                         float eps, MatrixOut out) {
+    mlxr::BalanceStreamsCall call = check_balance("balance_streams", streams, scale, base, turns, eps);
+    check_streams("balance_streams: shape of x", x, size_of(out, 0), streams, call.columns);
+    check_size("balance_streams: columns of out", size_of(out, 1), streams * call.columns);
+    call.x = x.data();
+    call.out = out.data();
+    run_alone(runtime, [&] { mlxr::run_streams(runtime, call, size_of(out, 0)); });
+}
+
+void run_blend_streams(Runtime& runtime, Matrix x, std::optional<Matrix> gains, std::optional<Matrix> added,
+                       int64_t streams, MatrixOut out) {
+    check_between("blend_streams: streams", streams, 1, mlxr::kMostStreams);
+    const int64_t rows = size_of(out, 0), columns = size_of(out, 1) / (added ? streams : 1);
+    check_streams("blend_streams: shape of x", x, rows, streams, columns);
+    if (added) check_streams("blend_streams: shape of added", *added, rows, 1, columns);
+    if (gains) check_streams("blend_streams: shape of gains", *gains, rows, streams, 2 + streams);
+    if (added && !gains) refuse("blend_streams: gains", "None", "given where something is added");
+    check_size("blend_streams: columns of out", size_of(out, 1), (added ? streams : 1) * columns);
+    const mlxr::BlendStreamsCall call{x.data(), data_or_null(gains), data_or_null(added), out.data(), streams, columns};
+    run_alone(runtime, [&] { mlxr::run_streams(runtime, call, rows); });
+}
+
 void run_hadamard(Runtime& runtime, Matrix x, OptionalVector signs, std::optional<Ints> order, int64_t block,
                   bool inverse, MatrixOut out) {
     const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
@@ -275,6 +298,10 @@ void bind_operators(nb::module_& m) {
           array("base").none(), nb::arg("streams"), nb::arg("factor"), nb::arg("gate_scale"), array("out"));
     m.def("match_streams", &run_match_streams, nb::arg("runtime"), array("keys"), array("queries"), nb::arg("scale"),
           nb::arg("least"), array("out"));
+    m.def("balance_streams", &run_balance_streams, nb::arg("runtime"), array("x"), array("scale"), array("base"),
+          nb::arg("streams"), nb::arg("turns"), nb::arg("eps"), array("out"));
+    m.def("blend_streams", &run_blend_streams, nb::arg("runtime"), array("x"), array("gains").none(),
+          array("added").none(), nb::arg("streams"), array("out"));
     m.def("hadamard", &run_hadamard, nb::arg("runtime"), array("x"), array("signs").none(), array("order").none(),
           nb::arg("block"), nb::arg("inverse"), array("out"));
     m.def("project_parts", &run_project_parts, nb::arg("runtime"), array("x"), nb::arg("weights"), nb::arg("passed"),

@@ -65,6 +65,9 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
             return op.cuts * op.columns;
         case Kind::match_streams:
             return op.cuts;
+        case Kind::balance_streams:
+        case Kind::blend_streams:
+            return op.columns;
         case Kind::ngrams:
             return op.ngrams.heads() * (op.columns + 1);
         default:
@@ -176,6 +179,22 @@ class LayersRun {
                             call_.tokens);
                 return kOne;
             }
+            case Kind::balance_streams: {
+                BalanceStreamsCall call = op.balance;
+                call.x = read(Register::x);
+                call.out = write(op.target, op.columns);
+                run_streams(runtime_, call, call_.tokens);
+                return kOne;
+            }
+            case Kind::blend_streams: {
+                const float *const streams = find(Register::streams), *const added =
+                                                                          op.adds ? read(Register::delta) : nullptr;
+                const float* const gains = op.has_gains ? read(Register::gains) : nullptr;
+                float* const out = op.adds ? find(op.target) : write(op.target, op.columns);
+                run_streams(runtime_, BlendStreamsCall{streams, gains, added, out, op.cuts, op.columns}, call_.tokens);
+                if (op.adds) registers_.drop_delta();
+                return kOne;
+            }
             case Kind::ngrams:
                 look_up_ngrams(layer, op);
                 return kOne;
@@ -226,7 +245,9 @@ class LayersRun {
         if (can_gate(ops, at)) {
             const LinearWeight& down = *ops[at + 2].weight;
             float* const target = write(ops[at + 2].target, down.out_features());
-            multiply_gated(runtime_, *op.weight, source, call_.tokens, ops[at + 1].activation, down, target, make);
+            const Operator& between = ops[at + 1];
+            multiply_gated(runtime_, *op.weight, source, call_.tokens, between.activation, between.parameters, down,
+                           target, make);
             return kThree;
         }
         product(*op.weight, source, write(op.target, op.weight->out_features()), make);
@@ -243,7 +264,6 @@ class LayersRun {
     bool can_gate(const std::vector<Operator>& ops, size_t at) const {
         return call_.adapters.empty() && at + 2 < ops.size() && ops[at].kind == Kind::product &&
                ops[at + 1].kind == Kind::activate && ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
-               count_parameters(ops[at + 1].activation) == 0 &&
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 

@@ -57,10 +57,12 @@ enum class Kind : uint8_t {
     mix,          // experts: a token goes to those that were chosen for it
     gate_rows,    // columns: a token is multiplied by the sigmoid of the one number in x
     // These have `cuts` streams of `columns` numbers.
-    mix_streams,     // what was kept becomes their mean, by the gates in x
-    spread_streams,  // factor, gate_scale, has_gains, adds
-    match_streams,   // gate_scale: how alike x and what was kept are becomes the gains
-    ngrams,          // table, ngrams: the rows of a table that tokens name by themselves and those before them
+    mix_streams,      // what was kept becomes their mean, by the gates in x
+    spread_streams,   // factor, gate_scale, has_gains, adds
+    match_streams,    // gate_scale: how alike x and what was kept are becomes the gains
+    balance_streams,  // balance: what is in x becomes the gains
+    blend_streams,    // has_gains, adds
+    ngrams,           // table, ngrams: the rows of a table that tokens name by themselves and those before them
 };
 
 // How the heads of queries and keys are normed.
@@ -97,10 +99,11 @@ struct Operator {
     float factor;
     float gate_scale;  // of gates of streams
     bool has_gains, adds;
-    NgramCall ngrams;     // but for the arrays of the batch
-    int64_t columns;      // of each token
-    int64_t cuts;         // into which these are cut to be normed, or streams
-    int64_t weight_rows;  // of a norm: how many of the cuts have weights of their own
+    NgramCall ngrams;            // but for the arrays of the batch
+    BalanceStreamsCall balance;  // the same
+    int64_t columns;             // of each token
+    int64_t cuts;                // into which these are cut to be normed, or streams
+    int64_t weight_rows;         // of a norm: how many of the cuts have weights of their own
     Table table;
     HadamardCall hadamard;  // but for the arrays of the batch
     int64_t kept_first, kept_columns;

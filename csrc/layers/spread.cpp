@@ -109,8 +109,8 @@ void count_streams(Runtime& runtime, const Call& call, int64_t rows, int form, i
     const int64_t columns = call.streams * call.columns;
     does_floats(counted, times * rows * columns);
     const OperatorTable& table = *operator_table(runtime.isa);
-    run_ranges(runtime, rows, (form == 0 ? 4 : 1) * columns,
-               [&](int64_t first, int64_t last) { body(table, first, last); });
+    constexpr int64_t kCosts[] = {4, 1, 1, 64, 2};
+    run_ranges(runtime, rows, kCosts[form] * columns, [&](int64_t first, int64_t last) { body(table, first, last); });
 }
 
 }  // namespace
@@ -131,6 +131,18 @@ void run_streams(Runtime& runtime, const MatchStreamsCall& call, int64_t rows) {
     count_streams(runtime, call, rows, 2, 2, [&](const OperatorTable& table, int64_t first, int64_t last) {
         table.match_streams(call, first, last);
     });
+}
+
+void run_streams(Runtime& runtime, const BalanceStreamsCall& call, int64_t rows) {
+    count_streams(runtime, call, rows, 3, 2, [&](const OperatorTable& table, int64_t first, int64_t last) {
+        table.balance_streams(call, first, last);
+    });
+}
+
+void run_streams(Runtime& runtime, const BlendStreamsCall& call, int64_t rows) {
+    count_streams(
+        runtime, call, rows, 4, call.added == nullptr ? 1 : 2,
+        [&](const OperatorTable& table, int64_t first, int64_t last) { table.blend_streams(call, first, last); });
 }
 
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall* values) {

@@ -175,6 +175,7 @@ struct GatedCall {
     const LinearCall& gate_up;
     const LinearCall& down;
     Activation kind;
+    ActivationParameters parameters{};
 };
 
 // Whether that is possible: all parts in whole groups, 32 columns of gate and of up at a time.

@@ -73,8 +73,8 @@ void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, i
             }
             if (chunk < chunks - 1) continue;
             float* const out = activated + (first - first_token) * kRunColumns;
-            const ActivateCall activate{sums,         sums + kPanelRows, out,         kPanelRows,
-                                        kPairColumns, kPairColumns,      kRunColumns, gated.kind};
+            const ActivateCall activate{sums,         sums + kPanelRows, out,        kPanelRows,      kPairColumns,
+                                        kPairColumns, kRunColumns,       gated.kind, gated.parameters};
             operator_table(call.runtime.isa)->activate(activate, 0, last - first, 0, kPanelRows);
         }
     }
@@ -154,7 +154,8 @@ bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, i
 }
 
 void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* x, int64_t tokens, Activation kind,
-                    const LinearWeight& down, float* out, const MakeRows& make_rows) {
+                    const ActivationParameters& parameters, const LinearWeight& down, float* out,
+                    const MakeRows& make_rows) {
     const LinearCall first = begin_call(runtime, gate_up, x, tokens, nullptr, Scratch::activations);
     const LinearCall second = begin_call(runtime, down, nullptr, tokens, out, Scratch::gated);
     {
@@ -164,7 +165,7 @@ void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* 
         counted.does([&] { return measure_call(first); });
         runtime.tally.count({OperatorName::activate, KernelName::fused, static_cast<int>(kind)});
         prepare_together(first, make_rows);
-        const GatedTasks tasks({{first, second, kind}}, runtime.pool.threads());
+        const GatedTasks tasks({{first, second, kind, parameters}}, runtime.pool.threads());
         std::byte* const scratch =
             runtime.scratch(Scratch::panels, static_cast<size_t>(tasks.scratch_bytes() * runtime.pool.threads()));
         const int threads = runtime.pool.threads();

@@ -109,6 +109,7 @@ bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, i
 // out = down * (act(gate * x) * (up * x)), with the bits of the three steps one after another; gate_up is two weights.
 // make_rows as in multiply. The caller holds the runtime's mutex. Throws std::bad_alloc.
 void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* x, int64_t tokens, Activation kind,
-                    const LinearWeight& down, float* out, const MakeRows& make_rows);
+                    const ActivationParameters& parameters, const LinearWeight& down, float* out,
+                    const MakeRows& make_rows);
 
 }  // namespace mlxr

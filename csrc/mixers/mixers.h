@@ -45,9 +45,12 @@ struct PrepareRecurrenceCall {
     const float* steps;  // (tokens, decays) in rows of steps_stride
     const float* betas;  // (tokens, value_heads) in rows of betas_stride, or null: then they are the steps
     int64_t steps_stride, betas_stride, value_heads, decays;
-    const float *rates, *bias;  // (decays): the decay is e**(rate * softplus(step + bias))
-    float* decay;               // (tokens, decays)
-    float* factors;             // (tokens, value_heads): sigmoid of betas, or softplus(step + bias)
+    // (decays): the decay is e**(rate * softplus(step + bias)), or with a bound below 0 e**(bound * sigmoid(-rate *
+    // (step + bias)))
+    const float *rates, *bias;
+    float bound;
+    float* decay;    // (tokens, decays)
+    float* factors;  // (tokens, value_heads): sigmoid of betas, or softplus(step + bias)
 };
 
 // S = S * decay + k (x) w for each value head, out = S^T q + skip v; w = (v - S^T k) * factor with the delta rule,

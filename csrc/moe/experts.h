@@ -79,7 +79,8 @@ class ExpertUse {
 // Feed-forward blocks of one shape, whose weights others keep.
 class Experts {
   public:
-    explicit Experts(Activation kind) : kind_(kind) {}
+    explicit Experts(Activation kind, const ActivationParameters& parameters = {})
+        : kind_(kind), parameters_(parameters) {}
 
     // `up` is gate and up, or up alone, which has as many outputs as `down` inputs. Throws std::invalid_argument for
     // shapes that do not fit.
@@ -94,6 +95,7 @@ class Experts {
     int64_t features() const { return down_[0]->in_features(); }
     bool is_gated() const { return up_[0]->out_features() != features(); }
     Activation kind() const { return kind_; }
+    const ActivationParameters& parameters() const { return parameters_; }
     const LinearWeight& up(int64_t expert) const { return *up_[static_cast<size_t>(expert)]; }
     const LinearWeight& down(int64_t expert) const { return *down_[static_cast<size_t>(expert)]; }
 
@@ -103,6 +105,7 @@ class Experts {
 
   private:
     Activation kind_;
+    ActivationParameters parameters_;
     std::vector<LinearWeight*> up_, down_;
     std::unique_ptr<ExpertSlots> slots_;
     std::unique_ptr<ExpertUse> use_ = std::make_unique<ExpertUse>();

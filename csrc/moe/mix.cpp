@@ -198,7 +198,8 @@ class MixRun {
                                         .x_stride = made,
                                         .up_stride = made,
                                         .out_stride = features,
-                                        .kind = experts_.kind()};
+                                        .kind = experts_.kind(),
+                                        .parameters = experts_.parameters()};
             table_.activate(activate, begin, end, 0, features);
             convert_tokens(runtime_, input, begin, end);
         }
@@ -250,7 +251,7 @@ class MixRun {
         std::vector<LinearCall> others;
         for (size_t i = first; i < last; ++i) {
             if (groups_[i].gated) {
-                gated.push_back({up_[i], down_[i], experts_.kind()});
+                gated.push_back({up_[i], down_[i], experts_.kind(), experts_.parameters()});
             } else {
                 others.push_back(up_[i]);
             }

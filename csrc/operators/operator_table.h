@@ -127,6 +127,31 @@ struct MatchStreamsCall {
     float scale, least;
 };
 
+// The gains of streams whose mixing is doubly stochastic (arXiv:2512.24880). A row is x * scale + base, where `scale`
+// has a number for each of three parts. Of `streams` numbers each the sigmoid + eps says how much of a stream a block
+// reads, and twice the sigmoid how much of the block's result a stream takes. Of streams * streams numbers row s says
+// how much of stream s each one goes on with: the softmax of each row + eps, then `turns` times divided by sums + eps,
+// those of columns, between which come those of rows.
+struct BalanceStreamsCall {
+    const float* x;             // (rows, columns * streams)
+    const float *scale, *base;  // (3), (columns * streams)
+    float* out;                 // (rows, columns * streams), and may not be x
+    int64_t streams, columns;   // columns: 2 + streams
+    int64_t turns;
+    float eps;
+};
+constexpr int64_t kMostStreams = 8;  // that are balanced and blended
+
+// Rows of streams become one row, their sum by the gains of each, or their mean without gains. With what is added each
+// becomes the sum of all by the gains that say so, and of what is added by the stream's own.
+struct BlendStreamsCall {
+    const float* x;      // (rows, streams, columns)
+    const float* gains;  // (rows, (2 + streams) * streams), or null
+    const float* added;  // (rows, columns), or null
+    float* out;          // (rows, columns), or with `added` as x, and may be x
+    int64_t streams, columns;
+};
+
 // How experts are chosen by their logits, and what each one's share is: scores are the softmax of all logits or the
 // sigmoid of each, and shares are the scores of the chosen; or logits choose, and shares are the softmax of the chosen.
 // With the sparsemixer logits choose, too, and a share is that of the chosen one in the softmax of the logits x that
@@ -301,6 +326,8 @@ struct OperatorTable {
     void (*mix_streams)(const MixStreamsCall& call, int64_t row_first, int64_t row_last);
     void (*spread_streams)(const SpreadStreamsCall& call, int64_t row_first, int64_t row_last);
     void (*match_streams)(const MatchStreamsCall& call, int64_t row_first, int64_t row_last);
+    void (*balance_streams)(const BalanceStreamsCall& call, int64_t row_first, int64_t row_last);
+    void (*blend_streams)(const BlendStreamsCall& call, int64_t row_first, int64_t row_last);
     // Blocks of a for some of the call's rows; then, when all of these are there, blocks of b.
     void (*lora_reduce)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);
     void (*lora_expand)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);

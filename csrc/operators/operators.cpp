@@ -35,6 +35,8 @@ constexpr mlxr::OperatorTable kTable{
     mix_streams,
     spread_streams,
     match_streams,
+    balance_streams,
+    blend_streams,
     lora_reduce,
     lora_expand,
     route,

@@ -20,7 +20,7 @@ constexpr const char* kKernels[] = {
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
 constexpr const char* kScales[] = {"f32", "f32+softcap", "hadamard", "inverse hadamard"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
-constexpr const char* kStreams[] = {"mix", "spread", "match"};
+constexpr const char* kStreams[] = {"mix", "spread", "match", "balance", "blend"};
 constexpr const char* kActivations[] = {
 #define ACTIVATION(name, parameters) #name,
 #include "tables/activations.def"

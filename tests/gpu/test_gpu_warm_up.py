@@ -49,9 +49,13 @@ def answer(engine: Engine) -> list[tuple[int, int | None]]:
 
 def test_streams_side_by_side_are_refused() -> None:
     skip_unless_emulated()
-    config, seed, _, _ = read_golden("qwen4exp")
-    with pytest.raises(DeviceError, match=r"several residual streams side by side, .* run it with --device cpu"):
-        build_hf(Context("emulated"), config, seed)
+    for name, why in (
+        ("qwen4exp", "several residual streams side by side"),
+        ("glm5-next", "the activation limited_swiglu"),
+    ):
+        config, seed, _, _ = read_golden(name)
+        with pytest.raises(DeviceError, match=f"{why}.* run it with --device cpu"):
+            build_hf(Context("emulated"), config, seed)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,11 +16,13 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
 
 XIELU = (1.1, 0.7, 0.5, -0.003)  # alpha_n, alpha_p, beta, eps
+LIMIT = 1.5
+NUMBERS = {"xielu": XIELU, "limited_swiglu": (LIMIT,)}
 
 
 def activate(ctx: Context, x: Floats, kind: Activation = "silu", **options: Any) -> Floats:
     """The operator, with numbers for those kinds that have some."""
-    return kernels.activate(ctx, x, kind, parameters=XIELU if kind == "xielu" else (), **options)
+    return kernels.activate(ctx, x, kind, parameters=NUMBERS.get(kind, ()), **options)
 
 
 def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
@@ -36,6 +38,9 @@ def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
         tail = np.array([0.5 * math.erfc(min(abs(one), 1e3) / math.sqrt(2)) for one in wide.reshape(-1)])
         return wide * np.where(wide < 0, tail.reshape(wide.shape), 1 - tail.reshape(wide.shape))
     if kind == "silu":
+        exponent = -wide
+    elif kind == "limited_swiglu":
+        wide = np.minimum(wide, LIMIT)
         exponent = -wide
     elif kind == "clamped_swiglu":
         wide = np.minimum(wide, 7)
@@ -153,7 +158,8 @@ def test_each_kind_is_another_one(cpu: Context, kind: Activation) -> None:
     result, half = activate(cpu, gate_up, kind), 1000
     up = gate_up[:, half:]
     for other in ACTIVATIONS:
-        factor = np.clip(up, -7, 7) + 1 if other == "clamped_swiglu" else up
+        factor = np.clip(up, -LIMIT, LIMIT) if other == "limited_swiglu" else up
+        factor = np.clip(up, -7, 7) + 1 if other == "clamped_swiglu" else factor
         difference = np.abs(result - activate_exactly(gate_up[:, :half], other) * factor).max()
         assert difference < 1e-4 if other == kind else difference > 1e-3
 
@@ -182,7 +188,7 @@ def test_clamped_swiglu_clamps_both_sides(cpu: Context) -> None:
 
 def test_numbers_of_an_activation_are_counted(cpu: Context) -> None:
     x, out = random_floats(3, 2, 4), np.empty((2, 4), np.float32)
-    for kind, numbers in (("xielu", XIELU[:3]), ("silu", XIELU)):
+    for kind, numbers in (("xielu", XIELU[:3]), ("silu", XIELU), ("limited_swiglu", ())):
         with pytest.raises(
             ValueError, match=rf"number of parameters is {len(numbers)}, expected {PARAMETER_COUNTS.get(kind, 0)}"
         ):

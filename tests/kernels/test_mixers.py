@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from amounts import choose_each
-from mixer_cases import AHEAD, MIXERS, SLOTS, Mixer, make_batch, sigmoid
+from mixer_cases import AHEAD, BOUNDED, MIXERS, SLOTS, Mixer, make_batch, sigmoid
 from variants import Floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
 from mlxr.kernels.context import Context, load_native
@@ -18,9 +19,9 @@ from mlxr.kernels.recurrent import Convolution, DeltaRule, StateSpace, gated_del
 REFERENCE = Context("reference")
 
 
-@pytest.fixture(params=MIXERS, name="mixer")
+@pytest.fixture(params=MIXERS | BOUNDED, name="mixer")
 def each_mixer(request: pytest.FixtureRequest) -> Mixer:
-    return MIXERS[request.param]
+    return (MIXERS | BOUNDED)[request.param]
 
 
 def run_parts(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], cuts: Sequence[int]) -> tuple[Floats, Floats]:
@@ -220,6 +221,9 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
             gated_delta(ctx, x, x, rule, batch, pool)
         with pytest.raises(ValueError, match="gated_delta: first column is 9, expected 0 to 8"):
             gated_delta(ctx, x[:, :8].copy(), x, rule, batch, pool, first=9)
+        bounded = replace(rule, bound=0.5)
+        with pytest.raises(ValueError, match=r"gated_delta: bound is 0\.5"):
+            bounded.check("gated_delta")
         with pytest.raises(ValueError, match="gated_norm: width is 5, expected a divisor of the 12 columns"):
             gated_norm(ctx, x, x, random_floats(1, 12), 1e-5, width=5)
         with pytest.raises(ValueError, match="gated_norm: length of weight is 5, expected 4 or 12"):

@@ -101,7 +101,7 @@ def mix_one_by_one(ctx: Context, x: Floats, chosen: Ints, shares: Floats, expert
         total: Floats | None = None
         for expert, share in zip(own, weights, strict=True):
             inner = linear(ctx, x[token : token + 1], experts.up[expert])
-            inner = activate(ctx, inner, experts.activation, gated=experts.is_gated)
+            inner = activate(ctx, inner, experts.activation, gated=experts.is_gated, parameters=experts.parameters)
             made = linear(ctx, inner, experts.down[expert])[0]
             exact = share.astype(np.float64) * made
             total = (exact if total is None else exact + total).astype(np.float32)
@@ -129,7 +129,9 @@ def test_many_tokens_have_the_bits_of_few(kind: str, features: int) -> None:
     x, (chosen, shares) = random_floats(5, tokens, HIDDEN), draw_routes(tokens, 5, skew=1.5)
     expected: Floats | None = None
     for ctx in native_contexts():
-        experts = make_experts(ctx, *make_weights(ctx, kind, features))
+        up, down, activation = make_weights(ctx, kind, features)
+        numbers = (0.4,) if kind == "q8_0" else ()
+        experts = make_experts(ctx, up, down, "limited_swiglu" if numbers else activation, None, numbers)
         whole = mix(ctx, x, chosen, shares, experts)
         if expected is None:
             cuts = (0, 1, 3, 40, 41, 75, tokens)
@@ -137,6 +139,8 @@ def test_many_tokens_have_the_bits_of_few(kind: str, features: int) -> None:
             expected = np.concatenate([mix(ctx, x[s], chosen[s], shares[s], experts) for s in spans])
             counts = np.bincount(chosen.reshape(-1), minlength=EXPERTS)
             assert counts.max() >= 64 > counts.min()
+            alone = mix_one_by_one(ctx, x[:3], chosen[:3], shares[:3], experts)
+            assert_equal_bits(expected[:3], alone, kind)
         assert_equal_bits(whole, expected, ctx)
 
 

@@ -11,7 +11,7 @@ from variants import Floats, assert_equal_bits, random_floats, run_everywhere
 
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import match_streams, mix_streams, spread_streams
+from mlxr.kernels.elementwise import balance_streams, blend_streams, match_streams, mix_streams, spread_streams
 from mlxr.kernels.embed import Ngrams, embed_ngrams
 from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.norms import rms_norm
@@ -53,6 +53,40 @@ def test_streams(rows: int, streams: int, columns: int) -> None:
         np.testing.assert_allclose(made, exact, rtol=1e-4, atol=1e-3)
     assert not match_streams(Context("cpu"), np.zeros_like(x), base, streams, scale=1.0).any()
     assert_equal_bits(match(Context("cpu"))[:1], match_streams(Context("cpu"), x[:1], base[:1], streams, scale=0.3))
+
+
+@pytest.mark.parametrize(("rows", "streams", "columns", "turns"), [(1, 2, 1, 1), (3, 4, 37, 20), (60, 8, 256, 3)])
+def test_balanced_streams(cpu: Context, rows: int, streams: int, columns: int, turns: int) -> None:
+    width, count, eps = (2 + streams) * streams, 2 * streams, 1e-3
+    x, scale, base = 3 * random_floats(1, rows, width), 1 + random_floats(2, 3), random_floats(3, width)
+    x[0, ::5] = -300
+    held, added = random_floats(4, rows, streams * columns), random_floats(5, rows, columns)
+
+    def balance(ctx: Context) -> Floats:
+        return balance_streams(ctx, x, scale, base, streams, turns=turns, eps=eps)
+
+    y = x * scale.repeat((streams, streams, streams**2)).astype(np.float64) + base
+    mixed = y[:, count:].reshape(rows, streams, streams)
+    mixed = np.exp(mixed - mixed.max(axis=2, keepdims=True))
+    mixed = mixed / mixed.sum(axis=2, keepdims=True) + eps
+    for turn in range(turns):
+        mixed = mixed / (mixed.sum(axis=2, keepdims=True) + eps) if turn else mixed
+        mixed = mixed / (mixed.sum(axis=1, keepdims=True) + eps)
+    exact = np.concatenate(
+        [sigmoid(y[:, :streams]) + eps, 2 * sigmoid(y[:, streams:count]), mixed.reshape(rows, -1)], 1
+    )
+    gains = run_everywhere(balance)
+    for made in (gains, balance(REFERENCE)):
+        np.testing.assert_allclose(made, exact, rtol=1e-4, atol=1e-6)
+    assert_equal_bits(gains[:1], balance_streams(cpu, x[:1], scale, base, streams, turns=turns, eps=eps))
+    parts = held.reshape(rows, streams, columns).astype(np.float64)
+    own, gone = gains[:, streams:count, None] * added[:, None], gains[:, count:].reshape(mixed.shape)
+    follow = (own + np.einsum("tsd,tsc->tdc", gone, parts)).reshape(rows, -1)
+    read = (gains[:, :streams, None] * parts).sum(axis=1)
+    for given, wanted in (((), parts.mean(axis=1)), ((gains,), read), ((gains, added), follow)):
+        results = run_everywhere(lambda ctx, given=given: blend_streams(ctx, held, streams, *given))
+        for result in (results, blend_streams(REFERENCE, held, streams, *given)):
+            np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_norm_with_weights_of_each_part(cpu: Context) -> None:
@@ -129,6 +163,12 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
             mix_streams(ctx, x, random_floats(2, 3, 12), 4)
         with pytest.raises(ValueError, match="spread_streams: base is of shape"):
             spread_streams(ctx, x, 2, base=x)
+        with pytest.raises(ValueError, match="balance_streams: columns of x is 12, expected 24"):
+            balance_streams(ctx, x, x[0, :3], x[0], 4, turns=2, eps=1e-6)
+        with pytest.raises(ValueError, match="blend_streams: gains is of shape"):
+            blend_streams(ctx, x, 2, x)
+        with pytest.raises(ValueError, match="blend_streams: gains is None, expected given"):
+            blend_streams(ctx, x, 2, None, np.ascontiguousarray(x[:, :6]))
     batch, pool = with_ids(make_batch([1], [-1], [0]), [1]), np.zeros((9, 2), np.float32)
     with pytest.raises(ValueError, match="ngrams: sizes and offsets, expected rows of the table"):
         embed_ngrams(cpu, make_table(), Ngrams(5, GRAMS.multipliers, GRAMS.sizes, (0, 13, 30, 58)), batch, pool)

@@ -92,6 +92,10 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             own = {"wq_b.weight": (heads * size, config["q_lora_rank"]), "wk.weight": (size, config["hidden_size"])}
             own |= {"weights_proj.weight": (heads, config["hidden_size"])}
             own |= {"k_norm.weight": (size,), "k_norm.bias": (size,)}
+            if "index_kpool" in config:
+                own |= {"index_kpool_compress_ape": (config["index_kpool"], size)}
+                own |= {"index_kpool_compress_gate": (size, config["hidden_size"])}
+            own = own if config.get("indexer_types", ["full"] * (int(index) + 1))[int(index)] == "full" else {}
             shapes |= {f"{layer}self_attn.indexer.{module}": own_shape for module, own_shape in own.items()}
         if config.get("hidden_act") == "xielu":
             numbers: dict[str, tuple[int, ...]] = {"alpha_n": (1,), "alpha_p": (1,), "beta": (), "eps": ()}
@@ -441,7 +445,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
     if kind == "minimax_m2":
         shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
-    if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
+    if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
     if kind in ("afmoe", "bailing_moe", "exaone_moe"):
         biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}

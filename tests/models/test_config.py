@@ -23,7 +23,7 @@ from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies, llama3_factors, yarn_attention_factor
 from mlxr.models import Model, model_from_folder, model_from_gguf
-from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope
+from mlxr.models.components import Attention, ChannelDelta, FeedForward, Layer, Norms, Rope
 from mlxr.models.families import FAMILIES, FOLDERS, read_folder, read_model
 from mlxr.models.fields import OWN, OWN_KEYS
 from mlxr.models.rotations import ROPE_FACTORS
@@ -432,6 +432,23 @@ def test_an_indexer_bounds_the_context_and_kimi_is_a_deepseek() -> None:
         config = read_golden(case)[0]
         assert config["max_position_embeddings"] == 256
         assert model_from_folder(config).context_length == config[key] == 160
+    config = read_golden("glm5-next")[0]
+    assert model_from_folder(config).context_length == 160 + 7  # and the tokens behind the last pool
+    assert model_from_folder(config | {"model_type": "glm5_next"}) == model_from_folder(config)
+    with pytest.raises(ModelError, match="index_kpool_always_select_tail is False"):
+        model_from_folder(config | {"index_kpool_always_select_tail": False})
+    with pytest.raises(ModelError, match="index_topk is 161, expected a multiple of the 8 tokens of a pool"):
+        model_from_folder(config | {"index_topk": 161})
+    linear = {"num_heads": 4, "head_dim": 24, "short_conv_kernel_size": 4}
+    for changes, bound in (({}, -5.0), ({"gate_lower_bound": None}, -5.0), ({"gate_lower_bound": -2.0}, -2.0)):
+        delta = model_from_folder(config | {"linear_attn_config": linear | changes}).layers[0].recurrence
+        assert delta == ChannelDelta(4, 24, 4, bound, has_flat_rates=True)
+    for free in (
+        {"linear_lower_bound": None},
+        {"linear_attn_config": linear | {"gate_lower_bound": None, "safe_gate": False}},
+    ):
+        delta = model_from_folder(config | free).layers[0].recurrence
+        assert delta == ChannelDelta(4, 24, 4, has_flat_rates=True)
     config = read_golden("deepseek3")[0]
     assert model_from_folder(config | {"model_type": "kimi_k2"}) == model_from_folder(config)
     with pytest.raises(ModelError, match="model_type is 'llama', expected deepseek_v3, as architectures"):
@@ -604,7 +621,7 @@ def test_goldens_cover_every_architecture() -> None:
     folders += [encoder_models.read_golden(case).config for case in encoder_models.CASES]
     seeing = [vision_models.read_golden(case).config["text_config"] for case in vision_models.CASES]
     assert {config["model_type"] for config in folders + seeing} == {folder.model_type for _, folder in FOLDERS} - {
-        *("roberta", "kimi_k2"),
+        *("roberta", "kimi_k2", "glm5_next"),
         *("qwen2_vl", "qwen2_5_vl"),  # whose text has no part of its own: test_vision.py
     }
     names = {model_from_folder(config).architecture for config in folders}

@@ -31,8 +31,8 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.context import Context
 from mlxr.kernels.rope import QueryTemperature
 from mlxr.model_files.files import read_contents
-from mlxr.models import Decoder, model_from_folder, model_from_gguf
-from mlxr.models.components import GatedDelta
+from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
+from mlxr.models.components import BalancedStreams, ChannelDelta, Experts, FeedForward, GatedDelta
 from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS
 from mlxr.models.weights import arrange_tensors
 
@@ -193,6 +193,9 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("qwen3next", {"rope_theta": 10000.0}),
         ("qwen3next", {"rms_eps": 1e-2}),
         ("kimi-linear", {"rms_eps": 1e-2}),
+        ("glm5-next", {"rms_eps": 1e-2}),
+        ("glm5-next", {"recurrence": ChannelDelta(4, 24, 4, -2.0, has_flat_rates=True)}),
+        ("glm5-next", {"recurrence": ChannelDelta(4, 24, 4, has_flat_rates=True)}),
         ("qwen4exp", {"rope_theta": 10000.0}),
         ("qwen4exp", {"recurrence": GatedDelta(2, 6, 32, 32, 4, tiled=True)}),
         ("lfm2", {"rope_theta": 10000.0}),
@@ -261,14 +264,28 @@ def test_chunked_reference_equals_golden(case: str) -> None:
 )
 def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None:
     """Leaving a feature out moves the logits far beyond the tolerance, so the goldens really test it."""
+    assert_seen(case, change_model(model_from_folder(read_golden(case)[0]), change))
+
+
+def assert_seen(case: str, changed: Model) -> None:
     config, seed, tokens, golden = read_golden(case)
-    changed = change_model(model_from_folder(config), change)
     tensors = make_hf_tensors(make_weights(config, seed), config)
     if look(changed, "rope_scaling") is None:  # then nothing reads longrope's lists
         for name in (LONG_FACTORS, SHORT_FACTORS):
             tensors.pop(name, None)
     model = Decoder(Context("reference"), changed, tensors)
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+def test_goldens_see_how_streams_mix_and_what_limits_gates() -> None:
+    model = model_from_folder(read_golden("glm5-next")[0])
+    for streams in (BalancedStreams(4, 1, 1e-3), BalancedStreams(4, 5, 1e-6)):
+        assert_seen("glm5-next", replace(model, layers=tuple(replace(one, streams=streams) for one in model.layers)))
+    for kind in (FeedForward, Experts):
+        layers = [one for one in model.layers if isinstance(one.feed_forward, kind)]
+        wide = [replace(one, feed_forward=replace(one.feed_forward, parameters=(0.8,))) for one in layers]  # type: ignore[type-var]
+        made = dict(zip(layers, wide, strict=True))
+        assert_seen("glm5-next", replace(model, layers=tuple(made.get(one, one) for one in model.layers)))
 
 
 @pytest.mark.sampled(3)
@@ -360,6 +377,10 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("qwen4exp", "ple_embedding.ngram_embedding.shard_3.weight"),
         ("qwen4exp", "attn_hyper_connection.block_inject_weight.weight"),
         ("qwen4exp", "hyper_connection_mixer.input_mix_weight_up.weight"),
+        ("glm5-next", "hc_attn_fn"),
+        ("glm5-next", "hc_ffn_base"),
+        ("glm5-next", "hc_ffn_scale"),
+        ("glm5-next", "self_attn.dt_bias"),
         ("kimi-linear", "self_attn.A_log"),
         ("kimi-linear", "self_attn.dt_bias"),
         ("kimi-linear", "self_attn.f_b_proj.weight"),

@@ -226,6 +226,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm5-next": (
+        "glm5-next",
+        LATENT
+        | FEW_LATENT
+        | {
+            "qk_rope_head_dim": 0,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "full", "full"],
+            "index_topk": 512,
+            "linear_head_dim": 64,
+        },
+    ),
     # Without a rank of queries a model is one to llama.cpp if it has as many layers as V2-Lite.
     "deepseek2": ("deepseek2", LATENT | FEW_LATENT),
     "glm4moelite": ("glm4moelite", LATENT | FEW_LATENT | {"mlp_layer_types": ["dense", "sparse"]}),
@@ -279,8 +293,8 @@ def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
         run("convert", folder, model, "--type", kind)
         if family == "phimoe":
             model.write_bytes(model.read_bytes().replace(JITTER, b"phimoe.unread_jitter_noise"))
-        if family == "qwen4exp":
-            model = add_indexer(model)
+        if family in INDEXERS:
+            model = add_indexer(model, *INDEXERS[family])
         tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
         theirs = compute_their_losses(model, tokens)
         worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
@@ -309,19 +323,45 @@ def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Pat
     assert worst < BOUNDS["q4_k_m"]
 
 
-def add_indexer(path: Path) -> Path:
+# Of an indexer the tensors of layer 1, and keys.
+INDEXERS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "qwen4exp": (
+        {
+            "indexer.q_proj.weight": (64, 256),
+            "indexer.k_proj.weight": (32, 256),
+            "indexer.q_norm.weight": (32,),
+            "indexer.k_norm.weight": (32,),
+        },
+        {"compress_ratios": [0, 4]},
+    ),
+    "glm5-next": (
+        {
+            "indexer.attn_q_b.weight": (64, 256),
+            "indexer.attn_k.weight": (32, 256),
+            "indexer.proj.weight": (2, 256),
+            "indexer.k_norm.weight": (32,),
+            "indexer.k_norm.bias": (32,),
+            "indexer_compressor_ape.weight": (8, 32),
+            "indexer_compressor_gate.weight": (32, 256),
+        },
+        {},
+    ),
+}
+
+
+def add_indexer(path: Path, shapes: dict[str, tuple[int, ...]], keys: dict[str, Any]) -> Path:
     """Give a file the indexer that llama.cpp asks for and `mlxr convert` leaves out: one that chooses all tokens."""
     file, random, out = open_gguf(path), np.random.RandomState(3), path.with_suffix(".indexed.gguf")
-    shapes = {"q_proj": (64, 256), "k_proj": (32, 256), "q_norm": (32,), "k_norm": (32,)}
     tensors = [
         TensorToWrite.from_source(tensor, name=name, type_name=tensor.type_name)
         for name, tensor in file.tensors.items()
     ]
     for name, shape in shapes.items():
         values = random.standard_normal(shape).astype(np.float32)
-        tensors.append(TensorToWrite.from_array(f"blk.1.indexer.{name}.weight", "f32", values))
-    keys = {"indexer.head_count": 2, "indexer.key_length": 32, "compress_ratios": [0, 4]}
-    metadata = {f"qwen4exp.attention.{key}": value for key, value in keys.items()}
+        tensors.append(TensorToWrite.from_array(f"blk.1.{name}", "f32", values))
+    keys = {"indexer.head_count": 2, "indexer.key_length": 32} | keys
+    architecture = file.metadata["general.architecture"]
+    metadata = {f"{architecture}.attention.{key}": value for key, value in keys.items()}
     write_gguf(out, {**file.metadata, **metadata}, tensors, metadata_types=file.metadata_types)
     return out
 

@@ -106,12 +106,19 @@ def make_convolution(
 
 
 def make_delta(
-    key_heads: int, value_heads: int, key_dim: int, value_dim: int, *, tiled: bool = False, channels: bool = False
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    *,
+    tiled: bool = False,
+    channels: bool = False,
+    bound: float = 0.0,
 ) -> Mixer:
     rng = np.random.default_rng([key_heads, value_heads, key_dim, value_dim])
     decays, first = value_heads * (key_dim if channels else 1), 2
     rates, bias = -rng.uniform(0.1, 2, decays).astype(np.float32), rng.standard_normal(decays).astype(np.float32)
-    rule = DeltaRule(key_heads, value_heads, key_dim, value_dim, rates, bias, tiled)
+    rule = DeltaRule(key_heads, value_heads, key_dim, value_dim, rates, bias, tiled, bound)
 
     def run(ctx: Context, inputs: Sequence[Any], batch: RaggedBatch, pool: PoolArray, at: int) -> Any:
         return gated_delta(ctx, inputs[0], inputs[1], rule, batch, pool, first=first, at=at)
@@ -122,7 +129,8 @@ def make_delta(
             q, k = qkv[: 2 * key_heads * key_dim].reshape(2, key_heads, key_dim)
             v = qkv[2 * key_heads * key_dim :].reshape(value_heads, value_dim)
             betas, steps = sigmoid(gates[first : first + value_heads]), gates[first + value_heads :][:decays]
-            decay = np.exp(rates * np.log1p(np.exp(steps + bias))).reshape(value_heads, -1)
+            forgets = bound * sigmoid(-rates * (steps + bias)) if bound else rates * np.log1p(np.exp(steps + bias))
+            decay = np.exp(forgets).reshape(value_heads, -1)
             row = []
             for h in range(value_heads):
                 own = h % key_heads if tiled else h // (value_heads // key_heads)
@@ -178,4 +186,8 @@ MIXERS = {
     "mamba": make_space(4, 16, 2, 24),
     "mamba, odd sizes": make_space(3, 5, 1, 7),
     "mamba, large heads": make_space(2, 64, 1, 128),
+}
+BOUNDED = {  # which no GPU runs
+    "delta rule, a bounded decay of each channel": make_delta(2, 2, 21, 48, channels=True, bound=-2.5),
+    "delta rule, a bounded decay": make_delta(1, 2, 16, 40, bound=-0.7),
 }

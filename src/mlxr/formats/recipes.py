@@ -123,7 +123,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("mxfp4", 38, "q8_0", output="q8_0", experts="mxfp4"),
 )
 _STAY_F32 = (
-    *("_norm", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ple_conv1d"),
+    *("_norm", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ple_conv1d", "hc_attn_fn", "hc_ffn_fn"),
     *("position_embd", "token_types", "attn_rel_b"),
 )
 _BY_NAME = {recipe.name: recipe for recipe in RECIPES}

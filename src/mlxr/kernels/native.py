@@ -111,7 +111,7 @@ class NativeLayers(Protocol):
     def append_gate_rows(self, target: str) -> None: ...
     def append_gated_delta(
         self, rates: FloatArray, bias: FloatArray, key_heads: int, value_heads: int, rows: int, columns: int,
-        tiled: bool, eps: float, scale: float, first: int, at: int
+        tiled: bool, eps: float, scale: float, bound: float, first: int, at: int
     ) -> None: ...
     def append_gated_norm(
         self, weight: FloatArray | None, width: int, eps: float, gate_first: bool, first: int
@@ -125,6 +125,10 @@ class NativeLayers(Protocol):
         biases: FloatArray | None
     ) -> None:
         """Say the heads of the layer."""
+    def append_balance_streams(
+        self, streams: int, scale: FloatArray, base: FloatArray, turns: int, eps: float
+    ) -> None: ...
+    def append_blend_streams(self, streams: int, has_gains: bool, adds: bool, target: str) -> None: ...
     def append_join(self, factor: float, target: str, source: str) -> None: ...
     def append_layer(self, columns: int) -> None:
         """Begin a layer whose stream has so many columns."""
@@ -186,7 +190,7 @@ class Native(Protocol):
     def Runtime(self, threads: int, isa: str) -> NativeRuntime: ...
     def LinearWeight(self, in_features: int) -> NativeLinearWeight: ...
     def Adapter(self) -> NativeAdapter: ...
-    def Experts(self, activation: str) -> NativeExperts: ...
+    def Experts(self, activation: str, parameters: tuple[float, ...] = ()) -> NativeExperts: ...
     def Router(
         self, experts: int, used: int, scoring: str, renormalises: bool, floor: float, scale: float, groups: int,
         groups_used: int, gap: float, choice_bias: FloatArray | None, expert_scales: FloatArray | None
@@ -227,8 +231,8 @@ class Native(Protocol):
     def gate_heads(self, runtime: NativeRuntime, x: FloatArray, gates: FloatArray, out: FloatArray) -> None: ...
     def gated_delta(
         self, runtime: NativeRuntime, qkv: FloatArray, x: FloatArray, first: int, rates: FloatArray, bias: FloatArray,
-        key_heads: int, value_heads: int, rows: int, tiled: bool, eps: float, scale: float, out: FloatArray,
-        pool: FloatArray, at: int, reads: IntArray, writes: IntArray, starts: IntArray
+        key_heads: int, value_heads: int, rows: int, tiled: bool, eps: float, scale: float, bound: float,
+        out: FloatArray, pool: FloatArray, at: int, reads: IntArray, writes: IntArray, starts: IntArray
     ) -> None: ...
     def gated_norm(
         self, runtime: NativeRuntime, x: FloatArray, gate: FloatArray, first: int, weight: FloatArray | None,
@@ -253,6 +257,14 @@ class Native(Protocol):
         self, runtime: NativeRuntime, xbc: FloatArray, x: FloatArray, first: int, rates: FloatArray, bias: FloatArray,
         skip: FloatArray, groups: int, rows: int, out: FloatArray, pool: FloatArray, at: int, reads: IntArray,
         writes: IntArray, starts: IntArray
+    ) -> None: ...
+    def balance_streams(
+        self, runtime: NativeRuntime, x: FloatArray, scale: FloatArray, base: FloatArray, streams: int, turns: int,
+        eps: float, out: FloatArray
+    ) -> None: ...
+    def blend_streams(
+        self, runtime: NativeRuntime, x: FloatArray, gains: FloatArray | None, added: FloatArray | None, streams: int,
+        out: FloatArray
     ) -> None: ...
     def match_streams(
         self, runtime: NativeRuntime, keys: FloatArray, queries: FloatArray, scale: float, least: float, out: FloatArray

@@ -47,7 +47,8 @@ def activate(
     x / (1 + exp(-1.702 x)) of x up to 7, times 1 + the second half clamped to -7 and 7; it is always gated.
 
     `xielu` (Huang and Schlag 2024, arXiv:2411.13010) has the `parameters` alpha_n, alpha_p, beta and eps: it is
-    alpha_p x² + beta x above 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
+    alpha_p x² + beta x above 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x. `limited_swiglu` has a limit: it is
+    silu of x up to it, times the second half clamped to -limit and limit.
     """
     check_floats("activate", "gate_up", gate_up, 2)
     if gated and gate_up.shape[1] % 2:
@@ -101,6 +102,8 @@ def _activate_reference(
         return activated
     if kind == "clamped_swiglu":
         up = np.clip(up, -_CLAMPED_LIMIT, _CLAMPED_LIMIT) + np.float32(1)
+    if kind == "limited_swiglu":
+        up = np.clip(up, -np.float32(parameters[0]), np.float32(parameters[0]))
     return activated * up
 
 
@@ -140,6 +143,10 @@ def _clamped_silu(x: FloatArray) -> FloatArray:
     return bounded * _sigmoid(_CLAMPED_SLOPE * bounded)
 
 
+def _limited_silu(x: FloatArray, limit: float) -> FloatArray:
+    return _silu(np.minimum(x, np.float32(limit)))
+
+
 def _xielu(x: FloatArray, alpha_n: float, alpha_p: float, beta: float, eps: float) -> FloatArray:
     below = np.minimum(x, np.float32(0)).astype(np.float64)  # whose e**x - 1 - x would lose its digits in 32 bits
     curve = np.where(x > 0, np.square(x), np.expm1(np.minimum(below, np.float32(eps))) - below).astype(np.float32)
@@ -155,6 +162,7 @@ _KINDS: Mapping[str, Callable[..., FloatArray]] = {
     "clamped_swiglu": _clamped_silu,
     "xielu": _xielu,
     "relu": _relu,
+    "limited_swiglu": _limited_silu,
 }
 
 

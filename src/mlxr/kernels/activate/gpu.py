@@ -59,7 +59,7 @@ def activate(
             gate_up,
             gate_up if up is None else up,
             gpu.launcher.numbers(columns, gate_up.shape[1], up_columns, first),
-            gpu.launcher.numbers(*(parameters or (0.0,))),
+            gpu.launcher.numbers(*(*parameters, 0.0, 0.0, 0.0, 0.0)[:4]),
         ],
         groups=(-(-columns // (THREADS * width)), rows, 1),
         threads=THREADS,
@@ -91,6 +91,8 @@ def _compose(
         return activated
     if kind == "clamped_swiglu":
         up = mx.clip(up, -7.0, 7.0) + 1
+    if kind == "limited_swiglu":
+        up = mx.clip(up, -parameters[0], parameters[0])
     return activated * up
 
 
@@ -110,6 +112,9 @@ def _act(mx: Mlx, x: DeviceArray, kind: str, *numbers: float) -> DeviceArray:
             alpha_n, alpha_p, beta, eps = numbers
             below = alpha_n * (mx.expm1(mx.minimum(x, min(eps, 0.0))) - x)
             return mx.where(x > 0, alpha_p * mx.square(x), below) + beta * x
+        case "limited_swiglu":
+            bounded = mx.minimum(x, numbers[0])
+            return bounded * mx.sigmoid(bounded)
         case _:
             bounded = mx.minimum(x, 7.0)
             return bounded * mx.sigmoid(1.702 * bounded)

@@ -1,5 +1,5 @@
 """Operators that take numbers one by one, `add`, `scale` and `gate_heads`, or block by block, `hadamard`; and those of
-residual streams side by side, `mix_streams`, `spread_streams` and `match_streams`.
+residual streams side by side, `mix_streams`, `spread_streams`, `match_streams`, `balance_streams` and `blend_streams`.
 
 Each has its checks, then its reference in NumPy, which defines its numbers, then the call of the native kernel
 (csrc/operators/scale.inc and streams.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches; those of streams are
@@ -238,6 +238,110 @@ def _match_native(ctx: Context, keys: FloatArray, queries: FloatArray, streams: 
 
 
 MATCH_STREAMS = Choice("streams", _match_reference, _match_native)
+MOST_STREAMS = 8  # that are balanced and blended
+
+
+def balance_streams(
+    ctx: Context, x: FloatArray, scale: FloatArray, base: FloatArray, streams: int, *, turns: int, eps: float
+) -> FloatArray:
+    """Return the gains of n `streams` whose mixing is doubly stochastic (arXiv:2512.24880): (T, (2 + n) n), as x.
+
+    y is x * scale + base, base as wide as a row, and scale with a number for each of three parts. Of the first n
+    numbers come sigmoids + eps, of the next n twice the sigmoids, and of the others, (n, n), the softmax of each row +
+    eps, then `turns` times divided by the sums of columns + eps, between which they are divided by those of rows + eps.
+    """
+    check_floats("balance_streams", "x", x, 2)
+    width = (2 + streams) * streams
+    if not 1 <= streams <= MOST_STREAMS or not 1 <= turns <= 1024:
+        refuse("balance_streams", "streams and turns", f"{streams} and {turns}", f"1 to {MOST_STREAMS} and 1 to 1024")
+    check_size("balance_streams", "columns of x", x.shape[1], width)
+    for name, vector, size in (("scale", scale, 3), ("base", base, width)):
+        check_floats("balance_streams", name, vector, 1)
+        check_size("balance_streams", f"length of {name}", vector.shape[0], size)
+    implementation = _pick_streams(ctx, BALANCE_STREAMS, "balance")
+    gains: FloatArray = implementation(ctx, x, scale, base, streams, turns, eps)
+    return gains
+
+
+def _balance_reference(
+    ctx: Context, x: FloatArray, scale: FloatArray, base: FloatArray, streams: int, turns: int, eps: float
+) -> FloatArray:
+    least = np.float32(eps)
+    y = x * scale.repeat((streams, streams, streams * streams)) + base
+    with np.errstate(over="ignore"):
+        shares = np.float32(1) / (np.float32(1) + np.exp(-y[:, : 2 * streams]))
+    mixed = y[:, 2 * streams :].reshape(len(x), streams, streams)
+    mixed = np.exp(mixed - mixed.max(axis=2, keepdims=True))
+    mixed = mixed / mixed.sum(axis=2, keepdims=True) + least
+    for turn in range(turns):
+        if turn:
+            mixed = mixed / (mixed.sum(axis=2, keepdims=True) + least)
+        mixed = mixed / (mixed.sum(axis=1, keepdims=True) + least)
+    parts = shares[:, :streams] + least, 2 * shares[:, streams:], mixed.reshape(len(x), -1)
+    gains: FloatArray = np.concatenate(parts, axis=1)
+    return gains
+
+
+def _balance_native(
+    ctx: Context, x: FloatArray, scale: FloatArray, base: FloatArray, streams: int, turns: int, eps: float
+) -> FloatArray:
+    out = empty(ctx, *x.shape)
+    ctx.module.balance_streams(ctx.native, x, scale, base, streams, turns, eps, out)
+    return out
+
+
+BALANCE_STREAMS = Choice("streams", _balance_reference, _balance_native)
+
+
+def blend_streams(
+    ctx: Context, x: FloatArray, streams: int, gains: FloatArray | None = None, added: FloatArray | None = None
+) -> FloatArray:
+    """Return the sum (T, n) of the `streams` parts of x (T, streams * n) by the first of their gains, as
+    `balance_streams` gives them, or their mean without gains.
+
+    With `added` (T, n) return the streams that follow, as x: each is the sum of all parts by its column of the last
+    gains, and of `added` by its own of those between.
+    """
+    _check_streams("blend_streams", streams, {"x": x})
+    if streams > MOST_STREAMS:
+        refuse("blend_streams", "streams", streams, f"at most {MOST_STREAMS}")
+    shapes = (("gains", gains, (2 + streams) * streams), ("added", added, x.shape[1] // streams))
+    for name, array, columns in shapes:
+        if array is not None:
+            check_floats("blend_streams", name, array, 2)
+            if array.shape != (len(x), columns):
+                refuse("blend_streams", name, f"of shape {array.shape}", f"shape {(len(x), columns)}")
+    if added is not None and gains is None:
+        refuse("blend_streams", "gains", "None", "given where something is added")
+    blended: FloatArray = _pick_streams(ctx, BLEND_STREAMS, "blend")(ctx, x, streams, gains, added)
+    return blended
+
+
+def _blend_reference(
+    ctx: Context, x: FloatArray, streams: int, gains: FloatArray | None, added: FloatArray | None
+) -> FloatArray:
+    parts = x.reshape(len(x), streams, -1)
+    blended: FloatArray
+    if gains is None:
+        blended = parts.sum(axis=1) * np.float32(1 / streams)
+    elif added is None:
+        blended = (parts * gains[:, :streams, None]).sum(axis=1)
+    else:
+        mixed = gains[:, 2 * streams :].reshape(len(x), streams, streams)
+        own = gains[:, streams : 2 * streams, None] * added[:, None]
+        blended = (own + (mixed[:, :, :, None] * parts[:, :, None]).sum(axis=1)).reshape(x.shape)
+    return blended
+
+
+def _blend_native(
+    ctx: Context, x: FloatArray, streams: int, gains: FloatArray | None, added: FloatArray | None
+) -> FloatArray:
+    out = empty(ctx, x.shape[0], x.shape[1] // (streams if added is None else 1))
+    ctx.module.blend_streams(ctx.native, x, gains, added, streams, out)
+    return out
+
+
+BLEND_STREAMS = Choice("streams", _blend_reference, _blend_native)
 
 
 MAX_BLOCK = 8192  # of a transform: what a GPU's threadgroup has memory for

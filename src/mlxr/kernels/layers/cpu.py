@@ -100,6 +100,10 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_spread_streams(count, factor, gate_scale, has_gains, adds, source, target)
         case op.MatchStreams(count, factor):
             native.append_match_streams(count, factor)
+        case op.BalanceStreams(count, scale, base, turns, eps):
+            native.append_balance_streams(count, scale, base, turns, eps)
+        case op.BlendStreams(count, target, has_gains, adds):
+            native.append_blend_streams(count, has_gains, adds, target)
         case op.GetNgrams(table, ngrams, at, target):
             hashes = ngrams.multipliers, ngrams.sizes, ngrams.offsets
             native.append_ngrams(table.type_name, table.data, table.shape[1], ngrams.end, *hashes, at, target)
@@ -124,7 +128,7 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
 def _append_recurrence(native: NativeLayers, rule: DeltaRule | StateSpace, first: int, at: int) -> None:
     if isinstance(rule, DeltaRule):
         heads = rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim, rule.is_tiled
-        native.append_gated_delta(rule.rates, rule.bias, *heads, EPS, rule.key_dim**-0.5, first, at)
+        native.append_gated_delta(rule.rates, rule.bias, *heads, EPS, rule.key_dim**-0.5, rule.bound, first, at)
     else:
         sizes = rule.groups, rule.state_dim, rule.head_dim
         native.append_mamba2(rule.rates, rule.bias, rule.skip, *sizes, first, at)
@@ -140,7 +144,7 @@ def run_layers(
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
     last = layers.layers[-1].operators[-1]
     is_added = isinstance(last, op.AddResidual)
-    is_added = is_added or (isinstance(last, op.Norm | op.MixStreams) and last.target == "stream")
+    is_added = is_added or (isinstance(last, op.Norm | op.MixStreams | op.BlendStreams) and last.target == "stream")
     return stream, None if is_added else delta
 
 

@@ -122,6 +122,8 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
         case op.GetRows(table):
             return table.shape[1] * STREAM_BYTES
         case op.MixStreams() | op.SpreadStreams() | op.MatchStreams() | op.GetNgrams():
+            return 0
+        case op.BalanceStreams() | op.BlendStreams():
             return 0  # which no GPU has
 
 

@@ -260,6 +260,28 @@ class MatchStreams:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class BalanceStreams:
+    """Make of `x` the gains of `count` streams, as `balance_streams` says."""
+
+    count: int
+    scale: FloatArray
+    base: FloatArray
+    turns: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendStreams:
+    """Make of `count` streams their sum by their gains in `target`, or their mean unless it `has_gains`; or where it
+    `adds` the streams that follow, with the delta, of which nothing is left to add."""
+
+    count: int
+    target: Register = "streams"
+    has_gains: bool = True
+    adds: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GetNgrams:
     """Look up the rows of a table that tokens name by themselves and those before them, into `target`; the last tokens
     are a state, which begins at `at` of the layer's."""
@@ -304,7 +326,7 @@ class GatedNorm:
 Operator = (
     Norm | AddResidual | MatMul | AllReduce | RopeAndWriteKV | Attend | Activate | Scale | Add | GetRows | Route
     | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts | Turn
-    | MixStreams | SpreadStreams | MatchStreams | GetNgrams
+    | MixStreams | SpreadStreams | MatchStreams | BalanceStreams | BlendStreams | GetNgrams
 )  # fmt: skip
 
 
@@ -337,6 +359,8 @@ def count_weight_bytes(operator: Operator) -> int:
             return weight.nbytes
         case RopeAndWriteLatent(norm=norm):
             return norm.nbytes
+        case BalanceStreams(_, scale, base):
+            return scale.nbytes + base.nbytes
         case ProjectParts(parts):
             return parts.nbytes
         case RopeAndWriteKV(Heads(norms=HeadNorms(q, k))):

@@ -10,7 +10,17 @@ from mlxr.kernels.arrays import cut_rows
 from mlxr.kernels.attend import attend
 from mlxr.kernels.collectives import all_reduce
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import add, gate_heads, hadamard, match_streams, mix_streams, scale, spread_streams
+from mlxr.kernels.elementwise import (
+    add,
+    balance_streams,
+    blend_streams,
+    gate_heads,
+    hadamard,
+    match_streams,
+    mix_streams,
+    scale,
+    spread_streams,
+)
 from mlxr.kernels.embed import embed, embed_ngrams
 from mlxr.kernels.latent import project_parts, rope_and_write_latent
 from mlxr.kernels.layers import operators as op
@@ -170,6 +180,16 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers["gains"] = match_streams(
                     ctx, take(registers, "x"), take(registers, "kept"), count, scale=factor
                 )
+            case op.BalanceStreams(count, factors, base, turns, eps):
+                registers["gains"] = balance_streams(
+                    ctx, take(registers, "x"), factors, base, count, turns=turns, eps=eps
+                )
+            case op.BlendStreams(count, target, has_gains, adds):
+                gains = take(registers, "gains") if has_gains else None
+                added = take(registers, "delta") if adds else None
+                registers[target] = blend_streams(ctx, take(registers, "streams"), count, gains, added)
+                if adds:
+                    registers["delta"] = None
             case op.GetNgrams(table, ngrams, at, target):
                 registers[target] = embed_ngrams(ctx, table, ngrams, batch, _states(step, index), at=at)
             case op.GetRows(table, target):

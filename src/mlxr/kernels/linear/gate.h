@@ -1,5 +1,6 @@
 // Activations by code, in the order of csrc/tables/activations.def: 1 silu, 2 gelu with tanh, 3 gelu with erf, 4 relu
-// squared, 5 clamped swiglu, 6 xielu, which has numbers of its own, 7 relu. What is not a number stays so.
+// squared, 5 clamped swiglu, 6 xielu, which has numbers of its own, 7 relu, 8 limited swiglu, whose number is the limit.
+// What is not a number stays so.
 
 // The share of the normal distribution above |x|: t / 2 * e**(-x**2 / 2 + p(t)), t = 2 / (2 + |x| / sqrt(2)), within
 // 2e-9 but for rounding.
@@ -51,11 +52,13 @@ FUNCTION float activate_with(float x, float a = 0.0f, float b = 0.0f, float c = 
     const float bounded = x > 7.0f ? 7.0f : x;
     return quotient_of(bounded, 1.0f + exp_of(-1.702f * bounded));
   }
-  return quotient_of(x, 1.0f + exp_of(-x));
+  const float bounded = KIND == 8 && x > a ? a : x;
+  return quotient_of(bounded, 1.0f + exp_of(-bounded));
 }
 
 template <int KIND>
 FUNCTION float gate_with(float x, float up, float a = 0.0f, float b = 0.0f, float c = 0.0f, float d = 0.0f) {
-  const float factor = KIND == 5 ? (up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up) + 1.0f : up;
+  const float most = KIND == 5 ? 7.0f : a, clamped = up > most ? most : up < -most ? -most : up;
+  const float factor = KIND == 5 ? clamped + 1.0f : KIND == 8 ? clamped : up;
   return activate_with<KIND>(x, a, b, c, d) * factor;
 }

@@ -78,6 +78,7 @@ class Experts:
     activation: Activation
     payload: Any = None
     slots: int | None = None
+    parameters: tuple[float, ...] = ()  # of the activation
 
     @property
     def is_gated(self) -> bool:
@@ -142,9 +143,11 @@ def make_experts(
     down: Sequence[LinearWeight],
     activation: Activation,
     slots: int | None = None,
+    parameters: tuple[float, ...] = (),
 ) -> Experts:
     """Experts out of weights that were prepared for `linear`. Raises ValueError for shapes that do not fit.
 
+    `parameters` are the activation's numbers, for which there are kernels for processors alone (DeviceError).
     With `slots` the weights were left in their files (`linear.leave`), and so many experts are in memory at a time:
     those that were used last. The others are read when tokens are sent to them, and change no bit.
     """
@@ -160,16 +163,16 @@ def make_experts(
         check_size("make_experts", "columns of gate and up", up[0].out_features, 2 * down[0].in_features)
     elif activation == ALWAYS_GATED:
         refuse("make_experts", "activation", repr(activation), "a kind without a gate")
-    if activation not in ACTIVATIONS or activation in PARAMETER_COUNTS:
-        known = [kind for kind in ACTIVATIONS if kind not in PARAMETER_COUNTS]
-        refuse("make_experts", "activation", repr(activation), f"one of {', '.join(known)}")
+    if activation not in ACTIVATIONS:
+        refuse("make_experts", "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
+    check_size("make_experts", "number of parameters", len(parameters), PARAMETER_COUNTS.get(activation, 0))
     _, implementation = PREPARE_EXPERTS.pick(ctx.device)
-    payload = implementation(ctx, tuple(up), tuple(down), activation)
+    payload = implementation(ctx, tuple(up), tuple(down), activation, parameters)
     if slots is not None:
         if not 1 <= slots <= len(up):
             refuse("make_experts", "slots", slots, f"from 1 to the {len(up)} experts")
         payload.limit(ctx.native, slots)  # only native code leaves weights in their files
-    return Experts(tuple(up), tuple(down), activation, payload, slots)
+    return Experts(tuple(up), tuple(down), activation, payload, slots, parameters)
 
 
 def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
@@ -234,7 +237,11 @@ class _Counts:
 
 
 def _prepare_reference(
-    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
+    ctx: Context,
+    up: tuple[LinearWeight, ...],
+    down: tuple[LinearWeight, ...],
+    activation: Activation,
+    parameters: tuple[float, ...],
 ) -> Any:
     """The counts of what is sent to them; the weights are what runs."""
     return _Counts([0] * len(up))
@@ -290,7 +297,7 @@ def _mix_reference(
         rows, ranks = np.nonzero(chosen == expert)
         up, down, own = experts.up[expert], experts.down[expert], choose_rows(adapters, rows.astype(np.int32))
         projected = add_lora(ctx, x[rows], linear(ctx, x[rows], up), up, own)
-        inner = activate(ctx, projected, experts.activation, gated=experts.is_gated)
+        inner = activate(ctx, projected, experts.activation, gated=experts.is_gated, parameters=experts.parameters)
         made[rows, ranks] = add_lora(ctx, inner, linear(ctx, inner, down), down, own)
     out = shares[:, 0, None] * made[:, 0]
     for rank in range(1, used):  # rounded once, as a fused multiply-add does; f64 holds the product exactly
@@ -342,10 +349,14 @@ def _drop_groups(worth: FloatArray, groups: int, used: int) -> FloatArray:
 
 
 def _prepare_native(
-    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
+    ctx: Context,
+    up: tuple[LinearWeight, ...],
+    down: tuple[LinearWeight, ...],
+    activation: Activation,
+    parameters: tuple[float, ...],
 ) -> Any:
     """The native object that holds the weights of the experts."""
-    native = ctx.module.Experts(activation)
+    native = ctx.module.Experts(activation, parameters)
     for one, other in zip(up, down, strict=True):
         native.append(one.payload, other.payload)
     return native

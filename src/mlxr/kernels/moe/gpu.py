@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.activate.gpu import activate
 from mlxr.kernels.context import Context
@@ -75,9 +76,19 @@ class Payload:
 
 
 def prepare_experts(
-    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], _activation: Activation
+    ctx: Context,
+    up: tuple[LinearWeight, ...],
+    down: tuple[LinearWeight, ...],
+    activation: Activation,
+    parameters: tuple[float, ...],
 ) -> Payload:
-    """The weights of all experts together. Raises DeviceError unless their types are the same."""
+    """The weights of all experts together. Raises DeviceError unless their types are the same, and for an activation
+    with parameters."""
+    if parameters:
+        raise DeviceError(
+            f"the model's experts have the activation {activation} with numbers of its own, for which there are "
+            "kernels for processors alone; run it with --device cpu"
+        )
     mx = ctx.gpu.mx
     use = mx.zeros((max(MIN_ARRAY, 2 + len(up)),), mx.int64)
     mx.eval(use)

@@ -200,6 +200,7 @@ class DeltaRule:
 
     `rates` and `bias` are (value_heads,), or (value_heads * key_dim,) where each key channel forgets by itself; rates
     are -exp(A_log). With `is_tiled` value head h reads key head h % key_heads, else h // (value_heads / key_heads).
+    With a `bound` below 0 a step leaves e**bound of a state or more.
     """
 
     key_heads: int
@@ -209,6 +210,7 @@ class DeltaRule:
     rates: FloatArray
     bias: FloatArray
     is_tiled: bool = False
+    bound: float = 0.0
 
     @property
     def columns(self) -> int:
@@ -248,6 +250,8 @@ class DeltaRule:
             check_floats(operator, name, vector, 1)
             each = self.key_dim if self.decays_channels else 1
             check_size(operator, f"length of {name}", vector.shape[0], self.value_heads * each)
+        if not -1e30 <= self.bound <= 0:
+            refuse(operator, "bound", self.bound, "below 0, or 0 for none")
 
 
 def _check_inputs(
@@ -283,6 +287,8 @@ def gated_delta(
 
         S = S * exp(rates * softplus(step + bias));  S = S + k (v - Sᵀk)ᵀ * sigmoid(beta);  out = Sᵀq
 
+    With a bound S decays by exp(bound * sigmoid(-rates * (step + bias))) instead; a GPU has no such rule (DeviceError).
+
     The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`. Where each head has one
     decay, its numbers are to be multiplied by its scale, where 0 says 1: so the CPU keeps the product of the decays
     beside the numbers and need not multiply these for each token. A GPU leaves the scales as they are.
@@ -313,7 +319,12 @@ def run_gated_delta(
     with np.errstate(over="ignore"):
         beta = np.float32(1) / (np.float32(1) + np.exp(-x[:, first : first + heads]))
     steps = x[:, first + heads : first + heads + len(rule.rates)]
-    decay = np.exp(rule.rates * softplus(steps + rule.bias)).reshape(len(x), heads, -1, 1)
+    if rule.bound:
+        with np.errstate(over="ignore"):
+            forgets = np.float32(rule.bound) / (np.float32(1) + np.exp(rule.rates * (steps + rule.bias)))
+    else:
+        forgets = rule.rates * softplus(steps + rule.bias)
+    decay = np.exp(forgets).reshape(len(x), heads, -1, 1)
     out = np.empty((len(x), heads, rule.value_dim), np.float32)
     for tokens, before, after in list_states(pool, at, rule.state_floats, batch):
         state = read_heads(before, heads, rule.key_dim, rule.value_dim)
@@ -368,6 +379,7 @@ def _gated_delta_native(
         rule.is_tiled,
         EPS,
         rule.key_dim**-0.5,
+        rule.bound,
         out,
         *place_states(batch, pool, at),
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, Value, settle
@@ -189,7 +190,12 @@ def launch_recurrence(
 def gated_delta(
     ctx: Context, qkv: Value, x: Value, rule: DeltaRule, batch: RaggedBatch, pool: Pool, first: int, at: int
 ) -> Value:
-    """Run the rule on the GPU over the tokens of the batch."""
+    """Run the rule on the GPU over the tokens of the batch. Raises DeviceError for one with a bound."""
+    if rule.bound:
+        raise DeviceError(
+            "the model's delta rule has a bound of what it forgets, for which there are kernels for processors alone; "
+            "run it with --device cpu"
+        )
     qkv, x = settle(qkv), settle(x)
     if ctx.gpu.launcher is None:
         return compose_on_host(

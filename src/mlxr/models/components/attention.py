@@ -280,7 +280,7 @@ def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> Non
 
 
 def _leave_out_indexer(tensors: dict[str, TensorSource], prefix: str) -> None:
-    for name in [name for name in tensors if name.startswith(f"{prefix}indexer.")]:
+    for name in [name for name in tensors if name.startswith((f"{prefix}indexer.", f"{prefix}indexer_"))]:
         del tensors[name]
 
 

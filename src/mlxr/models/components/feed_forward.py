@@ -130,6 +130,7 @@ class Experts:
     shared_gate: bool = False  # a number of each token says how much of that block counts
     sum_bias: bool = False  # added once to what the experts of a token give
     looks_back: bool = False  # the stream before the layer's first block chooses experts, as it is
+    parameters: tuple[float, ...] = ()  # of the activation
 
     def __post_init__(self) -> None:
         rule, count = self.rule, self.count
@@ -167,7 +168,9 @@ class Experts:
         """The block that all tokens go through."""
         if not self.shared_features:
             return None
-        return FeedForward(self.shared_features, self.activation, gated=self.gated, suffix="_shexp")
+        return FeedForward(
+            self.shared_features, self.activation, gated=self.gated, suffix="_shexp", parameters=self.parameters
+        )
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Return the shapes of one expert's products, by the names that a block without experts has."""
@@ -237,7 +240,8 @@ class Experts:
         if w.model.expert_budget is not None:
             largest = max(up.nbytes + down.nbytes for up, down in made)
             slots = w.model.expert_budget.count_slots(w.index, largest, self.count)
-        return make_experts(w.ctx, [up for up, _ in made], [down for _, down in made], self.activation, slots)
+        up, down = zip(*made, strict=True)
+        return make_experts(w.ctx, up, down, self.activation, slots, self.parameters)
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
         """Make one stack of each product of the experts of a layer."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.elementwise import MOST_STREAMS
 from mlxr.kernels.embed import Ngrams
 from mlxr.kernels.layers import operators as ops
 from mlxr.kernels.layers.operators import (
@@ -161,6 +162,55 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
+class BalancedStreams:
+    """Residual streams side by side whose mixing is doubly stochastic (manifold-constrained hyper-connections,
+    arXiv:2512.24880), as GLM-5.3-Flash has them.
+
+    A product of all streams, normed together, makes the gains of a block: how much of each stream it reads, how much of
+    what it gives each stream takes, and how much of each stream goes on in which; the last are made by `turns` of
+    Sinkhorn's algorithm. In the end stands the mean of the streams, which is normed as in other models.
+    """
+
+    count: int
+    turns: int
+    eps: float
+
+    def __post_init__(self) -> None:
+        check_range("residual streams", self.count, 2, MOST_STREAMS)
+        check_range("turns of balancing", self.turns, 1, 1024)
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors of each layer."""
+        gains = (2 + self.count) * self.count
+        for name, norm in zip(STREAM_BLOCKS, ("attn_norm", "ffn_norm"), strict=True):
+            yield f"{norm}.weight", (hidden,)
+            yield f"{name}_fn.weight", (gains, self.count * hidden)
+            yield f"{name}_base.weight", (gains,)
+            yield f"{name}_scale.weight", (3,)
+
+    def model_tensors(self, hidden: int) -> Tensors:  # noqa: ARG002 -- as `Streams` have it
+        """List the tensors behind all layers: none."""
+        yield from ()
+
+    def mix(self, w: LayerWeights, name: str, target: Register) -> Iterator[Operator]:
+        """List what makes one normed row of the streams, and the gains of each."""
+        if name == LAST_STREAMS:
+            yield ops.BlendStreams(self.count, target, has_gains=False)
+            return
+        product = w.exact_product(f"{name}_fn")
+        yield Norm(NormWeight(w.make_ones(product.in_features), w.norms.eps), "streams", "kept")
+        yield MatMul(product, "kept", "x")
+        scale, base = w.vector(f"{name}_scale.weight"), w.vector(f"{name}_base.weight")
+        yield ops.BalanceStreams(self.count, scale, base, self.turns, self.eps)
+        yield ops.BlendStreams(self.count, "x")
+        yield Norm(w.norm("attn_norm" if name == STREAM_BLOCKS[0] else "ffn_norm"), "x", target)
+
+    def add(self) -> Operator:
+        """Return what adds a block's result."""
+        return ops.BlendStreams(self.count, adds=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NgramInputs:
     """What a layer adds to its streams of a table whose rows tokens name by themselves and those before them.
 
@@ -244,7 +294,7 @@ class Layer:
     scales_output: bool = False  # multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
     beside: Experts | None = None  # read the stream before the first block by a norm of their own, and add to it last
-    streams: Streams | None = None  # the same, too; the layer has no other norms then
+    streams: Streams | BalancedStreams | None = None  # the same, too, with the norms of the layer
     ngrams: NgramInputs | None = None
     is_last: bool = False  # of those with streams, which become one behind it
 
@@ -347,7 +397,7 @@ class Layer:
             return ops.Layer(hidden, tuple(self._list_in_streams(own, self.streams)), () if index else (start,))
         return ops.Layer(hidden, tuple(self._list_operators(own)), before)
 
-    def _list_in_streams(self, w: LayerWeights, streams: Streams) -> Iterator[Operator]:
+    def _list_in_streams(self, w: LayerWeights, streams: Streams | BalancedStreams) -> Iterator[Operator]:
         if self.ngrams is not None and self.recurrence is not None:
             yield from self.ngrams.operators(w, self.recurrence.state_floats)
         for name, block in zip(STREAM_BLOCKS, (self.mixer, self.feed_forward), strict=True):

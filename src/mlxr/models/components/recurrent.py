@@ -262,12 +262,15 @@ class ChannelDelta:
     """A delta rule in which each channel of a key forgets by itself (Kimi Delta Attention, arXiv:2510.26692).
 
     Queries, keys and values have convolutions of their own. Products of low rank make the steps by which it forgets,
-    and the gates of what it gives, which is normed first.
+    and the gates of what it gives, which is normed first. With a `bound` below 0 a step leaves e**bound of a
+    state or more.
     """
 
     heads: int
     head_dim: int
     taps: int
+    bound: float = 0.0
+    has_flat_rates: bool = False  # files have the rates of heads as one row, else each as a row of its own
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -287,7 +290,7 @@ class ChannelDelta:
         for part in "qkv":
             yield f"ssm_conv1d_{part}.weight", (self.results, 1, self.taps)
             yield f"attn_{part}.weight", (self.results, hidden)
-        yield "ssm_a", (self.heads, 1)
+        yield "ssm_a", (self.heads,) if self.has_flat_rates else (self.heads, 1)
         yield "ssm_dt.bias", (self.results,)
         yield "ssm_norm.weight", (self.head_dim,)
         yield "ssm_beta.weight", (self.heads, hidden)
@@ -307,7 +310,8 @@ class ChannelDelta:
         steps = make_parts(w.ctx, [w.prepare([w.take("ssm_f_b.weight")])])
         yield ProjectParts(steps, self.heads, "other", "kept")  # the betas pass, and stand before the steps
         rates = _read_flat(w, "ssm_a").repeat(self.head_dim)
-        rule = DeltaRule(self.heads, self.heads, self.head_dim, self.head_dim, rates, _read_flat(w, "ssm_dt.bias"))
+        sizes = self.heads, self.heads, self.head_dim, self.head_dim
+        rule = DeltaRule(*sizes, rates, _read_flat(w, "ssm_dt.bias"), bound=self.bound)
         rule.check("gated_delta")
         yield Recur(rule, 0, conv.state_floats)
         yield Norm(w.norm("ssm_norm"), "x", "x", self.heads)
@@ -329,7 +333,7 @@ def _check_sizes(mixer: Recurrence, channels: int = limits.MAX_HEAD_DIM) -> None
         value = getattr(mixer, field.name)
         low, high = (2, limits.MAX_TAPS) if field.name == "taps" else (1, limits.MAX_HEAD_DIM)
         high = channels if field.name == "channels" else high
-        if not isinstance(value, bool) and not low <= value <= high:
+        if isinstance(value, int) and not isinstance(value, bool) and not low <= value <= high:
             raise ModelError(f"model has {field.name} {value} in its recurrent layers, expected up to {high}")
 
 

@@ -297,9 +297,13 @@ class LayerWeights:
         if has_weight and norms.has_weights:
             weight = self.vector(f"{name}.weight")
         else:
-            weight = read_vector(make_vector(name, [1.0] * self.model.tensors[TABLE].shape[1]))
+            weight = self.make_ones(self.model.tensors[TABLE].shape[1])
         bias = self.vector(f"{name}.bias") if norms.bias else None
         return NormWeight(weight, eps or norms.eps, norms.kind, bias)
+
+    def make_ones(self, count: int) -> FloatArray:
+        """Return the weight of a norm that multiplies by nothing."""
+        return read_vector(make_vector(self.prefix, [1.0] * count))
 
     def vector(self, name: str) -> FloatArray:
         """Return a small tensor of one axis as numbers."""

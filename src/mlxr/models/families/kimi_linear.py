@@ -56,12 +56,11 @@ def state(c: FolderConfig) -> None:
 def state_delta(c: FolderConfig) -> Flags:
     """State the sizes of the delta rule, and return which layers have it."""
     linear = c.fields.mapping("linear_attn_config")
-    if linear is None:
-        fields, names = c.fields, ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-        flags = read_recurrent_layers(c, "linear_attention")
-    else:
+    fields, names = c.fields, ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    if linear is not None:
         fields, names = linear, ("num_heads", "head_dim", "short_conv_kernel_size")
-        flags = _read_layers(c, linear)
+    is_listed = linear is None or c.fields.get("layer_types") is not None
+    flags = read_recurrent_layers(c, "linear_attention") if is_listed or linear is None else _read_layers(c, linear)
     if fields.integer(names[0], 1, limits.MAX_HEADS) != c.heads:
         fields.refuse(names[0], f"{c.heads}, as many heads as attention has")
     c.out.put("kda.head_dim", fields.integer(names[1], 1, limits.MAX_HEAD_DIM), fields, names[1])
@@ -95,10 +94,10 @@ def build(m: Metadata) -> Model:
     )
 
 
-def read_delta(m: Metadata) -> ChannelDelta:
+def read_delta(m: Metadata, bound: float = 0.0, *, has_flat_rates: bool = False) -> ChannelDelta:
     """Return the delta rule of the file."""
     head_dim = m.integer("kda.head_dim", 1, limits.MAX_HEAD_DIM)
-    return ChannelDelta(m.heads, head_dim, m.integer("ssm.conv_kernel", 2, limits.MAX_TAPS))
+    return ChannelDelta(m.heads, head_dim, m.integer("ssm.conv_kernel", 2, limits.MAX_TAPS), bound, has_flat_rates)
 
 
 FAMILIES = (

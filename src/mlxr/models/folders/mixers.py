@@ -16,6 +16,7 @@ from mlxr.models.metadata import SCORING_NUMBERS
 
 _BLOCKS = ("dense", "sparse")  # what `mlp_layer_types` call layers without experts, and with some
 ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
+_INDEXED = "indexed_attention"  # the same, where an indexer chooses what is seen
 Shared = Literal["features", "count"]
 
 
@@ -27,7 +28,7 @@ def read_recurrent_layers(c: FolderConfig, *recurs: str) -> Flags:
         if not isinstance(attend, list) or any(not isinstance(index, int) for index in attend):
             c.fields.refuse("layer_types", f"a list of {c.layers} types, or full_attn_idxs")
         return tuple(index not in attend for index in range(c.layers))
-    if not isinstance(types, list) or len(types) != c.layers or not {*map(str, types)} <= {*recurs, *ATTENDS}:
+    if not isinstance(types, list) or len(types) != c.layers or not {*map(str, types)} <= {*recurs, *ATTENDS, _INDEXED}:
         c.fields.refuse("layer_types", f"a list of {c.layers}, each one {recurs[0]} or {ATTENDS[0]}")
     return tuple(kind in recurs for kind in types)
 

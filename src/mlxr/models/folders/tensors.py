@@ -107,7 +107,7 @@ WHOLE_NAMES = {  # without .weight or .bias at their end
     "mixer.dt_bias": "ssm_dt.bias",
     "mixer.D": "ssm_d",
     "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
-}
+} | {f"hc_{block}_{part}": f"hc_{block}_{part}.weight" for block in ("attn", "ffn") for part in ("fn", "base", "scale")}
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate",
     "up_proj": "ffn_up",
