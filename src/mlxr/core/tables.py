@@ -55,6 +55,6 @@ WEIGHT_TYPES = (
     WeightType("affine8_64", 864, 64, 72, (("words", 8, 16), ("words", 0, 2))),
 )
 
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu", "xielu", "relu"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu", "xielu", "relu", "clamp"]
 # How many numbers a layer states of an activation.
-PARAMETER_COUNTS: dict[Activation, int] = {"xielu": 4}
+PARAMETER_COUNTS: dict[Activation, int] = {"xielu": 4, "clamp": 1}

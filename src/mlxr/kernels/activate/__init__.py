@@ -47,7 +47,8 @@ def activate(
     x / (1 + exp(-1.702 x)) of x up to 7, times 1 + the second half clamped to -7 and 7; it is always gated.
 
     `xielu` (Huang and Schlag 2024, arXiv:2411.13010) has the `parameters` alpha_n, alpha_p, beta and eps: it is
-    alpha_p x² + beta x above 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x.
+    alpha_p x² + beta x above 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x. `clamp` has one, c: x is kept from
+    -c to c.
     """
     check_floats("activate", "gate_up", gate_up, 2)
     if gated and gate_up.shape[1] % 2:
@@ -155,6 +156,7 @@ _KINDS: Mapping[str, Callable[..., FloatArray]] = {
     "clamped_swiglu": _clamped_silu,
     "xielu": _xielu,
     "relu": _relu,
+    "clamp": lambda x, most: np.clip(x, np.float32(-most), np.float32(most)),
 }
 
 
