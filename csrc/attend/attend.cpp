@@ -42,7 +42,7 @@ void visit_blocks(const AttendCall& call, int64_t sequences, Visit&& visit) {
                 task.kv_head = static_cast<int32_t>(head);
                 task.row_first = first;
                 task.row_last = std::min(rows, first + block_rows);
-                task.low = std::max<int64_t>(first_position + first / call.group + 1 - call.window, 0);
+                task.low = start_of_seen(call, first_position + first / call.group + 1);
                 const int64_t last = (task.row_last - 1) / call.group;
                 task.high = end_of_seen(call, call.query_starts[sequence] + last, first_position + last + 1, length);
                 task.chunk_first = task.low / kChunkPositions;
@@ -126,10 +126,9 @@ Tally::Work measure_call(const AttendCall& call, int64_t sequences) {
         const int64_t length = call.context_lengths[sequence], before = length - queries;
         for (int64_t query = 0; query < queries; ++query) {
             const int64_t own = before + query + 1;
-            pairs +=
-                std::min(own, call.window) + end_of_seen(call, call.query_starts[sequence] + query, own, length) - own;
+            pairs += end_of_seen(call, call.query_starts[sequence] + query, own, length) - start_of_seen(call, own);
         }
-        positions += std::min(length, call.window < length ? call.window + queries - 1 : length);
+        if (queries > 0) positions += length - start_of_seen(call, before + 1);
     }
     const int64_t pools = call.values_in_keys ? 1 : 2, dims = call.head_dim + call.value_dim;
     const int64_t floats = (call.query_starts[sequences] - call.query_starts[0]) * call.heads * dims;

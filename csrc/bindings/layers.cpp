@@ -25,7 +25,7 @@ using mlxr::PythonWeight;
 // fit the next one's input.
 void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
                   bool symmetric, float softcap, OptionalVector sinks, int64_t rope, int64_t group, int64_t value_dim,
-                  bool whole_pictures, OptionalVector biases) {
+                  bool whole_pictures, OptionalVector biases, bool chunked) {
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
     }
@@ -42,6 +42,7 @@ void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t h
     layer.value_dim = value_dim;
     layer.window = positions_seen(window);
     layer.symmetric = symmetric;
+    layer.chunked = chunked;
     layer.whole_pictures = whole_pictures;
     layer.scale = scale;
     layer.softcap = softcap;
@@ -154,9 +155,10 @@ void append_activate(PythonLayers& self, const char* kind, int64_t features, std
     self.write("layers: columns that are activated", op.target, features);
 }
 
-void append_scale(PythonLayers& self, float factor, const char* target) {
+void append_scale(PythonLayers& self, float factor, float softcap, const char* target) {
     mlxr::Operator& op = self.append(mlxr::Kind::scale, target, target);
     op.factor = factor;
+    op.softcap = check_softcap("layers: softcap of numbers", softcap);
     op.columns = self.width(op.target);
 }
 
@@ -264,15 +266,15 @@ void append_route(PythonLayers& self, const mlxr::PythonRouter& router) {
         if (vector) self.arrays.push_back(*vector);
     }
     self.experts = op.router.experts;
+    self.used = op.router.used;
 }
 
 void append_mix(PythonLayers& self, const mlxr::PythonExperts& mixture, const char* source, const char* target) {
     mlxr::Operator& op = self.append(mlxr::Kind::mix, source, target);
     check_size("layers: number of experts", mixture.experts.count(), self.experts);
     if (self.experts == 0) refuse("layers: experts", "before a router", "after it");
-    check_size("layers: in_features of experts", mixture.experts.columns(), self.columns);
-    check_size("layers: columns that experts read", self.width(op.source), self.columns);
-    self.write("layers: columns of experts", op.target, self.columns);
+    check_size("layers: columns that experts read", self.width(op.source), mixture.experts.columns());
+    self.write("layers: columns of experts", op.target, mixture.experts.columns());
     op.experts = &mixture.experts;
 }
 
@@ -280,6 +282,13 @@ void append_gate_rows(PythonLayers& self, const char* target) {
     mlxr::Operator& op = self.append(mlxr::Kind::gate_rows, "x", target);
     check_size("layers: columns of a gate of rows", self.width(op.source), 1);
     op.columns = self.width(op.target);
+}
+
+void append_take_shares(PythonLayers& self, const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::take_shares, source, target);
+    if (self.used != 1) refuse("layers: experts of a token", std::to_string(self.used), "one, of which the share is");
+    op.columns = self.width(op.source);
+    self.write("layers: columns times shares", op.target, op.columns);
 }
 
 void append_rows(PythonLayers& self, const std::string& type, mlxr::RawBlocks data, int64_t columns,
@@ -294,8 +303,9 @@ void append_rows(PythonLayers& self, const std::string& type, mlxr::RawBlocks da
     self.write("layers: columns of a table", op.target, columns);
 }
 
-void append_gate_heads(PythonLayers& self) {
+void append_gate_heads(PythonLayers& self, bool softplus) {
     mlxr::Operator& op = self.append(mlxr::Kind::gate_heads);
+    op.softplus = softplus;
     op.kept_columns = self.width(mlxr::Register::kept);
     if (op.kept_columns < 1 || self.width(mlxr::Register::x) % op.kept_columns != 0) {
         refuse("layers: gates", std::to_string(op.kept_columns),
@@ -370,7 +380,8 @@ void bind_layers(nb::module_& m) {
         .def("append_layer", &PythonLayers::append_layer, nb::arg("columns"))
         .def("append_heads", &append_heads, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
              nb::arg("scale"), nb::arg("window"), nb::arg("symmetric"), nb::arg("softcap"), array("sinks").none(),
-             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"), nb::arg("whole_pictures"), array("biases").none())
+             nb::arg("rope"), nb::arg("group"), nb::arg("value_dim"), nb::arg("whole_pictures"), array("biases").none(),
+             nb::arg("chunked"))
         .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
              nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
@@ -387,7 +398,7 @@ void bind_layers(nb::module_& m) {
             "append_sum",
             [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },
             nb::arg("factor"))
-        .def("append_scale", &append_scale, nb::arg("factor"), nb::arg("target"))
+        .def("append_scale", &append_scale, nb::arg("factor"), nb::arg("softcap"), nb::arg("target"))
         .def("append_hadamard", &append_hadamard, array("signs").none(), array("order").none(), nb::arg("block"),
              nb::arg("source"), nb::arg("target"))
         .def("append_route", &append_route, nb::arg("router"))
@@ -406,7 +417,8 @@ void bind_layers(nb::module_& m) {
         .def("append_ngrams", &append_ngrams, nb::arg("type_name"), array("data"), nb::arg("columns"), nb::arg("end"),
              nb::arg("multipliers"), nb::arg("sizes"), nb::arg("offsets"), nb::arg("at"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
-        .def("append_gate_heads", &append_gate_heads)
+        .def("append_take_shares", &append_take_shares, nb::arg("source"), nb::arg("target"))
+        .def("append_gate_heads", &append_gate_heads, nb::arg("softplus"))
         .def("append_gated_norm", &append_gated_norm, array("weight").none(), nb::arg("width"), nb::arg("eps"),
              nb::arg("gate_first"), nb::arg("first"))
         .def("append_short_conv", &append_short_conv, array("weight"), array("bias").none(), nb::arg("kind"),

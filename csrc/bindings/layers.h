@@ -19,7 +19,7 @@ struct PythonLayers {
     std::vector<RawBlocks> tables;
     std::vector<Matrix> matrices;
     std::vector<Ints> orders;
-    int64_t experts = 0;                          // that the last router of this layer chooses from
+    int64_t experts = 0, used = 0;                // that the last router of this layer chooses from, and for a token
     int64_t columns = 0;                          // of the stream
     std::array<int64_t, kRegisters> widths = {};  // columns of what was last written there
     std::vector<int64_t> state_floats;            // of each layer: how long its slots must be
@@ -30,7 +30,7 @@ struct PythonLayers {
     }
 
     void append_layer(int64_t own_columns) {
-        experts = 0;
+        experts = used = 0;
         if (!layers.empty()) check_size("layers: columns of the stream", own_columns, columns);
         columns = own_columns;
         state_floats.push_back(0);

@@ -139,7 +139,7 @@ void run_add(Runtime& runtime, Matrix x, Matrix other, float factor, MatrixOut o
     run_alone(runtime, [&] { mlxr::spread_add(runtime, call, static_cast<int64_t>(x.size())); });
 }
 
-void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
+void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out, bool softplus) {
     const int64_t rows = size_of(x, 0), columns = size_of(x, 1), count = size_of(gates, 1);
     check_size("gate_heads: rows of gates", size_of(gates, 0), rows);
     check_size("gate_heads: rows of out", size_of(out, 0), rows);
@@ -148,7 +148,7 @@ void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
         refuse("gate_heads: columns of gates", std::to_string(count),
                "a divisor of the " + std::to_string(columns) + " columns of x");
     }
-    const mlxr::GateHeadsCall call{x.data(), gates.data(), out.data(), columns, count};
+    const mlxr::GateHeadsCall call{x.data(), gates.data(), out.data(), columns, count, softplus};
     run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
 }
 
@@ -250,7 +250,7 @@ void run_project_parts(Runtime& runtime, Matrix x, const nb::tuple& weights, int
 
 void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
                 IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks,
-                bool symmetric, int64_t value_dim, std::optional<Ints> ends, OptionalVector biases) {
+                bool symmetric, int64_t value_dim, std::optional<Ints> ends, OptionalVector biases, bool chunked) {
     const int64_t tokens = size_of(q, 0);
     mlxr::AttendCall call = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens,
                                          size_of(q, 1), scale, window, value_dim);
@@ -258,6 +258,7 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
     call.q_stride = token_stride_of("attend: q", q);
     call.out = out.data();
     call.symmetric = symmetric;
+    call.chunked = chunked && window > 0;
     if (ends) call.ends = check_ends(*ends, query_starts, context_lengths);
     call.softcap = check_softcap("attend: softcap", softcap);
     if (sinks) {
@@ -291,7 +292,8 @@ void bind_operators(nb::module_& m) {
           nb::arg("parameters") = std::vector<float>());
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
-    m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
+    m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"),
+          nb::arg("softplus") = false);
     m.def("mix_streams", &run_mix_streams, nb::arg("runtime"), array("x"), array("gates"), nb::arg("streams"),
           array("out"));
     m.def("spread_streams", &run_spread_streams, nb::arg("runtime"), array("x"), array("gates").none(),
@@ -311,5 +313,6 @@ void bind_operators(nb::module_& m) {
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),
           array("query_starts"), array("context_lengths"), array("page_table"), nb::arg("scale"), nb::arg("window"),
           array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none(), nb::arg("symmetric") = false,
-          nb::arg("value_dim") = 0, array("ends").none() = nb::none(), array("biases").none() = nb::none());
+          nb::arg("value_dim") = 0, array("ends").none() = nb::none(), array("biases").none() = nb::none(),
+          nb::arg("chunked") = false);
 }

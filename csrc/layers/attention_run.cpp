@@ -10,7 +10,7 @@ namespace mlxr {
 void AttentionRun::plan(const Layer& layer) {
     if (layer.heads == 0) return;
     const bool is_planned = planned_ != nullptr && planned_->window == layer.window &&
-                            planned_->symmetric == layer.symmetric &&
+                            planned_->symmetric == layer.symmetric && planned_->chunked == layer.chunked &&
                             planned_->whole_pictures == layer.whole_pictures && planned_->group == layer.group &&
                             planned_->heads == layer.heads;
     planned_ = &layer;
@@ -24,6 +24,7 @@ AttendCall AttentionRun::attend_call(const Layer& layer) const {
     attend.group = layer.heads / layer.kv_heads;
     attend.window = layer.window;
     attend.symmetric = layer.symmetric;
+    attend.chunked = layer.chunked;
     attend.ends = layer.whole_pictures ? call_.ends : nullptr;
     return attend;
 }

@@ -154,7 +154,7 @@ class LayersRun {
                 return kOne;
             case Kind::scale: {
                 float* const x = find(op.target);
-                spread_scale(runtime_, {x, x, op.factor, 0.0f}, call_.tokens * op.columns);
+                spread_scale(runtime_, {x, x, op.factor, op.softcap}, call_.tokens * op.columns);
                 return kOne;
             }
             case Kind::join: {
@@ -203,16 +203,20 @@ class LayersRun {
                 return kOne;
             case Kind::mix: {
                 const float* const source = read(op.source);
-                run_mix(
-                    runtime_, *op.experts,
-                    {source, chosen_, shares_, call_.tokens, used_, write(op.target, call_.columns), call_.adapters});
+                run_mix(runtime_, *op.experts,
+                        {source, chosen_, shares_, call_.tokens, used_, write(op.target, op.experts->columns()),
+                         call_.adapters});
                 return kOne;
             }
             case Kind::gate_rows: {
                 float* const gated_rows = find(op.target);
-                spread_gate_heads(runtime_, {gated_rows, read(Register::x), gated_rows, op.columns, 1}, call_.tokens);
+                spread_gate_heads(runtime_, {gated_rows, read(Register::x), gated_rows, op.columns, 1, false},
+                                  call_.tokens);
                 return kOne;
             }
+            case Kind::take_shares:
+                take_shares(op);
+                return kOne;
             case Kind::rows:
                 embed(runtime_, op.table.type, op.table.data, op.columns, call_.token_ids, call_.tokens,
                       write(op.target, op.columns));
@@ -220,7 +224,8 @@ class LayersRun {
             case Kind::gate_heads: {
                 float* const x = find(Register::x);
                 const int64_t columns = registers_.columns(Register::x);
-                spread_gate_heads(runtime_, {x, read(Register::kept), x, columns, op.kept_columns}, call_.tokens);
+                spread_gate_heads(runtime_, {x, read(Register::kept), x, columns, op.kept_columns, op.softplus},
+                                  call_.tokens);
                 return kOne;
             }
             case Kind::gated_norm:
@@ -362,6 +367,18 @@ class LayersRun {
         call.chosen = chosen_;
         call.shares = shares_;
         run_route(runtime_, call, call_.tokens);
+    }
+
+    // Of a token with one expert, whose input has the share then.
+    void take_shares(const Operator& op) {
+        const float* const source = read(op.source);
+        float* const target = write(op.target, op.columns);
+        for (int64_t token = 0; token < call_.tokens; ++token) {
+            for (int64_t at = token * op.columns; at < (token + 1) * op.columns; ++at) {
+                target[at] = source[at] * shares_[token];
+            }
+            shares_[token] = 1.0f;
+        }
     }
 
     void activate(const Operator& op) {

@@ -43,12 +43,12 @@ enum class Kind : uint8_t {
     attend,
     project_parts,  // parts, passed: see PartsProduct
     activate,       // activation, parameters, features, gated; or first, where the inputs multiply
-    scale,          // factor, columns
+    scale,          // factor, softcap, columns
     join,           // factor, columns: the target becomes (target + other) * factor
     rows,           // table, columns
     hadamard,       // hadamard
     // These read x, of which they make another one, and what was kept, of which `kept_first` is a column.
-    gate_heads,   // kept_columns
+    gate_heads,   // kept_columns, softplus
     gated_norm,   // gated_norm
     short_conv,   // conv; reads only what was kept
     gated_delta,  // prepare, recurrence
@@ -56,6 +56,7 @@ enum class Kind : uint8_t {
     route,        // router: the experts of each token and their shares, by the logits in x
     mix,          // experts: a token goes to those that were chosen for it
     gate_rows,    // columns: a token is multiplied by the sigmoid of the one number in x
+    take_shares,  // columns: a token is multiplied by the share of its one expert, which is 1 then
     // These have `cuts` streams of `columns` numbers.
     mix_streams,      // what was kept becomes their mean, by the gates in x
     spread_streams,   // factor, gate_scale, has_gains, adds
@@ -96,7 +97,7 @@ struct Operator {
     int64_t features;
     bool gated;
     int64_t first;  // of the inputs' columns, or -1
-    float factor;
+    float factor, softcap;
     float gate_scale;  // of gates of streams
     bool has_gains, adds;
     NgramCall ngrams;            // but for the arrays of the batch
@@ -107,6 +108,7 @@ struct Operator {
     Table table;
     HadamardCall hadamard;  // but for the arrays of the batch
     int64_t kept_first, kept_columns;
+    bool softplus;
     // Complete but for arrays of the batch. States begin at `first` of a layer's own.
     GatedNormCall gated_norm;
     ShortConvCall conv;
@@ -124,6 +126,7 @@ struct Layer {
     int64_t value_dim;    // of values that are the last numbers of their keys, 0 where values have pools of their own
     int64_t window;       // positions seen
     bool symmetric;       // before and after the own one
+    bool chunked;         // of the own chunk of as many positions
     bool whole_pictures;  // tokens of a picture see all of it, as `ends` say
     float scale, softcap;
     const float* sinks;   // (heads), or null

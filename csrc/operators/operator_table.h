@@ -100,6 +100,7 @@ struct GateHeadsCall {
     const float* gates;  // (rows, gate_count): each is that of columns / gate_count neighbours
     float* out;          // as x, and may be x
     int64_t columns, gate_count;
+    bool softplus;  // of the gate in place of its sigmoid
 };
 
 // Of rows of `streams` parts the mean of the parts, each of whose numbers is times the sigmoid of its gate.
@@ -238,6 +239,7 @@ struct AttendCall {
     int64_t bias_span;               // behind the query, from -bias_span on; farther ones as the last; or null
     int64_t window;                  // positions seen, the own included
     bool symmetric;                  // as many after the own position are seen as before it
+    bool chunked;                    // the positions of the own chunk of `window` are seen up to the own one
     const int32_t* query_starts;     // (sequences + 1)
     const int32_t* context_lengths;  // (sequences)
     const int32_t* page_table;       // (sequences, table_stride)
@@ -245,6 +247,12 @@ struct AttendCall {
     const int32_t* ends;  // (tokens): where the positions end that each sees; null where that follows from its own one
     float* out;           // (tokens, heads * value_dim)
 };
+
+// The first position that a query sees whose own one ends at `own`.
+inline int64_t start_of_seen(const AttendCall& call, int64_t own) {
+    if (call.chunked) return (own - 1) / call.window * call.window;
+    return own > call.window ? own - call.window : 0;
+}
 
 // Where the positions end that the query of a token sees, whose own one ends at `own`, in a context of `length`.
 inline int64_t end_of_seen(const AttendCall& call, int64_t token, int64_t own, int64_t length) {

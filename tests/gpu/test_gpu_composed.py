@@ -47,7 +47,7 @@ def test_activation(composed: Context, kind: Activation, gated: bool) -> None:
     if kind == "clamped_swiglu" and not gated:
         pytest.skip("clamped swiglu is always gated")
     x = random_floats(1, 3, 600) * 4
-    numbers = {"xielu": (1.1, 0.7, 0.5, -0.003), "limited_swiglu": (2.5,)}.get(kind, ())
+    numbers = {"xielu": (1.1, 0.7, 0.5, -0.003), "limited_swiglu": (2.5,), "clamp": (1.5,)}.get(kind, ())
     result = activate(composed, composed.gpu.mx.array(x), kind, gated=gated, parameters=numbers)
     assert relative_error(result, activate(REFERENCE, x, kind, gated=gated, parameters=numbers)) < EXACT
 

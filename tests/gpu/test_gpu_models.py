@@ -52,6 +52,7 @@ CASES = [
     "ministral3",
     "mistral-window",
     "nemotron-h",
+    "nemotron-h-latent",
     "nemotron-h-moe",
     "olmo2",
     "phi3-long",

@@ -17,7 +17,7 @@ from mlxr.kernels.ledger import Dispatch
 
 XIELU = (1.1, 0.7, 0.5, -0.003)  # alpha_n, alpha_p, beta, eps
 LIMIT = 1.5
-NUMBERS = {"xielu": XIELU, "limited_swiglu": (LIMIT,)}
+NUMBERS = {"xielu": XIELU, "limited_swiglu": (LIMIT,), "clamp": (1.5,)}
 
 
 def activate(ctx: Context, x: Floats, kind: Activation = "silu", **options: Any) -> Floats:
@@ -34,6 +34,8 @@ def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
         below = np.expm1(np.minimum(wide, eps)) - wide
         bent: NDArray[np.float64] = np.where(wide > 0, alpha_p * wide**2, alpha_n * below) + beta * wide
         return bent
+    if kind == "clamp":
+        return np.clip(wide, -1.5, 1.5)
     if kind == "gelu_erf":
         tail = np.array([0.5 * math.erfc(min(abs(one), 1e3) / math.sqrt(2)) for one in wide.reshape(-1)])
         return wide * np.where(wide < 0, tail.reshape(wide.shape), 1 - tail.reshape(wide.shape))

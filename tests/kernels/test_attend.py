@@ -117,6 +117,27 @@ def test_symmetric_attention_sees_what_follows(
 
 
 @pytest.mark.parametrize("kv_type", ["bf16", "f32", "q8"])
+def test_a_chunk_is_a_window_that_begins_where_it_does(kv_type: KVType) -> None:
+    story = make_story([700, 41], 4, 2, 64)
+    cache = fill_cache(story, 32, kv_type)
+
+    def see(ctx: Context, *parts: tuple[int, int, int]) -> Floats:
+        q = np.concatenate([story.queries[sequence][first:end] for sequence, first, end in parts])
+        options: dict[str, Any] = {"scale": 0.3, "sliding_window": 70, "chunked": True}
+        return attend(ctx, q, *cache.pools, cut_batch(cache, parts), **options)
+
+    together = run_everywhere(lambda ctx: see(ctx, *whole(story)))
+    np.testing.assert_allclose(
+        together, see(REFERENCE, *whole(story)), rtol=2e-5, atol=2e-6 if kv_type == "f32" else 3e-2
+    )
+    for own in (0, 1, 69, 70, 71, 139, 140, 300, 699):
+        alone = compute(native_contexts()[0], story, cache, [(0, own, own + 1)], own % 70 + 1)
+        assert_equal_bits(alone, together[own : own + 1], f"position {own}")
+    part = run_everywhere(lambda ctx: see(ctx, (0, 60, 500)))
+    assert_equal_bits(part, together[60:500])
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f32", "q8"])
 def test_tokens_of_a_picture_see_all_of_it(kv_type: KVType) -> None:
     story = make_story([300, 41], 4, 2, 64)
     cache = fill_cache(story, 32, kv_type)

@@ -95,6 +95,10 @@ def test_gates_let_their_share_through(rows: int, heads: int, width: int) -> Non
     np.testing.assert_allclose(gate_heads(REFERENCE, x, gates), exact.reshape(x.shape), rtol=1e-6, atol=1e-37)
     each = run_everywhere(lambda ctx: gate_heads(ctx, x, gates.repeat(width, axis=1)))
     assert_equal_bits(each, result)
+    smooth = run_everywhere(lambda ctx: gate_heads(ctx, x, gates, softplus=True))
+    exact = x.reshape(rows, heads, width) * np.logaddexp(gates.astype(np.float64), 0)[:, :, None]
+    for made in (smooth, gate_heads(REFERENCE, x, gates, softplus=True)):
+        np.testing.assert_allclose(made, exact.reshape(x.shape), rtol=1e-6, atol=1e-37)
 
 
 def test_token_is_gated_alike_alone_and_in_a_batch(cpu: Context) -> None:

@@ -390,9 +390,12 @@ def _list_nemotron_experts(config: Config, hidden: int) -> dict[str, tuple[int, 
         "shared_experts.up_proj.weight": (shared, hidden),
         "shared_experts.down_proj.weight": (hidden, shared),
     }
+    columns = config.get("moe_latent_size") or hidden
+    if config.get("moe_latent_size"):
+        shapes |= {"fc1_latent_proj.weight": (columns, hidden), "fc2_latent_proj.weight": (hidden, columns)}
     for expert in range(experts):
-        shapes[f"experts.{expert}.up_proj.weight"] = (ffn, hidden)
-        shapes[f"experts.{expert}.down_proj.weight"] = (hidden, ffn)
+        shapes[f"experts.{expert}.up_proj.weight"] = (ffn, columns)
+        shapes[f"experts.{expert}.down_proj.weight"] = (columns, ffn)
     return shapes
 
 

@@ -372,6 +372,7 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("nemotron-h", "mixer.dt_bias"),
         ("nemotron-h-moe", "mixer.gate.e_score_correction_bias"),
         ("nemotron-h-moe", "mixer.shared_experts.down_proj.weight"),
+        ("nemotron-h-latent", "mixer.fc2_latent_proj.weight"),
         ("qwen4exp", "ple.conv1d.weight"),
         ("qwen4exp", "ple.key_proj.weight"),
         ("qwen4exp", "ple_embedding.ngram_embedding.shard_3.weight"),

@@ -119,7 +119,6 @@ def test_layers_of_one_block_have_letters_or_words(stated: dict[str, Any]) -> No
         (NEMOTRON | {"use_conv_bias": False}, "use_conv_bias is False: not supported"),
         (NEMOTRON | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act is 'gelu': not supported"),
         (NEMOTRON | {"mamba_head_dim": None}, "mamba_head_dim is missing"),
-        (NEMOTRON_MOE | {"moe_latent_size": 32}, "moe_latent_size is 32: experts that read fewer columns"),
     ],
 )
 def test_refusals_of_nemotron_name_the_key(config: dict[str, Any], message: str) -> None:

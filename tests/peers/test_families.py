@@ -193,6 +193,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 512,
         },
     ),
+    "nemotron-h-latent": (
+        "nemotron-h-latent",
+        {
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 64,
+            "moe_intermediate_size": 256,
+            "moe_latent_size": 256,
+            "n_routed_experts": 4,
+            "moe_shared_expert_intermediate_size": 512,
+        },
+    ),
     # With groups of experts, rounding to eight bits chooses another group for a token in fifty, which moves it by nats.
     "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4, "attention_bias": False}),
     "mamba2": ("mamba2", {"num_heads": 8}),

@@ -56,7 +56,7 @@ WEIGHT_TYPES = (
 )
 
 Activation = Literal[
-    "silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu", "xielu", "relu", "limited_swiglu"
+    "silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu", "xielu", "relu", "limited_swiglu", "clamp"
 ]
 # How many numbers a layer states of an activation.
-PARAMETER_COUNTS: dict[Activation, int] = {"xielu": 4, "limited_swiglu": 1}
+PARAMETER_COUNTS: dict[Activation, int] = {"xielu": 4, "limited_swiglu": 1, "clamp": 1}

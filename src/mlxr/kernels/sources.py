@@ -269,6 +269,42 @@ class Picked(View):
         return Picked(self.source, self.rows[start:stop])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows(View):
+    """A matrix with rows of zeros behind each `rows` rows, so that they are `padded`: blocks of zero bytes are zeros in
+    every type. Its blocks are made when they are asked for."""
+
+    rows: int
+    padded: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, columns), as NumPy orders them."""
+        return (self.source.shape[0] // self.rows * self.padded, *self.source.shape[1:])
+
+    @property
+    def data(self) -> ByteArray:
+        """The blocks of all rows, copied."""
+        return self._pad(self.source.data.reshape(self.source.shape[0], -1)).reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return self.source.nbytes // self.rows * self.padded
+
+    def _pad(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        groups = rows.reshape(-1, self.rows, rows.shape[1])
+        return np.pad(groups, ((0, 0), (0, self.padded - self.rows), (0, 0))).reshape(-1, rows.shape[1])
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] of the numbers."""
+        return np.asarray(self._pad(self.source.to_float32())[start:stop], np.float32)
+
+    def take_rows(self, start: int, stop: int) -> Picked:
+        """Rows [start:stop] as a tensor of their own."""
+        return Picked(self, np.arange(start, stop, dtype=np.int32))
+
+
 def part_groups(groups: int, sizes: Sequence[int]) -> list[IntArray]:
     """Which rows the parts of a tensor have that has `groups` groups of rows, each with so many of each part."""
     rows = np.arange(groups * sum(sizes), dtype=np.int32).reshape(groups, -1)
@@ -409,6 +445,11 @@ def take_rates(logarithms: TensorSource) -> Decoded:
 def make_zeros(name: str, rows: int, columns: int) -> Decoded:
     """Return a small matrix of zeros."""
     return Decoded(name, np.zeros((rows, columns), np.float32))
+
+
+def make_choice(name: str, rows: int, columns: int) -> Decoded:
+    """Return a matrix whose product is the first `rows` of so many numbers."""
+    return Decoded(name, np.eye(rows, columns, dtype=np.float32))
 
 
 def make_vector(name: str, numbers: Sequence[float]) -> Decoded:

@@ -48,7 +48,7 @@ def activate(
 
     `xielu` (Huang and Schlag 2024, arXiv:2411.13010) has the `parameters` alpha_n, alpha_p, beta and eps: it is
     alpha_p x² + beta x above 0, else alpha_n (exp(min(x, eps)) - 1 - x) + beta x. `limited_swiglu` has a limit: it is
-    silu of x up to it, times the second half clamped to -limit and limit.
+    silu of x up to it, times the second half clamped to -limit and limit. `clamp` has one, c: x is kept from -c to c.
     """
     check_floats("activate", "gate_up", gate_up, 2)
     if gated and gate_up.shape[1] % 2:
@@ -163,6 +163,7 @@ _KINDS: Mapping[str, Callable[..., FloatArray]] = {
     "xielu": _xielu,
     "relu": _relu,
     "limited_swiglu": _limited_silu,
+    "clamp": lambda x, most: np.clip(x, np.float32(-most), np.float32(most)),
 }
 
 

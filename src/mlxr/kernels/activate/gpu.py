@@ -106,6 +106,8 @@ def _act(mx: Mlx, x: DeviceArray, kind: str, *numbers: float) -> DeviceArray:
             return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
         case "relu_squared":
             return mx.square(mx.maximum(x, 0.0))
+        case "clamp":
+            return mx.clip(x, -numbers[0], numbers[0])
         case "relu":
             return mx.maximum(x, 0.0)
         case "xielu":

@@ -102,6 +102,7 @@ def attend(
     whole_pictures: bool = False,
     value_dim: int | None = None,
     biases: FloatArray | None = None,
+    chunked: bool = False,
 ) -> FloatArray:
     """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
 
@@ -109,7 +110,8 @@ def attend(
     batch's own keys and values must be in the pools already. With `symmetric` a position sees those after it, too, as
     far as the context goes, with `whole_pictures` up to the batch's `ends`. q may be a view with a free token stride.
     Raises ValueError for shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last
-    so many numbers of the keys, v_pool is k_pool, and the result has so many columns for each head.
+    so many numbers of the keys, v_pool is k_pool, and the result has so many columns for each head. With `chunked` a
+    window is the own chunk of as many positions, as in Llama 4.
 
     `biases` (heads, 2n + 1), where there is no softcap, are added to the scores: number n + d to that of a
     key d positions behind the query, where what is farther than n counts as n (ALiBi, arXiv:2108.12409; T5's buckets,
@@ -138,7 +140,7 @@ def attend(
         refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
     name, implementation = ATTEND.pick(ctx.device)
     whole = whole_pictures and len(batch.ends) > 0
-    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim, whole, biases)
+    scores = Scores(scale, sliding_window, softcap, sinks, symmetric, value_dim, whole, chunked, biases)
     if name == REFERENCE:
         ctx.ledger.count("attend", name, scores.name_variant(pool_type(k_pool)))
     return implementation(ctx, q, k_pool, v_pool, batch, scores)
@@ -183,6 +185,8 @@ def _attend_reference(
         visible = _mask_positions(
             positions - np.int32(first), length - first, sliding_window, symmetric=scores.symmetric, ends=ends
         )
+        if scores.chunked and sliding_window is not None:
+            visible &= np.arange(first, length) >= positions[:, None] // sliding_window * sliding_window
         span = 0 if scores.biases is None else scores.biases.shape[1] // 2
         places = np.clip(np.arange(first, length) - positions[:, None], -span, span) + span  # among the biases
         group = heads // keys.shape[0]
@@ -286,6 +290,7 @@ def _attend_native(
         scores.value_dim or _NO_VALUE_DIM,
         batch.ends if scores.whole_pictures else None,
         None if scores.biases is None else scores.biases.reshape(-1),
+        scores.chunked,
     )
     return out
 

@@ -29,6 +29,7 @@ class Scores:
     symmetric: bool = False  # what comes after a position is seen as what comes before it
     value_dim: int | None = None
     whole_pictures: bool = False  # what is seen ends where the batch says
+    chunked: bool = False  # what is seen of a window begins where the own chunk of as many positions does
     biases: FloatArray | None = None  # (heads, 2n + 1): added by how far the key stands behind the query, from -n to n
 
     @property

@@ -86,8 +86,11 @@ def _scale_native(ctx: Context, x: FloatArray, factor: float, softcap: float | N
 SCALE = Choice("scale", _scale_reference, _scale_native, f"{__name__}.gpu")
 
 
-def gate_heads(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
-    """x / (1 + exp(-gate)): x (T, n), gates (T, m), each of which is that of n / m neighbours: m is n, or the heads."""
+def gate_heads(ctx: Context, x: FloatArray, gates: FloatArray, *, softplus: bool = False) -> FloatArray:
+    """x / (1 + exp(-gate)): x (T, n), gates (T, m), each of which is that of n / m neighbours: m is n, or the heads.
+
+    With `softplus` it is x * log(1 + exp(gate)), for which there is no kernel of a GPU.
+    """
     check_floats("gate_heads", "x", x, 2)
     check_floats("gate_heads", "gates", gates, 2)
     check_size("gate_heads", "rows of gates", gates.shape[0], x.shape[0])
@@ -96,19 +99,20 @@ def gate_heads(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
     name, implementation = GATE_HEADS.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("gate_heads", name, "elements" if gates.shape[1] == x.shape[1] else "heads")
-    return implementation(ctx, x, gates)
+    return implementation(ctx, x, gates, softplus)
 
 
-def _gate_heads_reference(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
+def _gate_heads_reference(ctx: Context, x: FloatArray, gates: FloatArray, softplus: bool) -> FloatArray:
     with np.errstate(over="ignore"):  # exp(-gate) may be infinite, and the sigmoid 0
-        share = np.float32(1) / (np.float32(1) + np.exp(-gates))
+        one = np.float32(1)
+        share = np.logaddexp(gates, np.float32(0)) if softplus else one / (one + np.exp(-gates))
     heads: FloatArray = x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * share[:, :, None]
     return heads.reshape(x.shape)
 
 
-def _gate_heads_native(ctx: Context, x: FloatArray, gates: FloatArray) -> FloatArray:
+def _gate_heads_native(ctx: Context, x: FloatArray, gates: FloatArray, softplus: bool) -> FloatArray:
     out = empty(ctx, *x.shape)
-    ctx.module.gate_heads(ctx.native, x, gates, out)
+    ctx.module.gate_heads(ctx.native, x, gates, out, softplus)
     return out
 
 

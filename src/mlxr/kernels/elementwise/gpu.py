@@ -150,8 +150,9 @@ def _compose_scale(mx: Mlx, x: DeviceArray, factor: float, softcap: float | None
     return scaled.astype(x.dtype)
 
 
-def gate_heads(ctx: Context, x: Value, gates: Value) -> Value:
+def gate_heads(ctx: Context, x: Value, gates: Value, softplus: bool) -> Value:
     """x times the sigmoid of its gate."""
+    assert not softplus, "prepare_layers refuses it"
     dot = find_dot(gates)
     if dot is not None and dot.x.shape == x.shape:
         return Deferred(x.shape, ctx.gpu.operands, Gated(x, dot), lambda: _gate(ctx, settle(x), settle(gates)))

@@ -48,7 +48,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
 
 def _describe(
     heads: Heads,
-) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int, bool, FloatArray | None]:
+) -> tuple[int, int, int, float, int, bool, float, FloatArray | None, int, int, int, bool, FloatArray | None, bool]:
     return (
         heads.heads,
         heads.kv_heads,
@@ -63,6 +63,7 @@ def _describe(
         heads.value_dim or _NONE,
         heads.whole_pictures,
         None if heads.biases is None else heads.biases.reshape(-1),
+        heads.chunked,
     )
 
 
@@ -90,8 +91,10 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_activate(kind, features, first, parameters)
         case op.AddResidual(factor):
             native.append_sum(factor)
-        case op.Scale(factor, target):
-            native.append_scale(factor, target)
+        case op.Scale(factor, target, softcap):
+            native.append_scale(factor, softcap or _NONE, target)
+        case op.TakeShares(source, target):
+            native.append_take_shares(source, target)
         case op.Add(target, factor, source):
             native.append_join(factor, target, source)
         case op.MixStreams(count, target):
@@ -109,8 +112,8 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_ngrams(table.type_name, table.data, table.shape[1], ngrams.end, *hashes, at, target)
         case op.GetRows(table, target):
             native.append_rows(table.type_name, table.data, table.shape[1], target)
-        case op.GateHeads():
-            native.append_gate_heads()
+        case op.GateHeads(softplus):
+            native.append_gate_heads(softplus)
         case op.Convolve(conv, first, at):
             native.append_short_conv(conv.weight, conv.bias, conv.kind, first, at)
         case op.Recur(rule, first, at):

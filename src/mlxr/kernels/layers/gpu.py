@@ -50,6 +50,11 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
             "the model has several residual streams side by side, and rows that tokens name by those before them, for "
             "which there are kernels for processors alone; run it with --device cpu"
         )
+    if any(_is_of_processors(operator) for program in programs for operator in program):
+        raise DeviceError(
+            "the model attends to chunks, has gates by softplus, or multiplies what experts read by their shares, for "
+            "which there are kernels for processors alone; run it with --device cpu"
+        )
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
     most = max((count_layer_bytes(layer.operators, sizes) for layer in layers), default=0)
     hidden = max((layer.columns for layer in layers), default=0)
@@ -60,6 +65,16 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
             if isinstance(operator, op.GetRows) and is_placed(ctx, operator.table):
                 hold_table(ctx, operator.table)  # now, as the first step counts with the memory that is left
     return Payload(programs, TokenBytes(most, before))
+
+
+def _is_of_processors(operator: Operator) -> bool:
+    match operator:
+        case op.Attend(heads):
+            return heads.chunked
+        case op.GateHeads(softplus):
+            return softplus
+        case _:
+            return isinstance(operator, op.TakeShares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +136,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return used * (inner + columns * STREAM_BYTES) + columns * STREAM_BYTES + used * ROUTE_BYTES
         case op.GetRows(table):
             return table.shape[1] * STREAM_BYTES
-        case op.MixStreams() | op.SpreadStreams() | op.MatchStreams() | op.GetNgrams():
+        case op.MixStreams() | op.SpreadStreams() | op.MatchStreams() | op.GetNgrams() | op.TakeShares():
             return 0
         case op.BalanceStreams() | op.BlendStreams():
             return 0  # which no GPU has

@@ -81,6 +81,7 @@ class Heads:
     group: int = 0  # number of the batch's slots and page table
     value_dim: int | None = None  # values are the last so many numbers of the keys
     biases: FloatArray | None = None  # (heads, 2n + 1): of scores, see `attend`
+    chunked: bool = False  # position p sees those up to itself of its chunk of `window`
 
     @property
     def value_columns(self) -> int:
@@ -181,10 +182,11 @@ class Activate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """Multiply `target` by a number."""
+    """Multiply `target` by a number; with a softcap c, what that makes is capped by tanh, as by `scale`."""
 
     factor: float
     target: Register
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,6 +212,14 @@ class MixExperts:
 
     experts: Experts
     used: int
+    source: Register
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeShares:
+    """Multiply each token of `source` by the share of its one expert into `target`; the share is 1 then."""
+
     source: Register
     target: Register
 
@@ -294,7 +304,9 @@ class GetNgrams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateHeads:
-    """Multiply `x` by the sigmoid of what was kept."""
+    """Multiply `x` by the sigmoid of what was kept, or by its softplus."""
+
+    softplus: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,7 +338,7 @@ class GatedNorm:
 Operator = (
     Norm | AddResidual | MatMul | AllReduce | RopeAndWriteKV | Attend | Activate | Scale | Add | GetRows | Route
     | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts | Turn
-    | MixStreams | SpreadStreams | MatchStreams | BalanceStreams | BlendStreams | GetNgrams
+    | MixStreams | SpreadStreams | MatchStreams | BalanceStreams | BlendStreams | GetNgrams | TakeShares
 )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mlxr.kernels.activate import activate
 from mlxr.kernels.arrays import cut_rows
 from mlxr.kernels.attend import attend
@@ -148,6 +150,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     whole_pictures=heads.whole_pictures,
                     value_dim=heads.value_dim,
                     biases=heads.biases,
+                    chunked=heads.chunked,
                 )
             case op.Activate(kind, _, is_gated, None, parameters):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated, parameters=parameters)
@@ -158,8 +161,11 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 if registers["delta"] is not None:
                     registers["stream"] = add(ctx, take(registers, "stream"), registers["delta"], factor)
                 registers["delta"] = None
-            case op.Scale(factor, target):
-                registers[target] = scale(ctx, take(registers, target), factor)
+            case op.Scale(factor, target, softcap):
+                registers[target] = scale(ctx, take(registers, target), factor, softcap=softcap)
+            case op.TakeShares(source, target):
+                registers[target] = take(registers, source) * registers["shares"]
+                registers["shares"] = np.ones_like(registers["shares"])
             case op.Add(target, factor, source):
                 registers[target] = add(ctx, take(registers, target), take(registers, source), factor)
             case op.MixStreams(count, target):
@@ -201,8 +207,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = mix(ctx, take(registers, source), *routes, experts, step.adapters)
             case op.GateRows(target):
                 registers[target] = gate_heads(ctx, take(registers, target), take(registers, "x"))
-            case op.GateHeads():
-                registers["x"] = gate_heads(ctx, take(registers, "x"), take(registers, "kept"))
+            case op.GateHeads(softplus):
+                registers["x"] = gate_heads(ctx, take(registers, "x"), take(registers, "kept"), softplus=softplus)
             case op.Convolve(conv, first, at):
                 kept = take(registers, "kept")
                 registers["x"] = short_conv(ctx, kept, conv, batch, _states(step, index), first=first, at=at)

@@ -1,6 +1,6 @@
 // Activations by code, in the order of csrc/tables/activations.def: 1 silu, 2 gelu with tanh, 3 gelu with erf, 4 relu
-// squared, 5 clamped swiglu, 6 xielu, which has numbers of its own, 7 relu, 8 limited swiglu, whose number is the limit.
-// What is not a number stays so.
+// squared, 5 clamped swiglu, 6 xielu, which has numbers of its own, 7 relu, 8 limited swiglu, whose number is the limit,
+// 9 clamp, which has one. What is not a number stays so.
 
 // The share of the normal distribution above |x|: t / 2 * e**(-x**2 / 2 + p(t)), t = 2 / (2 + |x| / sqrt(2)), within
 // 2e-9 but for rounding.
@@ -46,6 +46,8 @@ FUNCTION float activate_with(float x, float a = 0.0f, float b = 0.0f, float c = 
   }
   if (KIND == 4)
     return x < 0.0f ? 0.0f : x * x;
+  if (KIND == 9)
+    return x > a ? a : x < -a ? -a : x;
   if (KIND == 7)
     return x < 0.0f ? 0.0f : x;
   if (KIND == 5) {

@@ -10,6 +10,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.attend.scores import spread_buckets, spread_slopes
 from mlxr.kernels.latent import Parts, make_parts
 from mlxr.kernels.layers.operators import (
+    Activate,
     Attend,
     GateHeads,
     Heads,
@@ -23,8 +24,8 @@ from mlxr.kernels.layers.operators import (
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.kernels.rope_and_write_kv import HeadNormKind, HeadNorms, Projected
-from mlxr.kernels.sources import Columns, Stack, stack_vectors, take_halves
-from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
+from mlxr.kernels.sources import Columns, PaddedRows, Stack, make_choice, make_vector, stack_vectors, take_halves
+from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
 
@@ -133,6 +134,11 @@ class Attention:
     biases: Slopes | Buckets | None = None  # of scores, by the distance of a key
     owns_biases: bool = False  # the layer has the table of the buckets
     indexed: bool = False  # files have an indexer, as of `LatentAttention`
+    chunked: bool = False  # position p sees its chunk of `window` positions, up to itself
+    clamp: float | None = None  # queries, keys and values are kept between this number and less it
+    bare_norms: bool = False  # those of heads have no weights
+    softplus: bool = False  # of a gate, in place of its sigmoid
+    value_dim: int = 0  # numbers of a value, where they are fewer than those of a key; in pages zeros follow them
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -144,9 +150,11 @@ class Attention:
             raise ModelError(f"model has rope_dim {self.rope.dim}, expected at most head_dim {self.head_dim}")
         if self.head_norms == "turned" and self.rope.temperature is not None:
             raise ModelError("model norms its queries after a temperature, which norms would undo")
+        if not 0 <= self.value_dim <= self.head_dim:
+            raise ModelError(f"model has values of {self.value_dim} numbers, expected at most head_dim {self.head_dim}")
         if self.window is not None and self.window < 1:
             raise ModelError(f"model has sliding_window {self.window}, expected at least 1")
-        for name, value in (("scale", self.scale), ("softcap", self.softcap)):
+        for name, value in (("scale", self.scale), ("softcap", self.softcap), ("clamp", self.clamp)):
             if value is not None and not 0 < value <= limits.MAX_SCALE:
                 raise ModelError(
                     f"model has attention_{name} {value}, expected above 0 and at most {limits.MAX_SCALE:g}"
@@ -154,8 +162,13 @@ class Attention:
 
     @property
     def queries(self) -> int:
-        """Columns of all queries, and of what attention gives."""
+        """Columns of all queries."""
         return self.heads * self.head_dim
+
+    @property
+    def values(self) -> int:
+        """Columns of what attention gives."""
+        return self.heads * (self.value_dim or self.head_dim)
 
     @property
     def keys(self) -> int:
@@ -171,17 +184,18 @@ class Attention:
         """List the tensors, for a stream of `hidden` columns."""
         for name in self.parts:
             rows = self.keys if name != "attn_q" else 2 * self.queries if self.gated else self.queries
+            rows = self.kv_heads * self.value_dim if name == "attn_v" and self.value_dim else rows
             yield from list_product(name, rows, hidden, bias=self.qkv_bias)
         if self.own_gate:
-            yield from list_product(OWN_GATE, self.heads if self.gates_heads else self.queries, hidden)
-        yield from list_product("attn_output", hidden, self.queries, bias=self.output_bias)
+            yield from list_product(OWN_GATE, self.heads if self.gates_heads else self.values, hidden)
+        yield from list_product("attn_output", hidden, self.values, bias=self.output_bias)
         if self.inner_norm:
-            yield f"{INNER_NORM}.weight", (self.queries,)
+            yield f"{INNER_NORM}.weight", (self.values,)
         if self.sinks:
             yield SINKS, (self.heads,)
         if isinstance(self.biases, Buckets) and self.owns_biases:
             yield RELATIVE, (self.biases.count, self.heads)
-        if self.head_norms is not None:
+        if self.head_norms is not None and not self.bare_norms:
             yield "attn_q_norm.weight", self._shape_norm(self.heads)
             if self.projected != "q":
                 yield "attn_k_norm.weight", self._shape_norm(self.kv_heads)
@@ -197,15 +211,19 @@ class Attention:
             gate, qkv = self._take_gate(w)
             yield MatMul(gate, source, "kept")
         else:
-            qkv = w.product(*self.parts)
+            qkv = self._join_padded(w) if self.value_dim else w.product(*self.parts)
             if self.own_gate:
                 yield MatMul(w.product(OWN_GATE), flow.source, "kept")
         yield MatMul(qkv, source, "x")
+        if self.clamp is not None:
+            yield Activate("clamp", qkv.out_features, is_gated=False, parameters=(self.clamp,))
         heads = self._read_heads(w)
         yield RopeAndWriteKV(heads)
         yield Attend(heads)
+        if self.value_dim:
+            yield ProjectParts(self._leave_zeros(w))
         if self.gated or self.own_gate:
-            yield GateHeads()
+            yield GateHeads(self.softplus)
         if self.inner_norm:
             yield Norm(w.norm(INNER_NORM), "x", "x")
         yield from w.turn("x", "attn_output")
@@ -218,6 +236,16 @@ class Attention:
         query, gate = take_halves(first, self.heads)
         qkv = w.prepare([query, *others], *names)
         return replace(w.prepare([gate], GATE), rotation=qkv.rotation), qkv
+
+    def _join_padded(self, w: LayerWeights) -> LinearWeight:
+        """The weights of queries, keys and values, of which rows of zeros make as many of each head as of keys."""
+        query, key, value = (w.take(f"{name}.weight") for name in self.parts)
+        return w.prepare([query, key, PaddedRows(value, self.value_dim, self.head_dim)], *self.parts)
+
+    def _leave_zeros(self, w: LayerWeights) -> Parts:
+        """What takes the numbers of each value, and leaves the zeros behind them."""
+        first = make_choice("values", self.value_dim, self.head_dim)
+        return make_parts(w.ctx, [w.prepare([first])] * self.heads)
 
     def _read_heads(self, w: LayerWeights) -> Heads:
         return Heads(
@@ -235,6 +263,7 @@ class Attention:
             rope=w.rope,
             group=w.group,
             biases=self._read_biases(w),
+            chunked=self.chunked,
         )
 
     def _read_biases(self, w: LayerWeights) -> FloatArray | None:
@@ -246,6 +275,9 @@ class Attention:
     def _read_norms(self, w: LayerWeights) -> HeadNorms | None:
         if self.head_norms is None:
             return None
+        if self.bare_norms:
+            ones = read_vector(make_vector("norm of heads", [1.0] * self.head_dim))
+            return HeadNorms(ones, ones, w.norms.eps, self.norms_values, self.head_norms)
         q = w.numbers("attn_q_norm.weight").reshape(-1)
         k = q if self.projected == "q" else w.numbers("attn_k_norm.weight").reshape(-1)
         return HeadNorms(q, k, w.norms.eps, self.norms_values, self.head_norms)

@@ -26,6 +26,8 @@ from mlxr.kernels.layers.operators import (
     Operator,
     Register,
     Route,
+    Scale,
+    TakeShares,
 )
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router
 from mlxr.kernels.sources import Columns, Stack, as_float32, pick_rows
@@ -108,6 +110,7 @@ ROUTER, CHOICE_BIAS, EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_do
 BARE_CHOICE_BIAS = "exp_probs_b"  # in files of Hunyuan 3
 SHARED_GATE, SUM_BIAS = "ffn_gate_inp_shexp", "ffn_exps.bias"
 ROUTER_SCALE = "ffn_gate_inp.scale"
+LATENT_DOWN, LATENT_UP = "ffn_latent_down", "ffn_latent_up"
 DENSE_POST_NORM, EXPERTS_NORM, EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
 _FLOAT_TYPES = ("f32", "f16", "bf16")
 
@@ -131,6 +134,9 @@ class Experts:
     sum_bias: bool = False  # added once to what the experts of a token give
     looks_back: bool = False  # the stream before the layer's first block chooses experts, as it is
     parameters: tuple[float, ...] = ()  # of the activation
+    latent: int = 0  # columns that experts read and give, where a product makes these of the stream's, and one back
+    weighs_inputs: bool = False  # the share of a token's only expert multiplies its input, not its output
+    router_cap: float | None = None  # of logits, by tanh
 
     def __post_init__(self) -> None:
         rule, count = self.rule, self.count
@@ -140,6 +146,7 @@ class Experts:
             ("features of an expert", self.features, limits.MAX_WIDTH),
             ("groups of experts", rule.groups, count),
             ("used groups of experts", rule.groups_used, rule.groups),
+            ("used experts by their inputs", rule.used if self.weighs_inputs else 1, 1),
         ):
             if not 1 <= value <= high:
                 raise ModelError(f"model has {value} {name}, expected from 1 to {high}")
@@ -174,7 +181,8 @@ class Experts:
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Return the shapes of one expert's products, by the names that a block without experts has."""
-        return dict.fromkeys(self.projections, (self.features, hidden)) | {"ffn_down": (hidden, self.features)}
+        columns = self.latent or hidden
+        return dict.fromkeys(self.projections, (self.features, columns)) | {"ffn_down": (columns, self.features)}
 
     def tensors(self, hidden: int) -> Tensors:
         """List the tensors, for a stream of `hidden` columns."""
@@ -183,6 +191,9 @@ class Experts:
             yield CHOICE_BIAS, (self.count,)
         if self.expert_scales:
             yield EXPERT_SCALES, (self.count,)
+        if self.latent:
+            yield from list_product(LATENT_DOWN, self.latent, hidden)
+            yield from list_product(LATENT_UP, hidden, self.latent)
         for name, (rows, columns) in self.shapes(hidden).items():
             yield f"{name}_exps.weight", (self.count, rows, columns)
             if self.bias:
@@ -212,7 +223,16 @@ class Experts:
         experts = routed or (yield from self.route(w, flow.source))
         if self.sum_bias:
             yield MatMul(w.bias_alone(SUM_BIAS, self.count), "x", "other")
-        yield MixExperts(experts, self.rule.used, flow.source, flow.target)
+        source, made = flow.source, flow.target
+        if self.latent:
+            yield MatMul(w.product(LATENT_DOWN), source, "kept")
+            source, made = "kept", "x"
+        if self.weighs_inputs:
+            yield TakeShares(source, "x")
+            source = "x"
+        yield MixExperts(experts, self.rule.used, source, made)
+        if self.latent:
+            yield MatMul(w.product(LATENT_UP), "x", flow.target)
         if self.sum_bias:
             yield Add(flow.target)
         if self.shared is not None:
@@ -228,6 +248,8 @@ class Experts:
         choice_bias = w.vector(CHOICE_BIAS) if self.choice_bias else None
         scales = w.vector(EXPERT_SCALES) if self.expert_scales else None
         yield MatMul(w.exact_product(ROUTER, bias=self.router_bias), source, "x")
+        if self.router_cap is not None:
+            yield Scale(1.0, "x", self.router_cap)
         experts = self._read_experts(w)
         yield Route(make_router(self.count, self.rule, choice_bias, scales), experts)
         return experts

@@ -1,5 +1,5 @@
 """Nemotron-H and Nemotron 3: each layer is one block, a mixer (Mamba-2, or attention that rotates nothing) or a
-feed-forward block without a gate, or experts."""
+feed-forward block without a gate, or experts. Those of Nemotron 3 Super read fewer columns than the stream has."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ NAMES = {
     "mixer.up_proj": "ffn_up",
     "mixer.down_proj": "ffn_down",
     "mixer.gate": "ffn_gate_inp",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
     "mixer.shared_experts.up_proj": "ffn_up_shexp",
     "mixer.shared_experts.down_proj": "ffn_down_shexp",
 }
@@ -42,7 +44,7 @@ _KEYS = Mamba2Keys(
     needed=(("use_bias", False), ("mamba_proj_bias", False), ("use_conv_bias", True), ("mamba_hidden_act", "silu")),
 )
 _WITH_EXPERTS = "nemotron_h_moe"
-_PATTERN = "hybrid_override_pattern"
+_PATTERN, _LATENT = "hybrid_override_pattern", "moe_latent_size"
 _LETTERS: dict[str, BlockKind] = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
 _WORDS: dict[str, BlockKind] = {
     "linear_attention": "recurrent",
@@ -72,7 +74,10 @@ def state(c: FolderConfig) -> None:
             renormalises=True,
             layers=[block == "experts" for block in blocks],
         )
-    c.note(("n_routed_experts",))
+        latent = c.fields.integer(_LATENT, 0, limits.MAX_WIDTH, default=0)
+        if latent:
+            c.out.put(_LATENT, latent, c.fields, _LATENT)
+    c.note(("n_routed_experts", _LATENT))
     if "dense" in blocks or "experts" not in blocks:
         width = c.fields.integer("intermediate_size", 1, limits.MAX_WIDTH)
     else:
@@ -125,6 +130,7 @@ def _read_experts(m: Metadata) -> Experts | None:
         gated=False,
         choice_bias=True,
         shared_features=m.shared_features(),
+        latent=m.integer(_LATENT, 0, default=0),
     )
 
 
