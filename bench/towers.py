@@ -1,11 +1,13 @@
 """How long a picture takes to encode, in turns with llama.cpp's libmtmd: SigLIP-so400m and the tower of Qwen3-VL.
 
     MTMD_CPP_LIB=FOLDER python bench/towers.py [--threads 2] [--rounds 3] [--type f16] [--json FILE]   # idle machine
+    python bench/towers.py --layers 2 --rounds 1 --case gemma3      # a quick look at whether it runs
 
 The towers have random weights and the sizes of the real ones: Gemma 3's at 896 x 896, Qwen3-VL's at 1,024 x 1,024
 pixels, which none of the two resizes. MTMD_CPP_LIB is the folder of libmtmd where llama-cpp-python was built without
-it. Each round encodes the picture once with each; rows are compared. Exit code 1 unless mlxr takes at most half the
-time, by the median, of both.
+it. Each round encodes the picture once with each; rows are compared. Then an answer to a text grows alone, and while
+an engine encodes the picture for another one: the time between its tokens. Exit code 1 unless mlxr takes at most half
+the time of libmtmd, by the median, for both towers, and the 99th percentile grows by no more than MAX_DELAY_S.
 """
 
 from __future__ import annotations
@@ -30,16 +32,24 @@ from mtmd_rows import MARK, Eyes  # noqa: E402
 from vision_models import draw_picture, read_golden, write_chat_folder  # noqa: E402
 
 from mlxr.cli.main import main as run_command  # noqa: E402
+from mlxr.core.model_settings import ModelSettings  # noqa: E402
+from mlxr.core.types import SamplingParams  # noqa: E402
+from mlxr.engine.engine import Engine  # noqa: E402
+from mlxr.engine.pictures import Encoder, Picture, Pictures, Placed  # noqa: E402
+from mlxr.engine.request import EngineRequest  # noqa: E402
 from mlxr.formats import TensorToWrite, open_gguf, write_gguf  # noqa: E402
 from mlxr.kernels.context import Context  # noqa: E402
 from mlxr.model_files.tower import find_tower  # noqa: E402
+from mlxr.models import Decoder  # noqa: E402
 from mlxr.models.families import model_from_gguf  # noqa: E402
+from mlxr.models.tower import Tower  # noqa: E402
 
 HIDDEN, FEATURES, LAYERS, HEADS, LEAST_GAIN = 1152, 4304, 27, 16, 2.0
+MAX_DELAY_S, ALONE_TOKENS, CONTEXT_TOKENS = 0.25, 300, 8192
 CASES = {"gemma3": (896, 14), "qwen3vl": (1024, 16)}  # pixels of a side, and of a patch
 
 
-def write_tower(path: Path, case: str, type_name: str) -> Path:
+def write_tower(path: Path, case: str, type_name: str, layers: int) -> Path:
     """A random tower of the real one's sizes, whose rows fit the tiny text of the tests."""
     side, patch = CASES[case]
     columns = read_golden(case).config["text_config"]["hidden_size"]
@@ -50,7 +60,7 @@ def write_tower(path: Path, case: str, type_name: str) -> Path:
         "v.patch_embd.bias": (HIDDEN,),
     }
     shapes |= {f"v.post_ln.{end}": (HIDDEN,) for end in ("weight", "bias")}
-    for index in range(LAYERS):
+    for index in range(layers):
         shapes |= dict(_list_layer(f"v.blk.{index}.", joins=case == "qwen3vl"))
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
@@ -58,7 +68,7 @@ def write_tower(path: Path, case: str, type_name: str) -> Path:
         "clip.has_vision_encoder": True,
         "clip.use_gelu": True,
         "clip.vision.embedding_length": HIDDEN,
-        "clip.vision.block_count": LAYERS,
+        "clip.vision.block_count": layers,
         "clip.vision.attention.head_count": HEADS,
         "clip.vision.feed_forward_length": FEATURES,
         "clip.vision.patch_size": patch,
@@ -73,10 +83,10 @@ def write_tower(path: Path, case: str, type_name: str) -> Path:
         shapes |= {"v.position_embd.weight": ((side // patch) ** 2, HIDDEN), "mm.soft_emb_norm.weight": (HIDDEN,)}
         shapes["mm.input_projection.weight"] = HIDDEN, columns
     else:
-        deep = [8, 16, 24][:taps]
+        deep = [at * layers // LAYERS for at in (8, 16, 24)][:taps]
         metadata["clip.vision.spatial_merge_size"] = 2
         metadata["clip.vision.image_min_pixels"], metadata["clip.vision.image_max_pixels"] = 1 << 16, 1 << 24
-        metadata["clip.vision.is_deepstack_layers"] = [index in deep for index in range(LAYERS)]
+        metadata["clip.vision.is_deepstack_layers"] = [index in deep for index in range(layers)]
         shapes |= {"v.patch_embd.weight.1": shapes["v.patch_embd.weight"], "v.position_embd.weight": (48**2, HIDDEN)}
         shapes |= dict(_list_merger("mm.0", "mm.2", columns))
         for index in deep:
@@ -119,14 +129,15 @@ def _list_merger(first: str, second: str, columns: int) -> Iterator[tuple[str, t
 
 def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each round with both, and how far their rows are apart."""
-    text = write_chat_folder(folder / case, case)
+    text = write_chat_folder(folder / case, case, CONTEXT_TOKENS)
     model_path = folder / f"{case}.gguf"
     assert run_command(["convert", str(text), str(model_path), "--type", "f32"]) == 0
-    mmproj = write_tower(folder / f"mmproj-{case}.gguf", case, given.type)
-    opened = open_gguf(model_path)
-    file, reason = find_tower(model_path, opened, model_from_gguf(opened.metadata, opened.tensors), mmproj)
+    mmproj = write_tower(folder / f"mmproj-{case}.gguf", case, given.type, given.layers)
+    opened, ctx = open_gguf(model_path), Context("cpu", threads=given.threads)
+    config = model_from_gguf(opened.metadata, opened.tensors)
+    file, reason = find_tower(model_path, opened, config, mmproj)
     assert file is not None, reason
-    tower = file.load(Context("cpu", threads=given.threads))
+    tower = file.load(ctx)
     eyes = Eyes(mmproj, open_llama(model_path, 512, n_threads=given.threads), given.threads)
     pixels = draw_picture(CASES[case][0], CASES[case][0])
     chunks = eyes.split(MARK, [pixels])  # the chunk is good as long as this is open
@@ -143,11 +154,38 @@ def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any
             seconds["libmtmd"].append(time.perf_counter() - start_s)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     eyes.close()
+    picture = Picture(pixels, tower.spec.find_grid(pixels), b"tower")
     return {
         "seconds": seconds,
         "gain": medians["libmtmd"] / medians["mlxr"],
         "difference": float(np.abs(rows - theirs).max() / np.abs(theirs).max()),
+        **measure_others(Decoder(ctx, config, opened.tensors), tower, picture),
     }
+
+
+def measure_others(model: Decoder, tower: Tower, picture: Picture) -> dict[str, Any]:
+    """Milliseconds between the tokens of an answer, alone and while a picture is encoded for another one."""
+    turns, is_whole = model.config.turns_pictures, model.config.sees_whole_pictures
+    encoder = Encoder(tower.encode, turns=turns, is_whole=is_whole)
+    settings = ModelSettings(max_sequences=2, draft="off", context_tokens=CONTEXT_TOKENS)
+    engine = Engine(model, model.ctx, settings, eos_ids=(), memory_bytes=1 << 28, encoder=encoder)
+    text = engine.submit(EngineRequest([1, 2, 3], SamplingParams(max_tokens=CONTEXT_TOKENS - 9)))
+    times: dict[str, list[float]] = {"alone": [], "meanwhile": []}
+
+    def step(name: str) -> None:
+        times[name] += [time.perf_counter() for event in engine.step() if event.sequence_id == text]
+
+    while len(times["alone"]) < ALONE_TOKENS:
+        step("alone")
+    times["meanwhile"].append(times["alone"][-1])
+    shown = Pictures((Placed(picture, 1),), picture.tokens + 2)
+    engine.submit(EngineRequest([1] * shown.tokens, SamplingParams(max_tokens=1), pictures=shown))
+    while not encoder.encoded:
+        step("meanwhile")
+    engine.close()
+    gaps = {name: np.diff(found[1:] if name == "alone" else found) * 1e3 for name, found in times.items()}
+    found = {f"{name}_p99_ms": float(np.percentile(each, 99)) for name, each in gaps.items()}
+    return {**found, "longest_ms": float(gaps["meanwhile"].max()), "tokens_meanwhile": len(gaps["meanwhile"])}
 
 
 def _finish(encoding: Any) -> Any:
@@ -165,6 +203,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--type", choices=["f16", "bf16", "q8_0"], default="f16", help="of the tower's weights")
     parser.add_argument("--case", choices=sorted(CASES), action="append")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the towers")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     figures = {}
@@ -174,7 +213,8 @@ def main() -> int:
             print(case, json.dumps(figures[case]), flush=True)
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1))
-    return int(min(one["gain"] for one in figures.values()) < LEAST_GAIN)
+    delay_ms = max(one["meanwhile_p99_ms"] - one["alone_p99_ms"] for one in figures.values())
+    return int(min(one["gain"] for one in figures.values()) < LEAST_GAIN or delay_ms > MAX_DELAY_S * 1e3)
 
 
 if __name__ == "__main__":

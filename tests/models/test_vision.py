@@ -203,9 +203,15 @@ def list_bits(events: list[Any]) -> list[tuple[int, int, float]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bits_are_the_same_however_the_work_is_divided(folders: Path, case: str) -> None:
+def test_bits_are_the_same_however_the_work_is_divided(
+    folders: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden, (model, file) = get_golden(case), open_model(folders / case)
     tower = file.load(model.ctx)
+    rows = encode_all(tower, golden)
+    monkeypatch.setattr("mlxr.models.tower.PIECE_ROWS", 21)
+    assert np.array_equal(encode_all(tower, golden), rows)
+    monkeypatch.undo()
     alone = list_bits(run(make_engine(model, see(model, tower)), ask(golden))[0])
     text = EngineRequest(golden.tokens[:9] * 3, SamplingParams(max_tokens=9, logprobs=2))
     text_alone = list_bits(run(make_engine(model, see(model, tower)), text)[0])

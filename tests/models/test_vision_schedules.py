@@ -1,5 +1,5 @@
-"""Equal bits with pictures, whatever else runs: random schedules of a text with attention alone, of a hybrid, and of
-one whose layers with a window see all of a picture.
+"""Equal bits with pictures, whatever else runs: random schedules of each kind of mask, which are causal ones by three
+axes (of attention alone, and of a hybrid), and those that see all of a picture, in all layers or those with a window.
 
 Chunks, batch mates, preemption, prefixes that end inside a picture, restarts from disk, rows that were given up and
 made again, drafts, forks, threads and instruction sets. Each answer must be the one that is given alone.
@@ -40,8 +40,8 @@ from mlxr.models.tower import Tower
 
 PLACE, LONGEST = 120, 200
 SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures in rows, which so are 24, 6 and 14
-KINDS = "qwen3vl", "qwen35", "gemma4"
-SCHEDULES, THOROUGH_SCHEDULES = 100, 6  # of each case
+KINDS = "qwen3vl", "qwen35", "gemma3", "gemma4"
+SCHEDULES, THOROUGH_SCHEDULES = 200, 4  # of each case
 Asked = tuple[tuple[int, ...], tuple[int, ...], int, int]  # tokens, pictures, tokens of an answer, answers
 
 

@@ -106,18 +106,19 @@ def write_chat_folder(
     return folder
 
 
-def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
+def write_mmproj(path: Path, case: str | Golden, **changes: Any) -> Path:
     """The tower of a case as llama.cpp's converter writes it."""
     from mlxr.formats import TensorToWrite, write_gguf
     from mlxr.models.families import read_folder_tower
 
-    golden = read_golden(case)
+    golden = read_golden(case) if isinstance(case, str) else case
     weights = draw_weights(golden.config, golden.shapes)
     found = read_folder_tower(golden.config, golden.preprocessor)
     assert found is not None
     family, spec = found
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
         "clip.projector_type": family.projector,
         "clip.use_gelu": spec.activation != "silu",
         "clip.use_silu": spec.activation == "silu" and spec.gated,  # else a quick GELU
@@ -144,8 +145,10 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
         "qwen2vl_merger": qwen,
         "glm4v": {"spatial_merge_size": spec.merge},
         "gemma3": {"projector.scale_factor": spec.merge},
-        "gemma4v": {"projector.scale_factor": spec.merge, "projector_type": "gemma4v", "image_size": 224},
-        "gemma4uv": {"projector.scale_factor": 3, "patch_size": spec.patch // 3, "projector_type": "gemma4uv"},
+        "gemma4v": {"projector.scale_factor": spec.merge, "projector_type": "gemma4v", "image_size": 224}
+        | {"image_mean": [0.0] * 3, "image_std": [1.0] * 3},
+        "gemma4uv": {"projector.scale_factor": 3, "patch_size": spec.patch // 3, "projector_type": "gemma4uv"}
+        | {"image_size": 224},
         "lfm2": {"projector.scale_factor": spec.merge},
         "pixtral": {"spatial_merge_size": spec.merge if spec.merge > 1 else None},
         "internvl": {"projector.scale_factor": spec.merge, "preproc_max_tiles": spec.most_tiles},
@@ -155,10 +158,16 @@ def write_mmproj(path: Path, case: str, **changes: Any) -> Path:
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
     if family.projector.startswith(("qwen", "glm")):
         tensors = _name_qwen_tensors(weights, spec.taps)
+        if family.projector.startswith("qwen2"):  # whose parts of the attention lie apart
+            for name in [name for name in tensors if ".attn_qkv." in name]:
+                parts = np.split(tensors.pop(name), 3)
+                tensors |= {name.replace("qkv", part): values for part, values in zip("qkv", parts, strict=True)}
     elif family.projector == "gemma4uv":
         tensors = _name_unified_tensors(weights, spec.patch)
     else:
         tensors = (_name_gemma4_tensors if family.projector == "gemma4v" else _name_siglip_tensors)(weights)
+        if family.projector == "pixtral":  # a row for the end of a line, which texts have as a token
+            tensors["v.token_embd.img_break"] = np.zeros(spec.columns, np.float32)
     turned = ("attn_q.weight", "attn_k.weight") if family.projector == "pixtral" else ()
     for name in [name for name in tensors if name.endswith(turned)]:
         halves = tensors[name].reshape(spec.heads, 2, -1, spec.hidden)

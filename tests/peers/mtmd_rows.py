@@ -28,6 +28,7 @@ class Eyes:
         mtmd.mtmd_helper_log_set(ignore_log, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
         params.use_gpu, params.warmup, params.n_threads, params.print_timings = False, False, threads, False
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # which rounds keys and values to f16
         self.llama, self._context = llama, mtmd.mtmd_init_from_file(str(mmproj).encode(), llama.model, params)
         if self._context is None:
             raise ValueError(f"libmtmd does not open {mmproj}")
@@ -63,7 +64,7 @@ class Eyes:
         return np.ctypeslib.as_array(found, (rows, columns)).copy()
 
     def read(self, text: str, pictures: list[NDArray[np.uint8]]) -> tuple[list[Chunk], NDArray[np.float64]]:
-        """The text's tokens and the pictures' rows, and the loss of each token of the text but the first."""
+        """The text's tokens and the pictures' rows, and the loss of each token that follows one of the text."""
         context = self.llama._ctx.ctx
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         words, past, losses, before = list[Chunk](), 0, list[float](), None
@@ -75,7 +76,7 @@ class Eyes:
                     self._context, context, chunk, past, 0, 512, True, ctypes.byref(behind)
                 )
                 assert done == 0
-                past, before = behind.value, self._take_logits(-1)
+                past, before = behind.value, None  # the helper keeps no logits of a picture
                 continue
             count = ctypes.c_size_t()
             found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))

@@ -25,7 +25,7 @@ from mlxr.kernels.ragged import NO_AXES, NO_STATES, RowsOver
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
-STEP_S = 0.05  # that encoding takes between two steps while answers grow; one layer takes as long as it does
+STEP_S = 0.05  # that encoding takes between two steps while answers grow, and what was begun then is ended
 Pixels = npt.NDArray[Any]  # of 8 bits; frames of a sound are float32
 
 

@@ -188,6 +188,19 @@ def batch_parts(lengths: Sequence[int], page_size: int) -> RaggedBatch:
     return batch.with_pictures(None, np.stack([rows] * 3))
 
 
+def cut_batch(batch: RaggedBatch, first: int, last: int) -> RaggedBatch:
+    """Tokens [first, last) of a batch of `batch_parts`, each of which sees all of its sequence: they are given as the
+    last ones of theirs, and have the rotations of their own."""
+    bounds = np.unique(np.clip(batch.query_starts, first, last))
+    owners = np.searchsorted(batch.query_starts, bounds[:-1], side="right") - 1
+    starts, lengths = (bounds - first).astype(np.int32), batch.context_lengths[owners]
+    rows = np.arange(last - first, dtype=np.int32)
+    places = rows + np.repeat(lengths - starts[1:], np.diff(starts))
+    slots, table = batch.slots[first:last], batch.page_table[owners]
+    cut = RaggedBatch(np.zeros_like(rows), places, slots, starts, lengths, table, rows)
+    return cut.with_pictures(None, np.stack([rows + np.int32(first)] * 3))
+
+
 def make_ones(count: int) -> FloatArray:
     """A weight that changes nothing."""
     return np.ones(count, np.float32)

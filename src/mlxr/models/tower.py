@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from mlxr.core.errors import ModelError
@@ -19,7 +19,7 @@ from mlxr.kernels.attend import allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, scale
 from mlxr.kernels.layers import StepInput, prepare_layers, run_layers
-from mlxr.kernels.layers.operators import Activate, MatMul, NormKind, NormWeight, Scale
+from mlxr.kernels.layers.operators import Activate, Attend, MatMul, NormKind, NormWeight, Operator, Scale
 from mlxr.kernels.layers.operators import Layer as PreparedLayer
 from mlxr.kernels.layers.reference import Registers, norm, run_layer, take
 from mlxr.kernels.linear import LinearWeight, linear
@@ -29,8 +29,10 @@ from mlxr.kernels.patches import (
     add_token,
     batch_parts,
     blend_positions,
+    cut_batch,
     cut_patches,
     join_neighbours,
+    join_rows,
     make_ones,
     make_shades,
     move_squares,
@@ -55,6 +57,7 @@ from mlxr.models.limits import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from mlxr.models.model import Model
 
 _PAGE_SIZE = 32
+PIECE_ROWS = 512  # patches that are computed between two chances to stop
 MAX_PATCH, MAX_MERGE, MAX_SIDE, MAX_PIXELS = 64, 8, 1024, 1 << 28
 CHANNELS = 3
 Rows = FloatArray
@@ -494,8 +497,9 @@ class Tower:
     def encode(self, pixels: Pixels) -> Generator[None, None, FloatArray]:
         """Compute the rows (rows, `row_numbers`) of a picture whose sides are multiples of the spec's factor.
 
-        It may be stopped after each layer, where nothing is given out but the chance to. The bits are the same whatever
-        is done meanwhile, and on any number of threads.
+        It may be stopped after each layer, of large pictures after each operator over PIECE_ROWS patches; nothing is
+        given out there but the chance to. The bits are the same whatever is done meanwhile, and on any number of
+        threads.
         """
         spec, ctx = self.spec, self.ctx
         head_dim = spec.hidden // spec.heads
@@ -522,12 +526,10 @@ class Tower:
         deep = []
         for index, layer in enumerate(self._layers):
             batch = whole if index in spec.whole_layers else windows
-            x, delta = layer(x, StepInput(batch, [table], [k], [v]))
-            x = x if delta is None else add(ctx, x, delta)
+            x = yield from layer(x, StepInput(batch, [table], [k], [v]))
             if index in self._deep:
-                deep.append(self._finish(x, self._deep[index]))
-            yield
-        made = self._finish(x[:count], self._end)
+                deep.append((yield from self._finish_pieces(x, self._deep[index])))
+        made = yield from self._finish_pieces(x[:count], self._end)
         for more in deep:
             made = join_columns(ctx, made, more)
         return restore_squares(made, order) if spec.window else made
@@ -545,36 +547,62 @@ class Tower:
             case _:
                 return blend_positions(table, grid, rows, columns)
 
+    def _finish_pieces(self, x: FloatArray, steps: Sequence[Run]) -> Generator[None, None, FloatArray]:
+        """What becomes of rows by steps that see no more than neighbours that become one row."""
+        squares, parts = self.spec.merge**2, list[FloatArray]()
+        size = max(1, PIECE_ROWS // squares) * squares
+        for at in range(0, len(x), size):
+            parts.append(self._finish(x[at : at + size], steps))
+            yield
+        return join_rows(parts)
+
     def _finish(self, x: FloatArray, steps: Sequence[Run]) -> FloatArray:
         for step in steps:
             x = step(self.ctx, x)
         return x
 
 
-RunLayer = Callable[[FloatArray, StepInput], tuple[FloatArray, FloatArray | None]]
+RunLayer = Callable[[FloatArray, StepInput], Generator[None, None, FloatArray]]
 
 
 def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float) -> RunLayer:
-    """What runs a layer: in one call, unless its products have ranges or scales, which no operator knows, or what it
-    activates is multiplied by a `slope` before and divided by it afterwards."""
+    """What runs a layer: in one call over few patches, else operator by operator over some of them at a time.
+
+    So are products that have ranges or scales, which no operator knows, and what is activated where it is multiplied by
+    a `slope` before and divided by it afterwards.
+    """
     products = [one.weight for one in layer.program if isinstance(one, MatMul)]
     ranges = {one.names: _read_ranges(weights.tensors, one) for one in products if _has_ranges(weights.tensors, one)}
-    if not ranges and slope == 1:
-        prepared = prepare_layers(ctx, [layer])
-        return lambda x, step: run_layers(ctx, x, prepared, step)
+    prepared = None if ranges or slope != 1 else prepare_layers(ctx, [layer])
+    first = next(at for at, one in enumerate(layer.program) if isinstance(one, Attend))  # needs the keys of all pieces
 
-    def run(x: FloatArray, step: StepInput) -> tuple[FloatArray, FloatArray | None]:
-        registers: Registers = {"stream": x, "delta": None}
-        for one in layer.program:
-            if isinstance(one, MatMul) and one.weight.names in ranges:
-                registers[one.target] = ranges[one.weight.names].multiply(ctx, take(registers, one.source), one.weight)
-            elif isinstance(one, Activate) and slope != 1:
-                run_layer(ctx, registers, (Scale(slope, "x"), one, Scale(1 / slope, "x")), step, 0)
-            else:
-                run_layer(ctx, registers, (one,), step, 0)
-        return take(registers, "stream"), registers["delta"]
+    def run(registers: Registers, one: Operator, step: StepInput) -> None:
+        if isinstance(one, MatMul) and one.weight.names in ranges:
+            registers[one.target] = ranges[one.weight.names].multiply(ctx, take(registers, one.source), one.weight)
+        elif isinstance(one, Activate) and slope != 1:
+            run_layer(ctx, registers, (Scale(slope, "x"), one, Scale(1 / slope, "x")), step, 0)
+        else:
+            run_layer(ctx, registers, (one,), step, 0)
 
-    return run
+    def run_pieces(x: FloatArray, step: StepInput) -> Generator[None, None, FloatArray]:
+        if prepared is not None and len(x) <= PIECE_ROWS:
+            x, delta = run_layers(ctx, x, prepared, step)
+            yield
+            return x if delta is None else add(ctx, x, delta)
+        pieces: list[tuple[Registers, StepInput]] = []
+        for at in range(0, len(x), PIECE_ROWS):
+            rows = x[at : at + PIECE_ROWS]
+            batch = cut_batch(step.batch, at, at + len(rows))
+            pieces.append(({"stream": rows, "delta": None}, replace(step, batch=batch)))
+        for operators in (layer.program[:first], layer.program[first:]):
+            for registers, own in pieces:
+                for one in operators:
+                    run(registers, one, own)
+                    yield
+        deltas = [(take(registers, "stream"), registers["delta"]) for registers, _ in pieces]
+        return join_rows([one if delta is None else add(ctx, one, delta) for one, delta in deltas])
+
+    return run_pieces
 
 
 def bound_product(w: LayerWeights, name: str) -> Run:
