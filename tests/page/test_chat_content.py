@@ -108,6 +108,7 @@ def test_markdown_is_drawn_with_tables_colours_and_maths(page: Page) -> None:
     expect(answer.locator("figcaption")).to_contain_text("python")
     expect(answer.locator(".hljs-keyword").first).to_have_text("def")
     expect(answer.locator("math")).to_have_count(1)
+    page.wait_for_function("() => [...document.fonts].some((a) => /Math/.test(a.family) && a.status === 'loaded')")
     expect(answer).to_contain_text("it costs $5.")
     answer.get_by_role("button", name="Copy code").click()
     copied = page.evaluate("() => navigator.clipboard.readText()")

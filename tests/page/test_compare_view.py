@@ -30,6 +30,14 @@ def test_two_answers_stand_side_by_side(compare: Page) -> None:
     expect(left).to_contain_text("tokens/s")
     expect(right).to_contain_text("3 tokens")
     expect(compare.get_by_role("button", name="Ask all")).to_be_visible()
+    compare.reload()
+    compare.get_by_label("One question for all").fill("Something else")
+    compare.get_by_role("button", name="Earlier questions").click()
+    compare.get_by_role("menuitem", name=QUESTION).click()
+    expect(compare.get_by_label("One question for all")).to_have_value(QUESTION)
+    compare.get_by_role("button", name="Earlier questions").click()
+    compare.get_by_role("menuitem", name="Forget them").click()
+    expect(compare.get_by_role("button", name="Earlier questions")).to_have_count(0)
 
 
 def test_two_models_answer(compare: Page, server: PageServer) -> None:

@@ -185,11 +185,15 @@ def test_well_known_models_are_found_and_pulled(models: Page) -> None:
     models.route("**/api/pull", lambda route: (asked.append(route.request.post_data_json), route.abort()))
     known = {"name": "tiny:1b", "about": "small chat", "repository": "a/tiny", "size_bytes": 2**30, "fits": "yes"}
     large = {"name": "huge:1t", "about": "code", "repository": "a/huge", "size_bytes": 2**40, "fits": "no"}
-    models.route("**/v1/admin/library", lambda route: route.fulfill(json={"models": [known, large]}))
+    table = {"models": [known | {"tokens_per_s": 12.3}, large | {"tokens_per_s": 0.02}], "hub": []}
+    hub = {"hub": [{"name": "hf.co/a/tiny-GGUF", "downloads": 1234}]}
+    models.route("**/v1/admin/library", lambda route: route.fulfill(json=table))
+    models.route("**/v1/admin/library?search=tiny", lambda route: route.fulfill(json=table | hub))
+    models.route("**/v1/admin/library?search=gone", lambda route: route.fulfill(json=table))
     models.reload()
     rows = models.get_by_role("region", name="Well-known models").get_by_role("listitem")
     expect(rows).to_have_count(1)  # only the demo is here, so the list is open
-    expect(rows).to_contain_text("1.0 GiBFits")
+    expect(rows).to_contain_text("1.0 GiBFits, about 12.3 tokens/s")
     models.get_by_label("Only those that fit").uncheck()
     models.get_by_label("Search the well-known models").fill("CODE")
     expect(rows).to_contain_text("Too large for the free memory")
@@ -197,6 +201,14 @@ def test_well_known_models_are_found_and_pulled(models: Page) -> None:
     models.get_by_role("button", name=re.compile("Pull ")).last.click()
     expect(models.get_by_role("list", name="Pulls")).to_contain_text("tiny:1b")
     assert asked == [{"model": "tiny:1b"}]
+    models.get_by_role("button", name="Search Hugging Face, too").click()
+    on_hub = models.get_by_role("region", name="On Hugging Face").get_by_role("listitem")
+    expect(on_hub).to_contain_text("hf.co/a/tiny-GGUF1,234 downloads in a month")
+    on_hub.get_by_role("button").click()
+    expect(models.get_by_role("list", name="Pulls")).to_contain_text("hf.co/a/tiny-GGUF")
+    models.get_by_label("Search the well-known models").fill("gone")
+    models.get_by_role("button", name="Search Hugging Face, too").click()
+    expect(models.get_by_text("Hugging Face has no GGUF files for “gone”.")).to_be_visible()
     models.get_by_role("button", name="Discover models").click()
     expect(rows).to_have_count(0)
 

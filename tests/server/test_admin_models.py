@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,9 @@ from running_server import MakeServer
 
 import mlxr
 from mlxr.loading import ASSETS
+
+sys.path.append(str(Path(__file__).parents[1] / "registry"))
+from fake_hub import FakeHub
 
 DRAFT = ASSETS / "demo-draft.gguf"
 
@@ -81,6 +85,20 @@ def test_which_well_known_models_there_are_and_what_fits(client: httpx.Client) -
     small = min(models, key=lambda model: model["size_bytes"])
     assert small["repository"].count("/") == 1
     assert ":" in small["name"]
+    assert all(model["tokens_per_s"] is None or model["tokens_per_s"] > 0 for model in models)
+
+
+def test_the_hub_is_searched_for_others(make_server: MakeServer) -> None:
+    with FakeHub() as hub:
+        hub.listing = b'[{"id": "someone/Draft-GGUF", "downloads": 7}]'
+        with make_server(hub_url=hub.url).client() as client:
+            found = client.get("/v1/admin/library", params={"search": "draft"}).json()
+            assert found["hub"] == [{"name": "hf.co/someone/Draft-GGUF", "downloads": 7}]
+            assert client.get("/v1/admin/library").json()["hub"] == []
+    with make_server(hub_url="http://127.0.0.1:9").client() as client:
+        refused = client.get("/v1/admin/library", params={"search": "draft"})
+        assert refused.status_code == 502
+        assert "cannot be asked" in refused.json()["error"]["message"]
 
 
 def test_where_the_files_of_a_model_lie(client: httpx.Client, tmp_path: Path) -> None:

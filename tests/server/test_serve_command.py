@@ -42,10 +42,13 @@ def read_until(process: subprocess.Popen[str], beginning: str) -> list[str]:
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = start(tmp_path, "--port", "0", "--log-format", "json")
-    lines = read_until(process, "ready")
-    match = re.search(r"http://127\.0\.0\.1:\d+", lines[0])
+    assert process.stderr is not None
+    messages = []
+    while not messages or not messages[-1].startswith("ready"):  # all lines are JSON, the first ones too
+        messages.append(json.loads(process.stderr.readline())["message"])
+    match = re.search(r"http://127\.0\.0\.1:\d+", messages[0])
     assert match
-    assert lines[-1] == "ready: demo"
+    assert messages[-1] == "ready: demo"
     yield process, match[0]
     process.kill()
     process.communicate()
@@ -66,6 +69,7 @@ def test_it_answers_and_ends_in_order(number: signal.Signals, serving: tuple[sub
     records = [json.loads(line) for line in errors.splitlines()]
     (request,) = [record for record in records if record["message"] == "request"]
     assert request["tokens"] == 300
+    assert records[-1]["message"] == "the server has ended"
     assert "Traceback" not in errors
 
 

@@ -31,7 +31,7 @@ from mlxr.registry.hub import Found, HubClient, choose_files, list_files, parse_
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.service.catalogue import find_models_folder, open_registry
-from mlxr.service.machine_limits import find_read_rate, find_room_bytes, judge_fits
+from mlxr.service.machine_limits import find_read_rate, find_room_bytes, judge_fits, judge_speed
 
 LINE_S = 10.0  # between two lines about one file, where there is no bar
 Reference = Annotated[
@@ -149,7 +149,7 @@ def search(
     rate = find_read_rate(settings)
     models = library.search(text, folder)
     fits = judge_fits([model.size_bytes for model in models])
-    known = [(model, _judge_speed(fit, _speed(model, rate))) for model, fit in zip(models, fits, strict=True)]
+    known = [(model, judge_speed(fit, model.speed(rate))) for model, fit in zip(models, fits, strict=True)]
     found: list[Found] = []
     if text and not offline:
         try:
@@ -188,24 +188,14 @@ def _refresh(settings: PullSettings) -> None:
     print_note(f"{changed} sizes changed" + (f"; the hub has no {', '.join(failed)}" if failed else ""))
 
 
-def _speed(model: library.LibraryModel, rate: float | None) -> float | None:
-    """Tokens a second of one answer, about: the weights that a token reads, at the memory's measured rate."""
-    return None if rate is None else rate / (model.size_bytes * model.active)
-
-
-def _judge_speed(fit: str, tokens_per_s: float | None) -> str:
-    """Return the word under FITS, "slow" for a model that fits and is hardly usable."""
-    return "slow" if fit == "yes" and tokens_per_s is not None and tokens_per_s < 1 else fit
-
-
 def _row(model: library.LibraryModel, fit: str, rate: float | None) -> tuple[str, ...]:
-    speed = _speed(model, rate)
+    speed = model.speed(rate)
     shown = "" if speed is None else f"{speed:.{int(speed < 1)}f} tok/s"
     return model.name, format_bytes(model.size_bytes), fit, shown, model.about
 
 
 def _describe(model: library.LibraryModel, fit: str, rate: float | None) -> dict[str, object]:
-    speed = _speed(model, rate)
+    speed = model.speed(rate)
     return {
         "name": model.name,
         "reference": model.reference,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -43,6 +44,7 @@ Adapter = Annotated[
     ),
 ]
 
+logger = logging.getLogger("mlxr.serve")
 SWITCH_S = 0.001  # after which a thread that waits gets the interpreter; a step of the engine takes it some six times
 
 
@@ -70,20 +72,27 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
         check_page(app, settings)
     listener = open_socket(settings)
     address = name_address(listener)
-    print_note(describe(settings, address))
-    print_note(describe_default(default))
+    tell(settings, describe(settings, address))
+    tell(settings, describe_default(default))
     served = app.state.parts.served
 
     def on_ready(lifecycle: Lifecycle) -> None:
-        print_note(describe_ready(settings, served, lifecycle))
+        tell(settings, describe_ready(settings, served, lifecycle))
         if open_page and lifecycle.is_ready:  # on a thread, as some browsers return when they are closed
             threading.Thread(target=open_browser, args=(name_local(address),), daemon=True).start()
 
     serve_app(app, settings, [listener], on_ready)
+    logger.info("the server has ended")
     if app.state.parts.pool.has_given_up:
         # A thread is still in native code, which must not find the interpreter gone.
         sys.stderr.flush()
         os._exit(0)
+
+
+def tell(settings: Settings, text: str) -> None:
+    """Print lines for who started the server; where the log is JSON they are records of it."""
+    for line in text.splitlines():
+        logger.info(line) if settings.log_format == "json" else print_note(line)
 
 
 def check_page(app: Starlette, settings: Settings) -> None:

@@ -46,6 +46,10 @@ class LibraryModel:
         """The same model as `hf.co/owner/repo:quant`."""
         return f"hf.co/{self.repository}:{self.quant}"
 
+    def speed(self, read_bytes_per_s: float | None) -> float | None:
+        """Tokens a second of one answer, about, where memory is read so fast: a token reads `active` of them."""
+        return None if read_bytes_per_s is None else read_bytes_per_s / (self.size_bytes * self.active)
+
 
 def read_library(folder: Path | None = None) -> list[LibraryModel]:
     """All models of the table, the usual size of each family first; that of a models `folder` where it has one."""

@@ -34,9 +34,9 @@ from mlxr.server.page_files import ASSET_PATH, ASSETS, ROOT_FILES, find_page_fil
 from mlxr.server.parts import parts_of
 from mlxr.server.routes import Dialect, Router
 from mlxr.server.streaming import until_disconnected
-from mlxr.server.work import look, start_make, work_of
+from mlxr.server.work import look, start_make, start_pull, work_of
 from mlxr.service.catalogue import find_models_folder, recommend
-from mlxr.service.machine_limits import judge_fits
+from mlxr.service.machine_limits import find_read_rate, judge_fits, judge_speed
 from mlxr.service.memory_need import find_conversation_need, find_memory_need
 from mlxr.service.opening import find_device
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 own = Router(tags=["own"])
 router = Router(prefix="/v1/admin", tags=["admin"])
+MAX_SEARCH = 200  # characters of words for the hub
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -140,19 +141,31 @@ class MemoryReply(_Row):
 
 
 class KnownModel(_Row):
-    """A well-known model. `name` is what a pull takes; `fits` compares its files with the memory that is free."""
+    """A well-known model. `name` is what a pull takes; `fits` compares its files with the memory that is free.
+
+    It is yes, slow, tight, no or unknown. How many tokens a second to expect is null where memory was never measured.
+    """
 
     name: str
     about: str
     repository: str
     size_bytes: int
     fits: str
+    tokens_per_s: float | None
+
+
+class FoundModel(_Row):
+    """A repository of the hub that has GGUF files. `name` is what a pull takes, `downloads` those of a month."""
+
+    name: str
+    downloads: int
 
 
 class Library(_Row):
-    """All well-known models, the usual size of each family first."""
+    """All well-known models, the usual size of each family first, and what a search of the hub found."""
 
     models: list[KnownModel]
+    hub: list[FoundModel]
 
 
 class FilesReply(_Row):
@@ -200,24 +213,39 @@ class ImportReply(_Row):
 
 @router.get("/library")
 async def list_known_models(request: Request) -> Library:
-    """Return the models that have short names, and whether they fit into the memory of this machine."""
+    """Return the models that have short names, and whether they fit into the memory of this machine.
+
+    With `?search=WORDS` the hub is asked for others, too.
+    """
     settings = parts_of(request).settings
+    words = request.query_params.get("search", "").strip()[:MAX_SEARCH]
 
     def read() -> list[KnownModel]:
         models = library.read_library(find_models_folder(settings))
         fits = judge_fits([model.size_bytes for model in models], settings.device)
+        rate = find_read_rate(settings)
         return [
             KnownModel(
                 name=model.name,
                 about=model.about,
                 repository=model.repository,
                 size_bytes=model.size_bytes,
-                fits=fit,
+                fits=judge_speed(fit, model.speed(rate)),
+                tokens_per_s=model.speed(rate),
             )
             for model, fit in zip(models, fits, strict=True)
         ]
 
-    return Library(models=await asyncio.to_thread(read))
+    def search(_: Registry, stop: Stop) -> list[FoundModel]:
+        from mlxr.registry.hub import HubClient, search_hub  # which a server needs not before
+
+        with HubClient(stop) as client:
+            found = search_hub(words, settings.hub_url, client)
+        return [FoundModel(name=one.reference, downloads=one.downloads) for one in found]
+
+    models = await asyncio.to_thread(read)
+    hub = await until_disconnected(request, start_pull(request, search)) if words else []
+    return Library(models=models, hub=hub)
 
 
 @router.get("/models/{name:path}/memory")

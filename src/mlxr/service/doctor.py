@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from mlxr import __version__
-from mlxr.core.errors import DeviceError, MlxrError
+from mlxr.core.errors import DeviceError, MlxrError, name_install
 from mlxr.core.settings import Settings
 from mlxr.engine.gpu_checks import Finding, describe_gpu, find_gpu, list_checks, run_check, summarise_parts
 from mlxr.engine.memory_plan import read_room_bytes
@@ -118,7 +118,7 @@ def _look_at_gpu(settings: Settings) -> Iterator[Check]:
         free = "" if free_bytes is None else f", {_in_gib(free_bytes)} free"
         yield Check("gpu", "ok", f"models run on {device}{free}")
     elif shutil.which("nvidia-smi") is not None:
-        remedy = "install mlx for it: pip install 'mlx[cuda13]>=0.32.1'"
+        remedy = f"install mlx for it: {name_install('cuda')}"
         yield Check("gpu", "note", "there is an NVIDIA driver, but models run on the processor", remedy)
     else:
         yield Check("gpu", "ok", "none that mlxr uses; models run on the processor")

@@ -88,6 +88,11 @@ def judge_fits(sizes_bytes: Sequence[int], device: str = "auto") -> list[str]:
     return ["yes" if fits_room(size, room_bytes) else "tight" if size <= room_bytes else "no" for size in sizes_bytes]
 
 
+def judge_speed(fit: str, tokens_per_s: float | None) -> str:
+    """Return the word for a model that is judged so: "slow" where it fits and is hardly usable, with few tokens/s."""
+    return "slow" if fit == "yes" and tokens_per_s is not None and tokens_per_s < 1 else fit
+
+
 def explain_missing(loaded: LoadedModel) -> str:
     """Why there are no limits for a model, and what helps."""
     if loaded.ctx.device == "cpu":

@@ -176,7 +176,15 @@ export interface KnownModel {
   about: string;
   repository: string;
   size_bytes: number;
-  fits: "yes" | "tight" | "no" | "unknown";
+  fits: "yes" | "slow" | "tight" | "no" | "unknown";
+  /** About; null where the memory of the server's machine was never measured. */
+  tokens_per_s: number | null;
+}
+
+/** A repository of the hub with GGUF files, by the name that a pull takes. */
+export interface FoundModel {
+  name: string;
+  downloads: number;
 }
 
 export function useKnownModels(enabled: boolean) {
@@ -185,6 +193,17 @@ export function useKnownModels(enabled: boolean) {
     queryFn: async ({ signal }) => (await getJson<{ models: KnownModel[] }>("/v1/admin/library", { signal })).models,
     staleTime: 60_000,
     enabled,
+  });
+}
+
+/** What the hub has for these words besides; the server asks it. */
+export function useHubSearch(words: string) {
+  return useQuery({
+    queryKey: ["library", words],
+    queryFn: async ({ signal }) =>
+      (await getJson<{ hub: FoundModel[] }>(`/v1/admin/library?search=${encodeURIComponent(words)}`, { signal })).hub,
+    staleTime: 60_000,
+    retry: false,
   });
 }
 

@@ -1,9 +1,10 @@
 import { useQueryClient } from "@tanstack/react-query";
-import { Compass, Download } from "lucide-react";
-import { useId, useState } from "react";
+import { Compass, Download, Search } from "lucide-react";
+import { type ReactNode, useId, useState } from "react";
 import { describeError } from "../api/client";
-import { type KnownModel, refreshModels, useKnownModels } from "../api/manage";
-import { formatBytes } from "../lib/format";
+import { type KnownModel, refreshModels, useHubSearch, useKnownModels } from "../api/manage";
+import { formatBytes, formatCount, formatRate } from "../lib/format";
+import { routeHref } from "../lib/route";
 import { useStore } from "../lib/store";
 import { Button } from "../ui/Button";
 import { CheckField } from "../ui/Field";
@@ -14,12 +15,13 @@ import { pulls, startPull } from "./pulls";
 
 const FITS: Record<KnownModel["fits"], string> = {
   yes: "Fits",
+  slow: "Fits, but slow",
   tight: "Fits barely",
   no: "Too large for the free memory",
   unknown: "",
 };
 
-/** Well-known models by their short names, with their size and whether they fit; one click pulls one. */
+/** Well-known models by their short names, with size, speed and whether they fit, and what the hub has; one click pulls one. */
 export function Discover({ isFirst }: { isFirst: boolean }) {
   const [wanted, setOpen] = useState<boolean | null>(null);
   const open = wanted ?? isFirst;
@@ -41,6 +43,7 @@ export function Discover({ isFirst }: { isFirst: boolean }) {
 
 function List({ models }: { models: readonly KnownModel[] }) {
   const [words, setWords] = useState("");
+  const [asked, setAsked] = useState("");
   const [fitting, setFitting] = useState(true);
   const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
   const found = models.filter((model) => {
@@ -49,7 +52,13 @@ function List({ models }: { models: readonly KnownModel[] }) {
   });
   return (
     <div className={styles.inside}>
-      <div className={styles.filters}>
+      <form
+        className={styles.filters}
+        onSubmit={(event) => {
+          event.preventDefault();
+          setAsked(words.trim());
+        }}
+      >
         <input
           type="search"
           aria-label="Search the well-known models"
@@ -57,39 +66,77 @@ function List({ models }: { models: readonly KnownModel[] }) {
           value={words}
           onChange={(event) => setWords(event.target.value)}
         />
+        <Button small type="submit" disabled={words.trim() === ""}>
+          <Search aria-hidden="true" /> Search Hugging Face, too
+        </Button>
         <CheckField label="Only those that fit" checked={fitting} onChange={setFitting} />
-      </div>
-      {found.length === 0 && <p className={styles.none}>None of {models.length} models is like that.</p>}
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a place that scrolls can be reached by the keyboard. */}
-      <section className={styles.scroll} tabIndex={0} aria-label="Well-known models">
-        <ul>
+      </form>
+      {found.length === 0 && <p className={styles.none}>None of {models.length} well-known models is like that.</p>}
+      {found.length > 0 && (
+        <Rows label="Well-known models">
           {found.map((model) => (
-            <Row key={model.name} model={model} />
+            <Row key={model.name} name={model.name} about={model.about}>
+              <span className={styles.size}>{formatBytes(model.size_bytes)}</span>
+              <span className={styles.fits} data-fits={model.fits}>
+                {FITS[model.fits]}
+                {model.tokens_per_s && model.fits !== "no" ? `, about ${formatRate(model.tokens_per_s)}` : ""}
+              </span>
+            </Row>
           ))}
-        </ul>
-      </section>
+        </Rows>
+      )}
+      {asked && <OnHub words={asked} />}
+      {models.every((model) => !model.tokens_per_s) && (
+        <p className={styles.none}>
+          How fast each would be is told once the memory was measured: by <code>mlxr doctor</code>, or under{" "}
+          <a href={routeHref("engine")}>Engine</a>.
+        </p>
+      )}
     </div>
   );
 }
 
-function Row({ model }: { model: KnownModel }) {
+/** What the hub has for the words; the server asks it. */
+function OnHub({ words }: { words: string }) {
+  const { data, error, isPending } = useHubSearch(words);
+  if (isPending) return <Skeleton bare />;
+  if (error) return <Notice kind="error">Hugging Face could not be searched. {describeError(error)}</Notice>;
+  if (data.length === 0) return <p className={styles.none}>Hugging Face has no GGUF files for “{words}”.</p>;
+  return (
+    <Rows label="On Hugging Face">
+      {data.map((one) => (
+        <Row key={one.name} name={one.name}>
+          <span className={styles.downloads}>{formatCount(one.downloads)} downloads in a month</span>
+        </Row>
+      ))}
+    </Rows>
+  );
+}
+
+function Rows({ label, children }: { label: string; children: ReactNode }) {
+  return (
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: a place that scrolls can be reached by the keyboard.
+    <section className={styles.scroll} tabIndex={0} aria-label={label}>
+      <ul>{children}</ul>
+    </section>
+  );
+}
+
+function Row({ name, about, children }: { name: string; about?: string; children: ReactNode }) {
   const queries = useQueryClient();
-  const isPulling = useStore(pulls).some((pull) => pull.model === model.name && pull.state === "running");
+  const isPulling = useStore(pulls).some((pull) => pull.model === name && pull.state === "running");
   return (
     <li className={styles.row}>
       <div>
-        <strong>{model.name}</strong>
-        <p>{model.about}</p>
+        <strong>{name}</strong>
+        {about && <p>{about}</p>}
       </div>
-      <span className={styles.size}>{formatBytes(model.size_bytes)}</span>
-      <span className={styles.fits} data-fits={model.fits}>
-        {FITS[model.fits]}
-      </span>
+      {children}
       <Button
         small
-        aria-label={`Pull ${model.name}`}
+        aria-label={`Pull ${name}`}
         disabled={isPulling}
-        onClick={() => void startPull(model.name, () => void refreshModels(queries))}
+        onClick={() => void startPull(name, () => void refreshModels(queries))}
       >
         <Download aria-hidden="true" /> {isPulling ? "Pulling…" : "Pull"}
       </Button>

@@ -82,3 +82,11 @@ it("folds long code until all of it is asked for", () => {
   fireEvent.click(getByText("Show all 300 lines"));
   expect(container.querySelector("pre")?.textContent).toBe(code);
 });
+
+it("draws details, and no more of them than a few in each other", () => {
+  const deep = 2000;
+  const text = `${"<details>\n".repeat(deep)}- in\n${"</details>\n".repeat(deep)}`;
+  const { container } = render(<Markdown text={text} />);
+  expect(container.querySelectorAll("details").length).toBeLessThan(10);
+  expect(render(<Markdown text={"<details>\n<summary>S</summary>\n\n- in\n</details>"} />).getByText("S")).toBeTruthy();
+});

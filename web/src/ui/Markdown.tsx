@@ -14,6 +14,7 @@ const PLAIN: Plugins = { remarkPlugins: [remarkGfm], rehypePlugins: [followText]
 const MOST_CHARACTERS = 60_000;
 const LARGE = 1_500;
 const MOST_MS = 300;
+const MOST_LEVELS = 5;
 
 /** Has each paragraph, list and table run from the side that its own text begins at: Arabic and Hebrew from the right. */
 function followText() {
@@ -45,36 +46,58 @@ async function loadMaths(): Promise<Plugins> {
  * A text in Markdown. HTML in it is shown as text, addresses that are no web pages are dropped, and images are shown as
  * links, since a picture from elsewhere tells its server who reads. While `growing`, only the last block is read again.
  */
-export const Markdown = memo(function Markdown({ text, growing = false }: { text: string; growing?: boolean }) {
+export const Markdown = memo(function Markdown({ text, growing = false, level = 0 }: MarkdownProps) {
   const blocks = useMemo(() => splitBlocks(text), [text]);
   return (
     <div className={styles.markdown}>
       {blocks.map((block, index) => {
         const isOpen = growing && index === blocks.length - 1;
         // biome-ignore lint/suspicious/noArrayIndexKey: blocks never change places.
-        return <BlockView key={index} {...flatten(block)} growing={isOpen} />;
+        return <BlockView key={index} {...flatten(block)} growing={isOpen} level={level} />;
       })}
     </div>
   );
 });
 
+interface MarkdownProps {
+  text: string;
+  growing?: boolean;
+  level?: number;
+}
+
 interface BlockProps {
   kind: Block["kind"];
   text: string;
+  /** Of code; the summary of details. */
   language: string;
   closed: boolean;
   growing: boolean;
+  /** How many details it lies in. */
+  level: number;
 }
 
 /** A block as plain values, so that one that has not changed is not drawn again. */
-function flatten(block: Block): Omit<BlockProps, "growing"> {
+function flatten(block: Block): Omit<BlockProps, "growing" | "level"> {
   if (block.kind === "code") return { kind: "code", text: block.code, language: block.language, closed: block.closed };
+  if (block.kind === "details")
+    return { kind: "details", text: block.text, language: block.summary, closed: block.closed };
   return { kind: block.kind, text: block.text, language: "", closed: block.kind === "text" || block.closed };
 }
 
-const BlockView = memo(function BlockView({ kind, text, language, closed, growing }: BlockProps) {
+const BlockView = memo(function BlockView({ kind, text, language, closed, growing, level }: BlockProps) {
   if (kind === "code" && language.toLowerCase() === "mermaid" && (closed || !growing)) return <Diagram code={text} />;
   if (kind === "code") return <CodeBlock code={text} language={language} growing={growing && !closed} />;
+  if (kind === "details")
+    return (
+      <details className={styles.details} open={growing && !closed}>
+        <summary dir="auto">{language}</summary>
+        {level < MOST_LEVELS ? (
+          <Markdown text={text} growing={growing && !closed} level={level + 1} />
+        ) : (
+          <pre className={styles.raw}>{text}</pre>
+        )}
+      </details>
+    );
   if (text.length > MOST_CHARACTERS || (kind === "math" && !closed)) return <pre className={styles.raw}>{text}</pre>;
   return <TextBlock text={growing && kind === "text" ? closeOpen(text) : text} growing={growing} />;
 });

@@ -5,13 +5,20 @@ import { Button } from "./Button";
 import styles from "./Menu.module.css";
 import { usePortalHost } from "./portal";
 
-/** A button "…" that opens a list of actions. */
-export function Menu({ label, small = true, children }: { label: string; small?: boolean; children: ReactNode }) {
+interface Props {
+  label: string;
+  small?: boolean;
+  icon?: ReactNode;
+  children: ReactNode;
+}
+
+/** A button, "…" unless it has another icon, that opens a list of actions. */
+export function Menu({ label, small = true, icon = <Ellipsis />, children }: Props) {
   return (
     <DropdownMenu.Root modal={false}>
       <DropdownMenu.Trigger asChild>
         <Button kind="quiet" small={small} aria-label={label} title={label}>
-          <Ellipsis />
+          {icon}
         </Button>
       </DropdownMenu.Trigger>
       <DropdownMenu.Portal container={usePortalHost()}>

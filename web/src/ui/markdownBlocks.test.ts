@@ -137,3 +137,21 @@ describe("unifyMath", () => {
     expect(mayHaveMath("\\(x\\)")).toBe(true);
   });
 });
+
+it("folds what stands in details, also nested and while it grows", () => {
+  const text =
+    "Before.\n<details>\n<summary><b>More</b> of it</summary>\n\none\n<details><summary>x</summary>\ntwo\n</details>\n</details>\nAfter.";
+  expect(splitBlocks(text)).toEqual([
+    { kind: "text", text: "Before." },
+    {
+      kind: "details",
+      summary: "More of it",
+      text: "one\n<details><summary>x</summary>\ntwo\n</details>",
+      closed: true,
+    },
+    { kind: "text", text: "After." },
+  ]);
+  expect(splitBlocks("<details>\nhalf")).toEqual([
+    { kind: "details", summary: "Details", text: "half", closed: false },
+  ]);
+});

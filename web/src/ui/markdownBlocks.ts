@@ -2,12 +2,16 @@
 export type Block =
   | { kind: "text"; text: string }
   | { kind: "code"; language: string; code: string; closed: boolean }
-  | { kind: "math"; text: string; closed: boolean };
+  | { kind: "math"; text: string; closed: boolean }
+  | { kind: "details"; summary: string; text: string; closed: boolean };
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
 const LIST_ITEM = /^ {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)/;
 const MOST_ITEMS = 15;
 const DISPLAY = /^([ \t]*)\$\$(?!\$)([^$]*?\S[^$]*?)\$\$[ \t]*$/gm;
+const DETAILS = /^ {0,3}<details(?: open)?>\s*(?:<summary>(.*)<\/summary>)?\s*$/i;
+const SUMMARY = /^\s*<summary>(.*)<\/summary>\s*$/i;
+const DETAILS_END = /^\s*<\/details>\s*$/i;
 const MATH_OPENERS: Record<string, string> = { $$: "$$", "\\[": "\\]" };
 
 /** Cut a Markdown text into blocks. Footnotes and named links tie blocks together, so a text with those stays in one. */
@@ -22,8 +26,8 @@ export function splitBlocks(text: string): Block[] {
 class Splitter {
   private readonly blocks: Block[] = [];
   private lines: string[] = [];
-  /** What ends the code or maths that is open at the top level. */
-  private open: { kind: "code" | "math"; closer: string; language: string } | null = null;
+  /** What ends the code or maths that is open at the top level, or how deep the details are nested. */
+  private open: { kind: "code" | "math" | "details"; closer: string; language: string; depth: number } | null = null;
   /** The fence of code that is open inside a list. */
   private inner: string | null = null;
   /** Items of the list after its first. */
@@ -41,7 +45,16 @@ class Splitter {
     return this.blocks;
   }
 
-  private pushOpen(line: string, open: { kind: string; closer: string }): void {
+  private pushOpen(line: string, open: { kind: string; closer: string; language: string; depth: number }): void {
+    if (open.kind === "details") {
+      const summary = this.lines.length === 0 && !open.language ? SUMMARY.exec(line)?.[1] : undefined;
+      if (DETAILS.test(line)) open.depth += 1;
+      if (DETAILS_END.test(line)) open.depth -= 1;
+      if (open.depth === 0) this.close(true);
+      else if (summary !== undefined) open.language = summary;
+      else this.lines.push(line);
+      return;
+    }
     const trimmed = line.trim();
     const closes =
       open.kind === "math"
@@ -54,13 +67,18 @@ class Splitter {
   private pushTop(line: string): void {
     const fence = FENCE.exec(line);
     const math = openMath(line);
+    const details = DETAILS.exec(line);
     if (fence?.[1]) {
       this.flush();
-      this.open = { kind: "code", closer: fence[1], language: (fence[2] ?? "").trim().split(/[\s{:,]/)[0] ?? "" };
+      const language = (fence[2] ?? "").trim().split(/[\s{:,]/)[0] ?? "";
+      this.open = { kind: "code", closer: fence[1], language, depth: 1 };
+    } else if (details) {
+      this.flush();
+      this.open = { kind: "details", closer: "", language: details[1] ?? "", depth: 1 };
     } else if (math) {
       this.flush();
       this.lines = [line];
-      this.open = { kind: "math", closer: math, language: "" };
+      this.open = { kind: "math", closer: math, language: "", depth: 1 };
       if (line.trim().length > math.length && line.trim().endsWith(math)) this.close(true);
     } else if (line.trim() === "") {
       if (this.isList()) this.lines.push(line);
@@ -100,9 +118,11 @@ class Splitter {
 
   private close(closed: boolean): void {
     const open = this.open;
-    if (open?.kind === "code")
-      this.blocks.push({ kind: "code", language: open.language, code: this.lines.join("\n"), closed });
-    else this.blocks.push({ kind: "math", text: this.lines.join("\n"), closed });
+    const text = this.lines.join("\n");
+    if (open?.kind === "code") this.blocks.push({ kind: "code", language: open.language, code: text, closed });
+    else if (open?.kind === "details")
+      this.blocks.push({ kind: "details", summary: plainText(open.language), text: text.trim(), closed });
+    else this.blocks.push({ kind: "math", text, closed });
     this.lines = [];
     this.open = null;
   }
@@ -114,6 +134,11 @@ class Splitter {
     this.items = 0;
     this.inner = null;
   }
+}
+
+/** The words of a summary, without the marks that models put into it. */
+function plainText(summary: string): string {
+  return summary.replace(/<\/?(?:b|strong|i|em|code)>|\*\*|`/gi, "").trim() || "Details";
 }
 
 function openMath(line: string): string | null {
