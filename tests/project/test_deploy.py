@@ -41,7 +41,7 @@ def test_the_schema(schema: str, files: list[Path]) -> None:
 
 def test_the_dockerfile_and_the_scripts_pass_their_linters() -> None:
     check([find_tool("hadolint"), str(DEPLOY / "Dockerfile")])
-    check([find_tool("shellcheck"), str(DEPLOY / "install.sh"), str(ROOT / ".ci" / "run")])
+    check([find_tool("shellcheck"), *(str(ROOT / name) for name in ("deploy/install.sh", ".ci/run", "tools/arm.sh"))])
 
 
 def check(command: list[str]) -> None:
