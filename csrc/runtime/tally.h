@@ -38,7 +38,7 @@ static_assert(static_cast<int>(KernelName::count) * Ran::kForms < 1 << 10 && kTy
 // Forms of norms and of pages that are read; those of other operators are the numbers of their enums.
 inline constexpr int kResidual = 1;
 inline constexpr int kWindow = 4, kSoftcap = 8, kSinks = 16, kLatent = 32;
-inline constexpr int kUngated = 8;
+inline constexpr int kUngated = 16;
 
 class Tally {
   public:

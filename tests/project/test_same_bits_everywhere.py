@@ -52,7 +52,7 @@ DOUBLES = {
 REFERENCES = {
     "kernels/activate/__init__.py": {"exp", "expm1", "tanh"},
     "kernels/attend/__init__.py": {"exp", "tanh"},
-    "kernels/elementwise/__init__.py": {"exp", "tanh"},
+    "kernels/elementwise/__init__.py": {"exp", "logaddexp", "tanh"},
     "kernels/moe/__init__.py": {"exp"},
     "kernels/norms/__init__.py": {"exp"},
     "kernels/recurrent/__init__.py": {"exp", "logaddexp"},
