@@ -54,7 +54,7 @@ def render() -> str:
     numbers = (
         f"# How many numbers a layer states of an activation.\nPARAMETER_COUNTS: dict[Activation, int] = {{{counts}}}\n"
     )
-    return f"{HEAD}{types})\n\nActivation = Literal[{names}]\n{numbers}"
+    return f"{HEAD}{types})\n\nActivation = Literal[\n    {names}\n]\n{numbers}"
 
 
 if __name__ == "__main__":
