@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 IS_FIREFOX = os.environ.get("PAGE_BROWSER") == "firefox"
 NAMES: tuple[str, ...] = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -56,9 +56,24 @@ NOTE_SENT = """() => {
     return send(path, options);
   };
 }"""
+# Nor what is saved as a file.
+NOTE_SAVED = """() => {
+  const [click, make, blobs] = [HTMLAnchorElement.prototype.click, URL.createObjectURL, new Map()];
+  window.saved = [];
+  URL.createObjectURL = (blob) => {
+    const url = make.call(URL, blob);
+    blobs.set(url, blob);
+    return url;
+  };
+  HTMLAnchorElement.prototype.click = function () {
+    if (!this.download) return click.call(this);
+    void blobs.get(this.href).text().then((text) => window.saved.push([this.download, text]));
+  };
+}"""
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
 HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
+REFUSED = "The page’s settings blocked"  # how Firefox tells, late, of the policy; in Chromium all faults count
 
 
 def find_browser() -> str | None:
@@ -99,7 +114,7 @@ def make_context(browser: Browser, **options: Any) -> BrowserContext:
     """A context that remembers nothing, without service workers unless `options` allow them."""
     context = browser.new_context(**{"service_workers": "block", **options})
     if IS_FIREFOX:
-        context.add_init_script(f"({INSERT_TEXT})(); ({NOTE_SENT})()")
+        context.add_init_script(f"({INSERT_TEXT})(); ({NOTE_SENT})(); ({NOTE_SAVED})()")
         if options.get("has_touch"):
             context.add_init_script(f"({TOUCH})()")
     else:  # Firefox has a preference for that
@@ -113,6 +128,29 @@ def read_sent(request: Request) -> Any:
     if text is None and IS_FIREFOX:
         text = request.frame.page.evaluate("(path) => window.sent.findLast(([to]) => path.endsWith(to))?.[1]", path)
     return json.loads(text or "{}")
+
+
+@dataclass
+class Saved:
+    """A file that the page had the browser save."""
+
+    name: str = ""
+    text: str = ""
+
+
+@contextmanager
+def saving(page: Page) -> Iterator[Saved]:
+    """What is saved in the block; it is there behind it."""
+    saved = Saved()
+    if IS_FIREFOX:
+        before = page.evaluate("() => window.saved.length")
+        yield saved
+        page.wait_for_function("(before) => window.saved.length > before", arg=before)
+        saved.name, saved.text = page.evaluate("() => window.saved.at(-1)")
+        return
+    with page.expect_download() as waiting:
+        yield saved
+    saved.name, saved.text = waiting.value.suggested_filename, Path(waiting.value.path()).read_text()
 
 
 @dataclass
@@ -132,13 +170,17 @@ class Visit:
     def watch(self) -> None:
         """Note requests, errors that nobody caught, and what the browser refused or complained of."""
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
+        self.page.on("pageerror", self._note_error)
         self.page.on("console", self._note)
 
     def check(self) -> None:
         """Fail where the page had a fault or asked somebody else."""
         assert not self.faults, self.faults
         assert not self.foreign_requests, self.foreign_requests
+
+    def _note_error(self, error: Error) -> None:
+        if not (IS_FIREFOX and REFUSED in str(error)):
+            self.faults.append(f"uncaught: {error}")
 
     def _note(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not message.text.startswith(HARMLESS):

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import ClassVar
 
 import pytest
-from browsing import Visit, read_sent
+from browsing import Visit, read_sent, saving
 from chatting import (
     COMPLETIONS,
     answer_with,
@@ -115,9 +115,9 @@ def test_markdown_is_drawn_with_tables_colours_and_maths(page: Page) -> None:
     assert copied == 'def greet(name):\n    return f"Hello {name}"'
     answer.get_by_role("button", name="Wrap lines").click()
     expect(answer.get_by_role("button", name="Wrap lines")).to_have_attribute("aria-pressed", "true")
-    with page.expect_download() as waiting:
+    with saving(page) as saved:
         answer.get_by_role("button", name="Download code").click()
-    assert waiting.value.suggested_filename == "code.py"
+    assert saved.name == "code.py"
 
 
 def test_long_code_is_folded_and_its_bar_stays_in_sight(page: Page) -> None:

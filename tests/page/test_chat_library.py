@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from browsing import read_sent
+from browsing import read_sent, saving
 from chatting import (
     COMPLETIONS,
     QUESTION,
@@ -137,9 +137,9 @@ def test_all_conversations_are_exported_and_deleted_from_the_settings(page: Page
     expect(page.get_by_text("Imported 3 conversations.")).to_be_visible()
     page.get_by_role("link", name="Settings", exact=True).click()
     expect(page.get_by_text("3 conversations are kept in this browser")).to_be_visible()
-    with page.expect_download() as waiting:
+    with saving(page) as saved:
         page.get_by_role("button", name="Export all conversations").click()
-    assert len(json.loads(Path(waiting.value.path()).read_text())["conversations"]) == 3
+    assert len(json.loads(saved.text)["conversations"]) == 3
     page.get_by_role("button", name="Delete all conversations").click()
     expect(page.get_by_text("0 conversations are kept in this browser")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
@@ -217,10 +217,10 @@ def test_what_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
     first = ask(page).inner_text()
     answers(page).last.get_by_role("button", name="Regenerate").click()
     wait_for_answer(page)
-    with page.expect_download() as waiting:
+    with saving(page) as saved:
         choose(page, "Export all")
     file = tmp_path / "conversations.json"
-    waiting.value.save_as(file)
+    file.write_text(saved.text)
     choose(page, "Delete", f"Actions for “{QUESTION}”")
     expect(list_of(page)).to_have_count(0)
     import_file(page, file)
@@ -234,10 +234,10 @@ def test_what_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
 
 def test_one_conversation_is_exported_and_imported_by_the_menu(page: Page, tmp_path: Path) -> None:
     ask(page)
-    with page.expect_download() as waiting:
+    with saving(page) as saved:
         choose(page, "Export as JSON", f"Actions for “{QUESTION}”")
-    assert waiting.value.suggested_filename == "What-does-os.path.join-do.json"
-    waiting.value.save_as(tmp_path / "talk.json")
+    assert saved.name == "What-does-os.path.join-do.json"
+    (tmp_path / "talk.json").write_text(saved.text)
     with page.expect_file_chooser() as chooser:
         choose(page, "Import a file")
     chooser.value.set_files(tmp_path / "talk.json")
@@ -248,11 +248,10 @@ def test_one_conversation_is_exported_and_imported_by_the_menu(page: Page, tmp_p
 
 def test_a_conversation_is_exported_as_markdown(page: Page, tmp_path: Path) -> None:
     ask(page)
-    with page.expect_download() as waiting:
+    with saving(page) as saved:
         choose(page, "Export as Markdown", f"Actions for “{QUESTION}”")
-    assert waiting.value.suggested_filename == "What-does-os.path.join-do.md"
-    waiting.value.save_as(tmp_path / "talk.md")
-    text = (tmp_path / "talk.md").read_text()
+    assert saved.name == "What-does-os.path.join-do.md"
+    text = saved.text
     assert text.startswith(f"# {QUESTION}\n\n## You\n\n{QUESTION}\n\n## demo\n\n`os.path.join`")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Visit
+from browsing import Visit, read_sent
 from chatting import model_button
 from page_server import PageServer
 from playwright.sync_api import Locator, Page, expect
@@ -182,7 +182,7 @@ def test_a_pull_that_broke_off_is_resumed_or_taken_off_the_list(models: Page) ->
 
 def test_well_known_models_are_found_and_pulled(models: Page) -> None:
     asked = []
-    models.route("**/api/pull", lambda route: (asked.append(route.request.post_data_json), route.abort()))
+    models.route("**/api/pull", lambda route: (asked.append(route.request), route.abort()))
     known = {"name": "tiny:1b", "about": "small chat", "repository": "a/tiny", "size_bytes": 2**30, "fits": "yes"}
     large = {"name": "huge:1t", "about": "code", "repository": "a/huge", "size_bytes": 2**40, "fits": "no"}
     table = {"models": [known | {"tokens_per_s": 12.3}, large | {"tokens_per_s": 0.02}], "hub": []}
@@ -200,7 +200,7 @@ def test_well_known_models_are_found_and_pulled(models: Page) -> None:
     models.get_by_label("Search the well-known models").fill("tiny")
     models.get_by_role("button", name=re.compile("Pull ")).last.click()
     expect(models.get_by_role("list", name="Pulls")).to_contain_text("tiny:1b")
-    assert asked == [{"model": "tiny:1b"}]
+    assert [read_sent(request) for request in asked] == [{"model": "tiny:1b"}]
     models.get_by_role("button", name="Search Hugging Face, too").click()
     on_hub = models.get_by_role("region", name="On Hugging Face").get_by_role("listitem")
     expect(on_hub).to_contain_text("hf.co/a/tiny-GGUF1,234 downloads in a month")
