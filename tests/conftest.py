@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import amounts
@@ -36,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_server(reason): what a cluster does not do, or each replica does by itself")
+    if platform.machine() in ("aarch64", "arm64"):  # vector units there set flags that mean nothing (numpy/numpy#28687)
+        config.addinivalue_line("filterwarnings", "ignore:.* encountered in matmul:RuntimeWarning")
     config.option.thorough = config.option.thorough or config.option.exhaustive
     amounts.is_thorough, amounts.is_exhaustive = config.option.thorough, config.option.exhaustive
     amounts.family_schedules = config.getoption("--schedules")
