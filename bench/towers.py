@@ -138,7 +138,7 @@ def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any
     file, reason = find_tower(model_path, opened, config, mmproj)
     assert file is not None, reason
     tower = file.load(ctx)
-    eyes = Eyes(mmproj, open_llama(model_path, 512, n_threads=given.threads), given.threads)
+    eyes = Eyes(mmproj, open_llama(model_path, 512, n_threads=given.threads), given.threads, rounds=True)
     pixels = draw_picture(CASES[case][0], CASES[case][0])
     chunks = eyes.split(MARK, [pixels])  # the chunk is good as long as this is open
     chunk = next(one for one in chunks if eyes.is_picture(one))

@@ -23,12 +23,13 @@ Chunk = list[int] | NDArray[np.float32]  # tokens of a text, or the rows of a pi
 class Eyes:
     """A tower in a file `mmproj`, with the text model that it belongs to."""
 
-    def __init__(self, mmproj: Path, llama: llama_cpp.Llama, threads: int = 2) -> None:
+    def __init__(self, mmproj: Path, llama: llama_cpp.Llama, threads: int = 2, *, rounds: bool = False) -> None:
         mtmd.mtmd_log_set(ignore_log, ctypes.c_void_p(0))
         mtmd.mtmd_helper_log_set(ignore_log, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
         params.use_gpu, params.warmup, params.n_threads, params.print_timings = False, False, threads, False
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # which rounds keys and values to f16
+        if not rounds:  # keys and values to f16, as it does for speed
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.llama, self._context = llama, mtmd.mtmd_init_from_file(str(mmproj).encode(), llama.model, params)
         if self._context is None:
             raise ValueError(f"libmtmd does not open {mmproj}")
