@@ -287,11 +287,11 @@ def test_a_text_without_a_template_is_told_and_bounded(
     gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mlxr.cli.run.PLAIN_TOKENS", 3)
-    assert main(["run", str(gguf), "the fox", "--json"]) == 0
+    assert main(["run", str(gguf), "the fox", *GREEDY, "--json"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out)["usage"]["completion_tokens"] == 3
     assert "no chat template: the text goes on, by 3 tokens at most" in output.err
-    assert main(["run", str(gguf), "the fox", "--json", "--max-tokens", "5"]) == 0
+    assert main(["run", str(gguf), "the fox", *GREEDY, "--json", "--max-tokens", "5"]) == 0
     output = capsys.readouterr()
     assert (json.loads(output.out)["usage"]["completion_tokens"], output.err) == (5, "")
 
