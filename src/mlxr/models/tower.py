@@ -548,7 +548,7 @@ class Tower:
                 return blend_positions(table, grid, rows, columns)
 
     def _finish_pieces(self, x: FloatArray, steps: Sequence[Run]) -> Generator[None, None, FloatArray]:
-        """What becomes of rows by steps that see no more than neighbours that become one row."""
+        """Run on rows the steps that see no more than neighbours that become one row; return what they become."""
         squares, parts = self.spec.merge**2, list[FloatArray]()
         size = max(1, PIECE_ROWS // squares) * squares
         for at in range(0, len(x), size):
@@ -566,7 +566,7 @@ RunLayer = Callable[[FloatArray, StepInput], Generator[None, None, FloatArray]]
 
 
 def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float) -> RunLayer:
-    """What runs a layer: in one call over few patches, else operator by operator over some of them at a time.
+    """Return what runs a layer: in one call over few patches, else operator by operator over some at a time.
 
     So are products that have ranges or scales, which no operator knows, and what is activated where it is multiplied by
     a `slope` before and divided by it afterwards.

@@ -243,7 +243,7 @@ class Attention:
         return w.prepare([query, key, PaddedRows(value, self.value_dim, self.head_dim)], *self.parts)
 
     def _leave_zeros(self, w: LayerWeights) -> Parts:
-        """What takes the numbers of each value, and leaves the zeros behind them."""
+        """Return the product that takes the numbers of each value, and leaves the zeros behind them."""
         first = make_choice("values", self.value_dim, self.head_dim)
         return make_parts(w.ctx, [w.prepare([first])] * self.heads)
 
