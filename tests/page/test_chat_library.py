@@ -387,7 +387,7 @@ def test_answers_grow_in_several_conversations_at_once(make_server: MakePageServ
         start_chat(page)
         send(page, OTHER)
         expect(answers(page).last).not_to_be_empty()
-        assert server.answers_in_flight() == 2
+        wait_until(lambda: server.answers_in_flight() == 2)
         list_of(page).filter(has_text=QUESTION).click()
         page.get_by_role("button", name="Stop the answer").click()
         expect(page.get_by_text("You stopped here.")).to_be_visible()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
-from browsing import read_sent
+from browsing import IS_FIREFOX, read_sent
 from chatting import answer_with, answers, ask, composer, model_button, open_settings, send, set_up, wait_for_answer
 from page_server import PageServer
 from playwright.sync_api import Page, expect
@@ -111,27 +113,56 @@ STREAM = """() => {
 
 
 def test_a_fast_answer_keeps_fifty_frames_a_second(page: Page) -> None:
+    """Or other programs keep the processor from it: then the page's thread waits for a fifth of the time at least."""
     page.evaluate(STREAM)
-    rates = []
-    while len(rates) < 4 and max(rates, default=0) <= 50:  # other programs may take the processor for a while
-        rates.append(_measure_frames(page))
-    assert max(rates) > 50, rates
+    rates: list[float] = []
+    busy: list[float] = []
+    while len(rates) < 4 and max(rates, default=0) <= 50:
+        rate, share = _measure_frames(page)
+        rates.append(rate)
+        busy.append(share)
+    assert max(rates) > 50 or min(busy) < 0.8, (rates, busy)
 
 
-def _measure_frames(page: Page) -> float:
-    """Frames a second while an answer of 2,000 tokens streams."""
+def _measure_frames(page: Page) -> tuple[float, float]:
+    """Frames a second while an answer of 2,000 tokens streams, and the share of the time that its thread computed."""
     count = answers(page).count()
     send(page, "Tell me everything")
     expect(answers(page)).to_have_count(count + 1)
     page.evaluate("() => { window.frames_ms.length = 0 }")
-    page.wait_for_timeout(8_000)
+    with _processor_time(page) as computed_s:
+        page.wait_for_timeout(8_000)
     frames = page.evaluate("() => window.frames_ms")
     wait_for_answer(page)
     page.get_by_role("button", name="New chat").click()
     seconds = (frames[-1] - frames[0]) / 1000
     rate = (len(frames) - 1) / seconds
-    print(f"{rate:.1f} frames a second over {seconds:.1f} s, the longest {max(_gaps(frames)):.0f} ms")
-    return float(rate)
+    share = computed_s[0] / seconds
+    print(f"{rate:.1f} frames a second over {seconds:.1f} s, the longest {max(_gaps(frames)):.0f} ms, {share:.2f} busy")
+    return rate, share
+
+
+@contextmanager
+def _processor_time(page: Page) -> Iterator[list[float]]:
+    """The seconds that the page's main thread computes meanwhile, waits for the processor left out.
+
+    Firefox does not tell; there it counts as always busy.
+    """
+    spent = [math.inf]
+    if IS_FIREFOX:
+        yield spent
+        return
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def read() -> float:
+        metrics = devtools.send("Performance.getMetrics")["metrics"]
+        return next(float(metric["value"]) for metric in metrics if metric["name"] == "TaskDuration")
+
+    before = read()
+    yield spent
+    spent[0] = read() - before
+    devtools.detach()
 
 
 def _gaps(frames: list[float]) -> list[float]:
