@@ -154,7 +154,6 @@ $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python $(AGENTS)/bin/pytho
 	@command -v "$${CXX:-c++}" >/dev/null 2>&1 || { echo "mlxr needs a C++20 compiler: install g++ or clang++ (Debian: apt install g++; macOS: xcode-select --install), then run make again." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys, sysconfig, pathlib; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || { echo "mlxr needs the C headers of $(PYTHON): install python3-dev (Debian, Ubuntu) or python3-devel (Fedora), then run make again." >&2; exit 1; }
 	@$(PYTHON) -m venv $(@D)/..
-	@touch $@
 
 $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
 	@echo "building mlxr in $* (about three minutes on two cores) ..."

@@ -47,6 +47,19 @@ def test_what_is_missing_is_said_in_one_line(
     assert not (checkout / ".venv").exists()
 
 
+def test_an_environment_leaves_the_interpreter_as_it_is(checkout: Path) -> None:
+    """It links to the system's, which belongs to root, and being newer would have every other environment built again."""
+    interpreter = checkout / "interpreter"
+    interpreter.write_text("")
+    os.utime(interpreter, (1, 1))
+    makes = f'if [ "$1" = -m ]; then mkdir -p .venv/bin && ln -s {interpreter} .venv/bin/python; fi'
+    (checkout / "bare-python").write_text(f"#!/bin/sh\n{makes}\n")
+    command = ["make", ".venv/bin/python", "PYTHON=./bare-python", "CXX=true"]
+    subprocess.run(command, cwd=checkout, capture_output=True, check=True)
+    assert (checkout / ".venv" / "bin" / "python").resolve() == interpreter
+    assert interpreter.stat().st_mtime == 1
+
+
 @pytest.mark.parametrize(
     "target",
     [

@@ -74,14 +74,17 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the sdist as `pip install` of it does."""
+    """The wheel, built from the sdist as `pip install` of it does, in a folder that ccache is told of."""
     given = request.config.getoption("--wheel")
     if given:
         return Path(given).resolve()
     folder = tmp_path_factory.mktemp("wheel")
     sdist: Path = request.getfixturevalue("sdist")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(sdist)]
-    run_pip(command, dict(os.environ))
+    with tarfile.open(sdist) as packed:
+        packed.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(source)]
+    run_pip(command, {**os.environ, "CCACHE_BASEDIR": str(source)})
     (built,) = folder.glob("*.whl")
     return built
 
