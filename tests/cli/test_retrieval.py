@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -125,7 +126,12 @@ def test_parquet_has_names_and_vectors(encoder: Path, tmp_path: Path, mlxr: Run,
 
 
 def test_a_folder_is_searched_and_only_what_changed_is_read(
-    encoder: Path, tmp_path: Path, mlxr: Run, refused: Run, capsys: pytest.CaptureFixture[str]
+    encoder: Path,
+    tmp_path: Path,
+    mlxr: Run,
+    refused: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     notes = tmp_path / "notes"
     (notes / "deep").mkdir(parents=True)
@@ -160,6 +166,16 @@ def test_a_folder_is_searched_and_only_what_changed_is_read(
     ranked, _ = find("--reranker", ranker)
     assert sorted(float(str(row["score"])) for row in ranked) == [float(str(row["score"])) for row in reversed(ranked)]
     assert "cities.md:" in mlxr("find", notes, "paris")
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"paris\n\nrain\n")
+    os.close(write_end)
+    with os.fdopen(read_end) as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        main(["find", str(notes), "--json", "--top", "1"])
+    answered = capsys.readouterr().out
+    parts = [json.loads(part)["results"] for part in answered.replace("}\n{", "}\0{").split("\0")]
+    assert [len(part) for part in parts] == [1, 1]
+    assert parts[0] == find("--top", 1)[0]
 
 
 def test_passages_keep_paragraphs_and_their_lines() -> None:

@@ -6,7 +6,7 @@ import json as json_text
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from mlxr.core.settings import Settings
 if TYPE_CHECKING:
     from mlxr.service.embedding import PromptChoice, Vector
     from mlxr.service.session import Session
+    from mlxr.service.text_index import Passage
 
 EmbedModel = Annotated[
     str, typer.Argument(metavar="MODEL", help="A file, a folder or a name.", autocompletion=complete_models)
@@ -301,7 +302,8 @@ def rerank(
         reply = ask_server(settings, url, "/v1/rerank", body, timeout_s=None)
         ranked = [(row["index"], row["relevance_score"]) for row in reply["results"]]
     else:
-        ranked = _rank(settings, model, query, documents)
+        with _open_session(settings, model) as session:
+            ranked = _rank(session, query, documents)
     ranked = ranked[:top]
     if json:
         rows = [{"index": index, "name": names[index], "score": score} for index, score in ranked]
@@ -311,14 +313,15 @@ def rerank(
         print(f"{score:.6f}\t{names[index]}")
 
 
-def _rank(settings: Settings, model: str, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
-    with _open_session(settings, model) as session:
-        scores = session.rank_all(query, documents)
-    return sorted(enumerate(scores), key=lambda pair: -pair[1])
+def _rank(session: Session, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
+    return sorted(enumerate(session.rank_all(query, documents)), key=lambda pair: -pair[1])
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Its text and Markdown files are searched, and PDF.")]
-Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What is looked for, in your own words.")]
+Question = Annotated[
+    str | None,
+    typer.Argument(metavar="QUESTION", help="What is looked for, in your own words; without, you are asked."),
+]
 FindModel = Annotated[
     str | None,
     typer.Option(
@@ -340,15 +343,19 @@ SHOWN_CHARACTERS = 400
 
 def find(
     folder: Folder,
-    question: Question,
     settings: Settings,
+    question: Question = None,
     model: FindModel = None,
     reranker: Reranker = None,
     top: Top = 5,
     index: IndexPath = None,
     json: Json = False,
 ) -> None:
-    """Search the files of a folder by meaning. They are read and kept as vectors once, and later only what changed."""
+    """Search the files of a folder by meaning. They are read and kept as vectors once, and later only what changed.
+
+    Without a question it asks for one after the other, or reads a question from each line of stdin: the model stays
+    loaded, so that the answers come at once.
+    """
     from mlxr.service.embedding import PromptChoice
     from mlxr.service.text_index import TextIndex, recall_model
 
@@ -360,23 +367,53 @@ def find(
         raise InvalidRequest("--model", "is missing: the first time, say which model makes the vectors")
     document = Wanted(name, choice=PromptChoice(input_type="document"), truncate=True)
     query = Wanted(name, choice=PromptChoice(input_type="query"), truncate=True)
-    with _open_session(settings, name) as session:
+    with ExitStack() as opened:
+        session = opened.enter_context(_open_session(settings, name))
+        ranker = None if reranker is None else opened.enter_context(_open_session(settings, reranker))
         characters = min(800, 3 * session.text_tokens)
-        with TextIndex(place, session.loaded.fingerprint.hex(), characters) as found:
-            found.remember_model(name)
+        found = opened.enter_context(TextIndex(place, session.loaded.fingerprint.hex(), characters))
+        found.remember_model(name)
+        for asked in _read_questions(question):
             with show_progress("reading") as progress:
                 change = found.update(folder, lambda texts: _compute(session, document, texts), progress)
-            asked = next(iter(_compute(session, query, [question])))
-            passages = found.find(asked, top * (1 if reranker is None else RANKED_EACH))
-    for skipped in change.skipped:
-        print_note(f"not read: {make_printable(skipped)}")
-    if change.read or change.gone:
-        print_note(f"{change.read} files read, {change.gone} gone, {change.computed} passages computed")
-    if reranker is not None and passages:
-        ranked = _rank(settings, reranker, question, [passage.text for passage in passages])
-        passages = [replace(passages[place], score=score) for place, score in ranked[:top]]
+            for skipped in change.skipped:
+                print_note(f"not read: {make_printable(skipped)}")
+            if change.read or change.gone:
+                print_note(f"{change.read} files read, {change.gone} gone, {change.computed} passages computed")
+            vector = next(iter(_compute(session, query, [asked])))
+            passages = found.find(vector, top * (1 if ranker is None else RANKED_EACH))
+            if ranker is not None and passages:
+                ranked = _rank(ranker, asked, [passage.text for passage in passages])
+                passages = [replace(passages[place], score=score) for place, score in ranked[:top]]
+            _print_passages(name, passages, json)
+
+
+def _read_questions(question: str | None) -> Iterator[str]:
+    """The question that was given, else those of stdin, for which a person is asked."""
+    if question is not None:
+        yield question
+        return
+    if not sys.stdin.isatty():
+        yield from filter(str.strip, _read_lines())
+        return
+    import_module("readline")  # lets a line be edited
+    while True:
+        try:
+            line = input("question> ")
+            line.encode()  # bytes that are not UTF-8 may arrive as lone surrogates
+        except UnicodeError:
+            print_note("the line is not UTF-8; it was left out")
+            continue
+        except EOFError:
+            print()
+            return
+        if line.strip():
+            yield line
+
+
+def _print_passages(model: str, passages: Sequence[Passage], json: bool) -> None:
     if json:
-        print_json({"model": name, "results": [asdict(passage) for passage in passages]})
+        print_json({"model": model, "results": [asdict(passage) for passage in passages]})
         return
     for passage in passages:
         shown = " ".join(passage.text.split())
