@@ -33,6 +33,23 @@ _GLM: dict[str, Any] = {
 }
 
 CASES: dict[str, Config] = {
+    "llama4": make_config(
+        "llama4_text",
+        4,
+        2,
+        32,
+        num_hidden_layers=4,
+        intermediate_size=64,
+        intermediate_size_mlp=160,
+        num_local_experts=8,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=20,
+        floor_scale=9,
+        attn_scale=0.4,
+        rope_theta=20000.0,
+        pad_token_id=0,
+    ),
     "qwen3moe": make_config(
         "qwen3_moe",
         4,
