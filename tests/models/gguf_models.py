@@ -65,6 +65,7 @@ class Tiny:
 RMS, LAYER = {"attention.layer_norm_rms_epsilon": 1e-5}, {"attention.layer_norm_epsilon": 1e-5}
 _WINDOWS = {"attention.sliding_window": 12, "rope.freq_base": 20000.0}
 _EVERY_FOURTH = {"attention.sliding_window_pattern": [True, True, True, False]}
+_FIRST_FULL = {"attention.sliding_window_pattern": [False, True, True, True]}
 _MIXTURE = {"expert_count": 6, "expert_used_count": 2}
 MODELS: dict[str, Tiny] = {
     "bloom": Tiny(
@@ -173,6 +174,21 @@ MODELS: dict[str, Tiny] = {
         {**RMS, "expert_count": 6, "expert_used_count": 1, "interleave_moe_layer_step": 2, "rope.freq_base": 20000.0},
         first=_ATTENTION + _GATED,
         step=2,
+    ),
+    "mimo2": Tiny(
+        _ATTENTION + "attn_sinks " + _EXPERTS + " exp_probs_b.bias!",
+        {
+            **RMS,
+            **_MIXTURE,
+            **_WINDOWS,
+            **_FIRST_FULL,
+            "rope.freq_base_swa": 7000.0,
+            "rope.dimension_count": 8,
+            "attention.value_scale": 0.7,
+        },
+        first=_ATTENTION + _GATED,
+        kv_list=(1, 2, 2, 2),
+        value_dim=8,
     ),
     "muse-glimmer": Tiny(
         _ATTENTION + _HEADS + "attn_gate post_attention_norm post_ffw_norm " + _GATED,

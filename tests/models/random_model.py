@@ -456,7 +456,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     if kind == "minimax_m2":
         shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
     of_deepseek = "dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"
-    if kind in of_deepseek:
+    if kind in (*of_deepseek, "mimo_v2_flash"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
     if kind in ("afmoe", "bailing_moe", "exaone_moe"):
         biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}
