@@ -53,6 +53,7 @@ def test_what_no_kernel_of_a_gpu_does_is_refused() -> None:
         ("qwen4exp", "several residual streams side by side"),
         ("glm5-next", "the activation limited_swiglu"),
         ("llama4", "attends to chunks"),
+        ("laguna", "gates by softplus"),
     ):
         config, seed, _, _ = read_golden(name)
         with pytest.raises(DeviceError, match=f"{why}.* run it with --device cpu"):

@@ -456,12 +456,14 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     if kind == "minimax_m2":
         shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
     of_deepseek = "dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"
-    if kind in (*of_deepseek, "mimo_v2_flash"):
+    if kind in (*of_deepseek, "mimo_v2_flash", "laguna"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
     if kind in ("afmoe", "bailing_moe", "exaone_moe"):
         biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}
         shapes[f"mlp.{biases[kind]}"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
+    elif kind == "laguna":
+        shared = "shared_experts"
     elif kind == "kimi_linear":
         shapes[f"{block}.gate.e_score_correction_bias"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]

@@ -517,6 +517,7 @@ def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object])
         ("llama4", {"chunked": False}),
         ("llama4", {"window": None}),
         ("mimo2", {"value_scale": 1.0}),
+        ("laguna", {"softplus": False}),
     ],
 )
 def test_goldens_see_how_a_few_families_attend(case: str, change: dict[str, Any]) -> None:
