@@ -48,6 +48,7 @@ CASES = [
     "lfm2",
     "lfm2moe",
     "llama-bias-gelu",
+    "mimo2",
     "minicpm3",
     "ministral3",
     "mistral-window",

@@ -47,11 +47,13 @@ def answer(engine: Engine) -> list[tuple[int, int | None]]:
     return events
 
 
-def test_streams_side_by_side_are_refused() -> None:
+def test_what_no_kernel_of_a_gpu_does_is_refused() -> None:
     skip_unless_emulated()
     for name, why in (
         ("qwen4exp", "several residual streams side by side"),
         ("glm5-next", "the activation limited_swiglu"),
+        ("llama4", "attends to chunks"),
+        ("laguna", "gates by softplus"),
     ):
         config, seed, _, _ = read_golden(name)
         with pytest.raises(DeviceError, match=f"{why}.* run it with --device cpu"):

@@ -56,11 +56,16 @@ class Tiny:
     kv_heads: int | None = None  # where there is but one number
     first: str = ""  # the tensors of the first layer, where it has others
     by_layer: bool = False  # heads and features differ by layer
+    step: int = 0  # of so many layers all but the last have those of the first one
+    head_list: tuple[int, ...] = ()  # heads of each layer, where they differ
+    kv_list: tuple[int, ...] = ()  # and those of keys
+    value_dim: int = 0  # where it is another than that of a key, as a part of sixteen
 
 
 RMS, LAYER = {"attention.layer_norm_rms_epsilon": 1e-5}, {"attention.layer_norm_epsilon": 1e-5}
 _WINDOWS = {"attention.sliding_window": 12, "rope.freq_base": 20000.0}
 _EVERY_FOURTH = {"attention.sliding_window_pattern": [True, True, True, False]}
+_FIRST_FULL = {"attention.sliding_window_pattern": [False, True, True, True]}
 _MIXTURE = {"expert_count": 6, "expert_used_count": 2}
 MODELS: dict[str, Tiny] = {
     "bloom": Tiny(
@@ -164,6 +169,45 @@ MODELS: dict[str, Tiny] = {
     ),
     "arctic": Tiny(_ATTENTION + _GATED + " ffn_norm_exps " + _EXPERTS.removeprefix("ffn_norm "), {**RMS, **_MIXTURE}),
     "bitnet": Tiny(_ATTENTION + "attn_sub_norm ffn_sub_norm " + _GATED, RMS, "output_norm"),
+    "llama4": Tiny(
+        _ATTENTION + _EXPERTS + _SHARED,
+        {**RMS, "expert_count": 6, "expert_used_count": 1, "interleave_moe_layer_step": 2, "rope.freq_base": 20000.0},
+        first=_ATTENTION + _GATED,
+        step=2,
+    ),
+    "mimo2": Tiny(
+        _ATTENTION + "attn_sinks " + _EXPERTS + " exp_probs_b.bias!",
+        {
+            **RMS,
+            **_MIXTURE,
+            **_WINDOWS,
+            **_FIRST_FULL,
+            "rope.freq_base_swa": 7000.0,
+            "rope.dimension_count": 8,
+            "attention.value_scale": 0.7,
+        },
+        first=_ATTENTION + _GATED,
+        kv_list=(1, 2, 2, 2),
+        value_dim=8,
+    ),
+    "laguna": Tiny(
+        _ATTENTION + _HEADS + "attn_gate*h " + _EXPERTS + " exp_probs_b.bias!" + _SHARED,
+        {
+            **RMS,
+            **_MIXTURE,
+            **_WINDOWS,
+            **_FIRST_FULL,
+            "rope.freq_base_swa": 7000.0,
+            "rope.dimension_count": 8,
+            "rope.dimension_count_swa": 12,
+            "leading_dense_block_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.7,
+            "expert_gating_func": 2,
+        },
+        first=_ATTENTION + _HEADS + "attn_gate*h " + _GATED,
+        head_list=(4, 8, 8, 8),
+    ),
     "muse-glimmer": Tiny(
         _ATTENTION + _HEADS + "attn_gate post_attention_norm post_ffw_norm " + _GATED,
         {**RMS, **_WINDOWS, **_EVERY_FOURTH, "logit_scale": 1.5, "final_logit_softcapping": 6.0},
@@ -182,19 +226,21 @@ def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
     if tiny.by_layer:
         heads, kv_heads = [(2, 4)[i % 2] for i in range(layers)], [(1, 2)[i % 2] for i in range(layers)]
         widths = [sizes.ffn * (1 + i % 2) for i in range(layers)]
+    heads, kv_heads = list(tiny.head_list) or heads, list(tiny.kv_list) or kv_heads
+    values = sizes.head_dim * (tiny.value_dim or 16) // 16
     metadata: dict[str, Any] = {
         "block_count": layers,
         "context_length": 512,
         "embedding_length": sizes.hidden,
         "feed_forward_length": widths if tiny.by_layer else sizes.ffn,
-        "attention.head_count": heads if tiny.by_layer else sizes.heads,
-        "attention.head_count_kv": kv_heads if tiny.by_layer else kv_heads[0],
+        "attention.head_count": heads if tiny.by_layer or tiny.head_list else sizes.heads,
+        "attention.head_count_kv": kv_heads if tiny.by_layer or tiny.kv_list else kv_heads[0],
         "vocab_size": sizes.vocabulary,
     }
     if name == "arctic":
         widths = [sizes.hidden] * layers
     if tiny.by_layer or {"expert_count", "attention.kv_lora_rank"} & tiny.metadata.keys():
-        metadata |= {"attention.key_length": sizes.head_dim, "attention.value_length": sizes.head_dim}
+        metadata |= {"attention.key_length": sizes.head_dim, "attention.value_length": values}
     if "expert_count" in tiny.metadata:
         metadata["expert_feed_forward_length"] = sizes.ffn
     is_latent = "attention.kv_lora_rank" in tiny.metadata
@@ -202,10 +248,12 @@ def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
         metadata["rope.dimension_count"] = sizes.head_dim // (1 + is_latent)
     arrays: Arrays = {"token_embd.weight": 0.5 * _draw(random, sizes.vocabulary, sizes.hidden)}
     for part in tiny.ends.split():
-        _add(arrays, "", part, sizes, random, (sizes.heads, kv_heads[0], sizes.ffn))
+        _add(arrays, "", part, sizes, random, (sizes.heads, kv_heads[0], sizes.ffn, values))
     for index in range(layers):
-        for part in (tiny.first if tiny.first and not index else tiny.layer).split():
-            _add(arrays, f"blk.{index}.", part, sizes, random, (heads[index], kv_heads[index], widths[index]))
+        is_first = (index + 1) % tiny.step if tiny.step else not index
+        for part in (tiny.first if tiny.first and is_first else tiny.layer).split():
+            own = heads[index], kv_heads[index], widths[index], values
+            _add(arrays, f"blk.{index}.", part, sizes, random, own)
     count = {"expert_count": sizes.experts} if "expert_count" in tiny.metadata else {}
     count |= {"attention.kv_lora_rank": sizes.hidden} if is_latent else {}
     return metadata | dict(tiny.metadata) | count, arrays
@@ -222,26 +270,26 @@ def _draw(random: np.random.RandomState, *shape: int) -> NDArray[np.float32]:
 
 
 def _add(
-    arrays: Arrays, prefix: str, part: str, sizes: Sizes, random: np.random.RandomState, own: tuple[int, int, int]
+    arrays: Arrays, prefix: str, part: str, sizes: Sizes, random: np.random.RandomState, own: tuple[int, int, int, int]
 ) -> None:
     """Draw a tensor, and its bias."""
     has_bias, part = part.endswith("+"), part.removesuffix("+")
     is_bare, part = part.endswith("!"), part.removesuffix("!")
     twice, part = part.endswith("*2"), part.removesuffix("*2")
     by_head, name = part.endswith("*h"), part.removesuffix("*h")
-    (heads, kv_heads, ffn), hidden, dim = own, sizes.hidden, sizes.head_dim
+    (heads, kv_heads, ffn, values_dim), hidden, dim = own, sizes.hidden, sizes.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "output": (sizes.vocabulary, hidden),
         "attn_q": (heads * dim, hidden),
         "attn_k": (kv_heads * dim, hidden),
-        "attn_v": (kv_heads * dim, hidden),
+        "attn_v": (kv_heads * values_dim, hidden),
         "attn_qkv": ((heads + 2 * kv_heads) * dim, hidden),
         "attn_gate": (heads * (1 if by_head else dim), hidden),
         "attn_kv_a_mqa": (hidden + dim // 2, hidden),
         "attn_kv_b": (heads * (dim + dim // 2), hidden),
         "attn_sub_norm": (heads * dim,),
         "ffn_sub_norm": (ffn,),
-        "attn_output": (hidden, heads * dim),
+        "attn_output": (hidden, heads * values_dim),
         "attn_q_norm": (dim,),
         "attn_k_norm": (dim,),
         "attn_sinks": (heads,),
@@ -252,6 +300,7 @@ def _add(
         "ffn_up_shexp": (ffn, hidden),
         "ffn_down_shexp": (hidden, ffn),
         "exp_probs_b": (sizes.experts,),
+        "exp_probs_b.bias": (sizes.experts,),
         "ffn_gate_inp": (sizes.experts, hidden),
         "ffn_gate_exps": (sizes.experts, sizes.ffn, hidden),
         "ffn_up_exps": (sizes.experts, sizes.ffn, hidden),
@@ -265,7 +314,7 @@ def _add(
         values = np.float32(1.0) + np.float32(0.2) * values
     else:
         values *= np.float32((2.4 if name == "output" else 4.0 if name == "ffn_gate_inp" else 1.0) / shape[-1] ** 0.5)
-    if name == "exp_probs_b":
+    if name.startswith("exp_probs_b"):
         values = np.float32(0.3) * (values - np.float32(1.0))
     arrays[prefix + name + ("" if is_bare else ".weight")] = values
     if has_bias:

@@ -431,6 +431,13 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
             "mlp.experts.down_proj": (experts, ffn, hidden),
             "mlp.experts.down_proj_bias": (experts, hidden),
         }
+    if kind == "llama4_text":
+        parts = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
+        return {
+            "feed_forward.router.weight": (experts, hidden),
+            "feed_forward.experts.gate_up_proj": (experts, hidden, 2 * ffn),
+            "feed_forward.experts.down_proj": (experts, ffn, hidden),
+        } | {f"feed_forward.shared_expert.{name}.weight": shape for name, shape in parts.items()}
     block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
     if kind in ("mixtral", "minimax_m2", "phimoe", "lfm2_moe", "kimi_linear"):
         block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
@@ -448,12 +455,15 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
     if kind == "minimax_m2":
         shapes["block_sparse_moe.e_score_correction_bias"] = (experts,)
-    if kind in ("dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"):
+    of_deepseek = "dots1", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"
+    if kind in (*of_deepseek, "mimo_v2_flash", "laguna"):
         shapes["mlp.gate.e_score_correction_bias"] = (experts,)
     if kind in ("afmoe", "bailing_moe", "exaone_moe"):
         biases = {"afmoe": "expert_bias", "bailing_moe": "gate.expert_bias", "exaone_moe": "e_score_correction_bias"}
         shapes[f"mlp.{biases[kind]}"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]
+    elif kind == "laguna":
+        shared = "shared_experts"
     elif kind == "kimi_linear":
         shapes[f"{block}.gate.e_score_correction_bias"] = (experts,)
         shared, shared_ffn = "shared_experts", ffn * config["num_shared_experts"]

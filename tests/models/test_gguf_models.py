@@ -39,6 +39,8 @@ def test_bits_of_chunks_are_equal(name: str) -> None:
         ("nanbeige", {"skip_loop_final_norm": True}),
         ("spark2_5", {"rope.dimension_count_swa": 16}),
         ("spark2_5", {"rope.freq_base_swa": 20000.0}),
+        ("laguna", {"router_logit_softcapping": 0.5}),
+        ("mimo2", {"attention.value_scale": 1.0}),
     ],
 )
 def test_what_a_file_states_matters(name: str, changes: dict[str, Any]) -> None:

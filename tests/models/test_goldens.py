@@ -511,6 +511,23 @@ def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object])
     test_goldens_see_every_feature(case, {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("llama4", {"chunked": False}),
+        ("llama4", {"window": None}),
+        ("mimo2", {"value_scale": 1.0}),
+        ("laguna", {"softplus": False}),
+    ],
+)
+def test_goldens_see_how_a_few_families_attend(case: str, change: dict[str, Any]) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    right, tensors = model_from_folder(config), make_hf_tensors(make_weights(config, seed), config)
+    specs = [replace(spec, mixer=replace(spec.mixer, **change)) for spec in right.layers]
+    logits = TinyRun(Decoder(Context("reference"), change_layers(right, specs), tensors)).run(tokens)
+    assert np.abs(logits - golden).max() > 100 * TOLERANCE
+
+
 @pytest.mark.parametrize("case", ["cohere-heads", "stablelm-heads"])
 @pytest.mark.parametrize("change", [{"head_norms": "joint"}, {"head_norms": "each"}, {"head_norms": None}])
 def test_goldens_see_how_heads_are_normed(case: str, change: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") ->
     """Tensors as they are read of a Hugging Face folder with this `config.json`: as those of a GGUF file."""
     stated = read_folder(config, list_numbers(weights))
     named = rename_hf_tensors(weights, stated.layout.names)
-    alternates = stated.layout.alternates
+    alternates = stated.layout.alternates or stated.layout.columns_first
     tensors = {
         name: _encode(name, values, "f32" if _stays(name) or (alternates and values.ndim == 3) else type_name)
         for name, values in named.items()

@@ -133,7 +133,8 @@ def _check_stack(pair: ExpertPair, mixture: Experts) -> int:
 
 def _alternates(model: Model) -> bool:
     """Return true if folders keep stacks with their columns first, and the rows of gate and up in turns."""
-    return find_layout(model).alternates
+    layout = find_layout(model)
+    return layout.alternates or layout.columns_first
 
 
 def _turn(pair: ExpertPair, product: str, mixture: Experts, model: Model) -> tuple[FloatArray, FloatArray]:

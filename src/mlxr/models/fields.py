@@ -222,6 +222,7 @@ BARE = "xielu."  # what GGUF has no architecture's name before
 OWN_KEYS = {
     "activation": "the activation of feed-forward blocks, as Activation spells it",
     "attention.head_norms": "true if queries and keys are normed, in families where this differs",
+    "attention.gates_heads": "true if a head has one gate, and not one for each number",
     "attention.keys_as_values": "true if the values of layers without a window are their keys",
     "attention.output_bias": "true if the product after attention has a bias",
     "attention.qkv_bias": "true if the products of queries, keys and values have biases",

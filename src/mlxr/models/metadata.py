@@ -185,17 +185,26 @@ class Metadata:
         return self.integers("attention.head_count", 0, limits.MAX_HEADS)
 
     @cached_property
-    def head_dim(self) -> int:
-        """Numbers of a head."""
+    def key_dim(self) -> int:
+        """Numbers of a head of queries or keys."""
         usual = None
         if self.fields.get("attention.key_length") is None:
             usual, rest = divmod(self.hidden, self.heads)
             if rest:
                 self.fields.refuse("attention.head_count", f"a divisor of the embedding length {self.hidden}")
-        head_dim = self.integer("attention.key_length", 2, limits.MAX_HEAD_DIM, default=usual)
-        if self.integer("attention.value_length", 1, limits.MAX_HEAD_DIM, default=head_dim) != head_dim:
-            self.fields.refuse("attention.value_length", f"the key length {head_dim}")
-        return head_dim
+        return self.integer("attention.key_length", 2, limits.MAX_HEAD_DIM, default=usual)
+
+    @cached_property
+    def value_dim(self) -> int:
+        """Numbers of a value, in families where they may be fewer than those of a key."""
+        return self.integer("attention.value_length", 1, limits.MAX_HEAD_DIM, default=self.key_dim)
+
+    @cached_property
+    def head_dim(self) -> int:
+        """Numbers of a head, of whatever kind."""
+        if self.value_dim != self.key_dim:
+            self.fields.refuse("attention.value_length", f"the key length {self.key_dim}")
+        return self.key_dim
 
     @cached_property
     def kv_heads(self) -> int:
@@ -258,9 +267,9 @@ class Metadata:
 
         `shuffles_sections`: files say how many pairs turn by each of three axes, which take turns or do not.
         """
-        dim = self.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=self.head_dim)
-        if dim % 2 or dim > self.head_dim:
-            self.fields.refuse("rope.dimension_count", f"an even number up to the head size {self.head_dim}")
+        dim = self.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=self.key_dim)
+        if dim % 2 or dim > self.key_dim:
+            self.fields.refuse("rope.dimension_count", f"an even number up to the head size {self.key_dim}")
         self._interleaved_dim = dim if interleaved else 0
         sections = None if shuffles_sections is None else self._read_sections(dim // 2)
         return Rope(
@@ -377,7 +386,8 @@ class Metadata:
             return (True,) * self.layers
         pattern = self.fields.get(WINDOW_PATTERN)
         if isinstance(pattern, Iterable) and not isinstance(pattern, str):
-            return self.fields.flags(WINDOW_PATTERN, self.layers) or ()
+            count = self.layers if len(list(pattern)) == self.layers else self._blocks  # with those that draft
+            return (self.fields.flags(WINDOW_PATTERN, count) or ())[: self.layers]
         return self.all_but_last_of(self.integer(WINDOW_PATTERN, 1, limits.MAX_LAYERS, default=full_every))
 
     def all_but_last_of(self, every: int) -> Flags:
@@ -411,6 +421,7 @@ class Metadata:
         heads: int = 0,
         kv_heads: int = 0,
         head_dim: int = 0,
+        value_dim: int = 0,
         window: int | None = None,
         head_norms: HeadNormKind | None = None,
         scale: float | None = None,
@@ -425,10 +436,11 @@ class Metadata:
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
-        `heads`, `kv_heads` and `head_dim` are given where not all layers have the same. Scores are multiplied by
-        `scale`, or by 1 / sqrt(head_dim).
+        `heads`, `kv_heads` and `head_dim` are given where not all layers have the same, and `value_dim` where values
+        may have fewer numbers. Scores are multiplied by `scale`, or by 1 / sqrt(head_dim).
         """
-        head_dim = head_dim or self.head_dim
+        usual = self.key_dim if value_dim else self.head_dim
+        head_dim = head_dim or usual
         return Attention(
             heads or self.heads,
             kv_heads or self.kv_heads,
@@ -448,6 +460,7 @@ class Metadata:
             whole_pictures=whole_pictures,
             biases=biases,
             owns_biases=owns_biases,
+            value_dim=0 if value_dim == head_dim else value_dim,
         )
 
     def latent_attention(self, *, interleaved: bool = True, rotates: bool = True) -> LatentAttention:

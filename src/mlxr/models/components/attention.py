@@ -20,6 +20,7 @@ from mlxr.kernels.layers.operators import (
     ProjectParts,
     RopeAndWriteKV,
     RopeAndWriteLatent,
+    Scale,
 )
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
@@ -139,6 +140,7 @@ class Attention:
     bare_norms: bool = False  # those of heads have no weights
     softplus: bool = False  # of a gate, in place of its sigmoid
     value_dim: int = 0  # numbers of a value, where they are fewer than those of a key; in pages zeros follow them
+    value_scale: float = 1.0  # of what attention gives
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -222,6 +224,8 @@ class Attention:
         yield Attend(heads)
         if self.value_dim:
             yield ProjectParts(self._leave_zeros(w))
+        if self.value_scale != 1.0:
+            yield Scale(self.value_scale, "x")
         if self.gated or self.own_gate:
             yield GateHeads(self.softplus)
         if self.inner_norm:
@@ -244,8 +248,9 @@ class Attention:
 
     def _leave_zeros(self, w: LayerWeights) -> Parts:
         """Return the product that takes the numbers of each value, and leaves the zeros behind them."""
-        first = make_choice("values", self.value_dim, self.head_dim)
-        return make_parts(w.ctx, [w.prepare([first])] * self.heads)
+        choice, count = make_choice("values", self.value_dim, self.head_dim), 1 if w.ctx.gpu is None else self.heads
+        made = [w.prepare([choice]) for _ in range(count)]  # one for all, but a GPU stacks them
+        return make_parts(w.ctx, made * (self.heads // count))
 
     def _read_heads(self, w: LayerWeights) -> Heads:
         return Heads(

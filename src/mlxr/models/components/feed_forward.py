@@ -382,6 +382,15 @@ def part_alternating(tensors: dict[str, TensorSource]) -> None:
             tensors[target] = decoded.take_columns(range(first, decoded.shape[1], 2))
 
 
+def turn_stacks(tensors: dict[str, TensorSource]) -> None:
+    """Exchange rows and columns in the stacks of a folder that have columns first, as those of Llama 4."""
+    for name in [name for name in tensors if name.endswith(("ffn_gate_up_exps.weight", "ffn_down_exps.weight"))]:
+        stack = tensors[name]
+        _check_stack(stack)
+        experts = [stack.take_matrix(expert) for expert in range(stack.shape[0])]
+        tensors[name] = Stack(name, [Columns(expert, range(stack.shape[2])) for expert in experts])
+
+
 def _check_stack(stack: TensorSource) -> None:
     if len(stack.shape) != 3:
         raise ModelError(f"tensor {stack.name} has shape {stack.shape}, expected a stack of a matrix for each expert")

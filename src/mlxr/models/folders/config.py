@@ -33,6 +33,7 @@ class TensorLayout:
     norms_from_one: bool = False  # norms are stored less one
     exchanges: bool = False  # rows and columns of products in layers are exchanged
     alternates: bool = False  # rows of gate and up do, and stacks of experts have columns first, unless quantised
+    columns_first: bool = False  # of stacks of experts, where gate does not alternate with up
     joins_heads: bool = False  # each head of keys has its queries, its key and its value together in attn_qkv
     turns_neighbours: bool = False  # neighbouring numbers of a head are rotated, as in GGUF files
 

@@ -16,7 +16,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import GatedDelta, Layer
 from mlxr.models.components.attention import QKV
 from mlxr.models.components.encoder import POSITIONS
-from mlxr.models.components.feed_forward import part_alternating
+from mlxr.models.components.feed_forward import part_alternating, turn_stacks
 from mlxr.models.draft_layer import PRODUCT
 from mlxr.models.families import find_layout
 from mlxr.models.folders.config import Statement
@@ -245,6 +245,8 @@ def arrange_folder(tensors: Mapping[str, TensorSource], stated: Statement, model
     named = _place_drafting(tensors, model)
     if stated.layout.alternates:
         part_alternating(named)
+    if stated.layout.columns_first:
+        turn_stacks(named)
     is_parted = f"{model.architecture}.attention.key_length_mla" in stated.values
     for index, layer in enumerate((*model.layers, *filter(None, [model.draft_layer]))):
         if layer.latent is not None and is_parted:
