@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
+Sense = TypeVar("Sense", Tower, Ear)
 
 
 class Group(Protocol):
@@ -166,21 +167,30 @@ class LoadedModel(Closes):
         """Return the encoder of pictures and sounds (see `Tower.encode`, `Ear.encode`), whose weights are prepared when
         the first one comes.
 
-        It computes on the processor, also for a model on a GPU.
+        It computes where the model does. For a model on a GPU the processor does what that has no kernels for.
         """
         towers: list[Tower] = []
         ears: list[Ear] = []
 
-        def encode(pixels: NDArray[Any]) -> Generator[None, None, FloatArray]:
+        def encode(*pictures: NDArray[Any]) -> Generator[None, None, FloatArray]:
             assert self.tower is not None
-            ctx = self.ctx if self.ctx.gpu is None else make_context("cpu")
-            if pixels.dtype == np.float32:
-                ears.extend([] if ears else [self.tower.load_ear(ctx)])
-                return (yield from ears[0].encode(pixels))
-            towers.extend([] if towers else [self.tower.load(ctx)])
-            return (yield from towers[0].encode(pixels))
+            if pictures[0].dtype == np.float32:
+                ears.extend([] if ears else [self._prepare("ear", self.tower.load_ear)])
+                return (yield from ears[0].encode(*pictures))
+            towers.extend([] if towers else [self._prepare("tower", self.tower.load)])
+            return (yield from towers[0].encode(*pictures))
 
         return encode
+
+    def _prepare(self, what: str, load: Callable[[Context], Sense]) -> Sense:
+        """What `load` makes for the model's device, or for the processor where a GPU has no kernels for it."""
+        try:
+            return load(self.ctx)
+        except DeviceError as error:
+            if self.ctx.gpu is None:
+                raise
+            logger.warning("%s: its %s runs on the processor: %s", self.name, what, error)
+            return load(make_context("cpu"))
 
     @property
     def kv_type(self) -> str:

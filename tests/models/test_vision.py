@@ -212,6 +212,7 @@ def test_bits_are_the_same_however_the_work_is_divided(
     monkeypatch.setattr("mlxr.models.tower.PIECE_ROWS", 21)
     assert np.array_equal(encode_all(tower, golden), rows)
     monkeypatch.undo()
+    assert np.array_equal(finish(tower.encode(*golden.pixels)), rows)
     alone = list_bits(run(make_engine(model, see(model, tower)), ask(golden))[0])
     text = EngineRequest(golden.tokens[:9] * 3, SamplingParams(max_tokens=9, logprobs=2))
     text_alone = list_bits(run(make_engine(model, see(model, tower)), text)[0])
@@ -258,6 +259,42 @@ def test_prefixes_are_shared_and_no_picture_is_encoded_twice(folders: Path, case
     assert run(engine, ask(golden, swapped))[0][-1].usage.cached_tokens <= max(40, swapped.placed[1].start)
     assert later.encoded <= 1
     engine.close()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_pictures_of_several_prompts_are_encoded_together(breaks: bool) -> None:
+    """As many as fit, those that are needed first; where one of them fails, each is by itself from then on."""
+    begun: list[list[int]] = []
+
+    def encode(*pictures: Any) -> Any:
+        begun.append([int(pixels[0, 0, 0]) for pixels in pictures])
+        yield
+        if breaks and len(pictures) > 1:
+            raise MemoryError
+        return np.repeat(np.array(begun[-1], np.float32), 4)[:, None]
+
+    seen = [Picture(np.full((2, 2, 3), shade, np.uint8), (2, 2), b"") for shade in range(5)]
+    one, other = (
+        Pictures(tuple(Placed(seen[number], 4 * at) for at, number in enumerate(numbers)), 4 * len(numbers))
+        for numbers in ((0, 1, 2, 3), (4, 0))
+    )
+    encoder = Encoder(encode, together=12, nbytes=1 if breaks else 1 << 20)
+    for _ in range(9):
+        encoder.begin_step()
+        tokens = [encoder.limit(pictures, start, 4) for pictures in (one, other) for start in range(0, 8, 4)]
+        if encoder.is_wanted:
+            assert encoder.waits_for(one) or encoder.waits_for(other)
+            encoder.advance(is_alone=False)
+    if breaks:
+        assert begun[:2] == [[0, 1, 4], [0]]
+        assert {len(numbers) for numbers in begun[1:]} == {1}
+        return
+    assert begun == [[0, 1, 4]]
+    assert tokens == [4] * 4
+    assert encoder.encoded == 3
+    rows = encoder.place([type("Part", (), {"start_token": 0, "token_ids": [0] * 8, "pictures": other})()])[0]
+    assert rows is not None
+    assert rows.values.ravel().tolist() == [4] * 4 + [0] * 4
 
 
 def test_names_of_pages_follow_what_is_seen() -> None:

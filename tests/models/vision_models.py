@@ -106,8 +106,8 @@ def write_chat_folder(
     return folder
 
 
-def write_mmproj(path: Path, case: str | Golden, **changes: Any) -> Path:
-    """The tower of a case as llama.cpp's converter writes it."""
+def write_mmproj(path: Path, case: str | Golden, matrices: str = "f32", **changes: Any) -> Path:
+    """The tower of a case as llama.cpp's converter writes it, with the `matrices` of layers in numbers of that type."""
     from mlxr.formats import TensorToWrite, write_gguf
     from mlxr.models.families import read_folder_tower
 
@@ -175,7 +175,12 @@ def write_mmproj(path: Path, case: str | Golden, **changes: Any) -> Path:
     write_gguf(
         path,
         metadata,
-        [TensorToWrite.from_array(name, "f32", np.ascontiguousarray(values)) for name, values in tensors.items()],
+        [
+            TensorToWrite.from_array(
+                name, matrices if ".blk." in name and values.ndim == 2 else "f32", np.ascontiguousarray(values)
+            )
+            for name, values in tensors.items()
+        ],
     )
     return path
 

@@ -25,6 +25,7 @@ from mlxr.kernels.ragged import NO_AXES, NO_STATES, RowsOver
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
+TOGETHER_TOKENS = 1024  # of pictures that a GPU encodes at once
 STEP_S = 0.05  # that encoding takes between two steps while answers grow, and what was begun then is ended
 Pixels = npt.NDArray[Any]  # of 8 bits; frames of a sound are float32
 
@@ -139,26 +140,31 @@ Encoding = Generator[None, None, FloatArray]
 
 
 class Encoder:
-    """Keeps rows of pictures in `nbytes`, and makes those that are wanted with `encode`.
+    """Keeps rows of pictures in `nbytes`, and makes those that are wanted with `encode`, which gives the rows of all
+    that it is given one behind another.
 
     `turns` says whether tokens of pictures stand on three axes, `is_whole` whether they see all of their picture, so
-    that those of a picture that are computed must be so in one step. Belongs to the engine's thread.
+    that those of a picture that are computed must be so in one step. Pictures of up to `together` tokens in all are
+    encoded at once, those of several requests and those that stand further behind in a prompt; a larger one goes alone,
+    and with 0 each does. Belongs to the engine's thread.
     """
 
     def __init__(
         self,
-        encode: Callable[[Pixels], Encoding],
+        encode: Callable[..., Encoding],
         *,
         turns: bool = True,
         is_whole: bool = False,
         nbytes: int = ROWS_BYTES,
+        together: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encode, self._turns, self._most_bytes, self._clock = encode, turns, nbytes, clock
-        self.is_whole = is_whole
+        self.is_whole, self._together = is_whole, together
         self._rows: OrderedDict[bytes, FloatArray] = OrderedDict()
         self._wanted: dict[bytes, Picture] = {}
-        self._open: tuple[bytes, Encoding] | None = None
+        self._later: dict[bytes, Picture] = {}  # which prompts come to behind those
+        self._open: tuple[list[Picture], Encoding] | None = None
         self.encoded = 0  # pictures, since the start
 
     @property
@@ -169,6 +175,7 @@ class Encoder:
     def begin_step(self) -> None:
         """Forget who waits; `limit` is asked again for each prompt."""
         self._wanted.clear()
+        self._later.clear()
 
     def limit(self, pictures: Pictures, start: int, tokens: int) -> int:
         """Count the next tokens after `start` that can be computed; the picture behind them is wanted from now on.
@@ -180,45 +187,62 @@ class Encoder:
                 self._rows.move_to_end(one.picture.name)
             else:
                 self._wanted.setdefault(one.picture.name, one.picture)
+                if self._together:
+                    behind = pictures.overlap(one.stop, pictures.tokens)
+                    self._later |= {more.picture.name: more.picture for more in behind}
                 return max(0, one.start - start)
             if self.is_whole and not one.picture.is_sound and one.stop > start + tokens:
                 return one.start - start if one.start > start else one.stop - start
         return tokens
 
     def waits_for(self, pictures: Pictures) -> bool:
-        """Tell if the picture that `advance` goes on with is one of these."""
-        return any(one.picture.name == self._next for one in pictures.placed)
+        """Tell if a picture that `advance` goes on with is one of these."""
+        names = {one.name for one in self._next}
+        return any(one.picture.name in names for one in pictures.placed)
 
     @property
-    def _next(self) -> bytes | None:
-        """The picture that is begun, as long as somebody wants it, else the one that was wanted first."""
-        if self._open is not None and self._open[0] in self._wanted:
+    def _next(self) -> list[Picture]:
+        """The pictures that are begun, as long as somebody wants one, else that which was wanted first, and others."""
+        if self._open is not None and any(one.name in self._wanted for one in self._open[0]):
             return self._open[0]
-        return next(iter(self._wanted), None)
+        chosen, tokens = list[Picture](), 0
+        for one in (self._wanted | self._later).values():
+            is_shown = not (one.is_sound or (chosen and chosen[0].is_sound))
+            fits = is_shown and tokens + one.tokens <= self._together
+            if not chosen or (fits and one.name not in self._rows):
+                chosen.append(one)
+                tokens += one.tokens
+        return chosen
 
     def advance(self, *, is_alone: bool) -> None:
         """Go on encoding what is begun or was wanted first, for STEP_S at least; longer where nobody else has work.
 
-        Raises what encoding raises; the picture is then given up.
+        Raises what encoding raises; the picture is then given up. Where several are encoded at once, each is from then
+        on by itself.
         """
-        name = self._next
-        assert name is not None, "nobody waits"
-        if self._open is None or self._open[0] != name:
-            self._open = name, self._encode(self._wanted[name].pixels)
+        chosen = self._next
+        assert chosen, "nobody waits"
+        if self._open is None or self._open[0] is not chosen:
+            self._open = chosen, self._encode(*(one.pixels for one in chosen))
         end_s = self._clock() + STEP_S * (4 if is_alone else 1)
         try:
             while self._clock() < end_s:
                 next(self._open[1])
         except StopIteration as done:
             self._open = None
-            self._keep(name, done.value)
-            self.encoded += 1
-        except BaseException:
+            self._keep(chosen, done.value)
+            self.encoded += len(chosen)
+        except BaseException as error:
             self._open = None
-            raise
+            if len(chosen) == 1 or not isinstance(error, Exception):
+                raise
+            self._together = 0
 
-    def _keep(self, name: bytes, rows: FloatArray) -> None:
-        self._rows[name] = rows
+    def _keep(self, pictures: Sequence[Picture], rows: FloatArray) -> None:
+        ends = np.cumsum([one.tokens for one in pictures[:-1]], dtype=np.intp)
+        parts = [part.copy() for part in np.split(rows, ends)] if len(pictures) > 1 else [rows]
+        for one, part in zip(reversed(pictures), reversed(parts), strict=True):  # who waits for the first gets it
+            self._rows[one.name] = part
         while len(self._rows) > 1 and sum(kept.nbytes for kept in self._rows.values()) > self._most_bytes:
             self._rows.popitem(last=False)
 

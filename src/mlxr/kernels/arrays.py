@@ -91,6 +91,26 @@ def place_rows(ctx: Context, array: FloatArray) -> FloatArray:
     return array if ctx.gpu is None else _pass(ctx.gpu.mx.array(array))
 
 
+def hold(ctx: Context, array: FloatArray) -> FloatArray:
+    """Numbers of the host that stay the same, where the operators of the context want them, put there once."""
+    return array if ctx.gpu is None else _pass(ctx.gpu.hold(array))
+
+
+def widen(ctx: Context, array: FloatArray) -> FloatArray:
+    """`array` as what is there, in f32, for operations of MLX; on a GPU it may have waited for another operator."""
+    return array if ctx.gpu is None else _pass(_settle(array).astype(ctx.gpu.mx.float32))
+
+
+def finish(ctx: Context, array: FloatArray) -> FloatArray:
+    """`array` in f32 once it and whatever was pending are computed, for which only a GPU makes one wait."""
+    if ctx.gpu is None:
+        return array
+    made = widen(ctx, array)
+    ctx.gpu.submit(cast(DeviceArray, made))
+    ctx.gpu.mx.eval(made)
+    return made
+
+
 def _settle(array: FloatArray) -> DeviceArray:
     """The array that there is; the types of operators say NumPy's for those of all devices."""
     return settle(cast(Value, array))

@@ -120,6 +120,19 @@ class Context:
             if self.gpu.has_tiles and one not in kinds and names.isdisjoint(("f32", "f16")):
                 self.gpu.operands = self.gpu.mx.bfloat16
 
+    @contextmanager
+    def compute_wide(self) -> Iterator[None]:
+        """What follows passes f32 from operator to operator on a GPU, whatever `choose_activations` chose."""
+        if self.gpu is None:
+            yield
+            return
+        kept = self.gpu.activations, self.gpu.operands
+        self.gpu.activations = self.gpu.operands = self.gpu.mx.float32
+        try:
+            yield
+        finally:
+            self.gpu.activations, self.gpu.operands = kept
+
     def run_step(
         self,
         compute: Callable[[RaggedBatch], Any],

@@ -1,5 +1,7 @@
-"""Pictures and sounds as an encoder's input: patches and frames, where they stand, and their batch. NumPy alone, as
-this takes little time.
+"""Pictures and sounds as an encoder's input: patches and frames, where they stand, and their batch.
+
+It is NumPy alone on processors, as this takes little time. What becomes of rows of pictures are MLX's operations on a
+GPU, of the same names; where patches stand and what sounds become is computed on the host there, too.
 
 A grid is cut into squares of `merge` patches to each side, one after another, and each into its patches, as those of a
 square become one row in the end.
@@ -10,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.kernels.arrays import hold, widen
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.ragged import RaggedBatch
@@ -42,15 +45,22 @@ def order_patches(grid: tuple[int, int], merge: int) -> tuple[IntArray, IntArray
     return axes[0], axes[1]
 
 
-def cut_patches(pixels: Pixels, shades: FloatArray, patch: int, merge: int) -> FloatArray:
+def cut_patches(ctx: Context, pixels: Pixels, shades: FloatArray, patch: int, merge: int) -> FloatArray:
     """Patches (N, colours * patch * patch) of a picture, in the order of the squares."""
     height, width, colours = pixels.shape
     rows, columns = height // (patch * merge), width // (patch * merge)
-    shaded = np.take_along_axis(shades, pixels.reshape(-1, colours), axis=0)
-    parts = shaded.reshape(rows, merge, patch, columns, merge, patch, colours)
-    cut = np.empty((rows * columns * merge**2, colours * patch**2), np.float32)
-    cut[:] = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(cut.shape)
-    return cut
+    split, order = (rows, merge, patch, columns, merge, patch, colours), (0, 3, 1, 4, 6, 2, 5)
+    shape = rows * columns * merge**2, colours * patch**2
+    if ctx.gpu is not None:  # which gets the pixels, a quarter of the bytes
+        mx = ctx.gpu.mx
+        cut = mx.array(pixels.reshape(split)).transpose(*order).astype(mx.int32) * colours
+        numbered: Any = cut + mx.arange(colours)[:, None, None]
+        shaded: Any = mx.take(ctx.gpu.hold(shades).reshape(-1), numbered.reshape(-1))
+        return shaded.reshape(shape)  # type: ignore[no-any-return]
+    patches = np.empty(shape, np.float32)
+    picked = np.take_along_axis(shades, pixels.reshape(-1, colours), axis=0)
+    patches[:] = picked.reshape(split).transpose(order).reshape(shape)
+    return patches
 
 
 def pick_positions(table: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
@@ -101,19 +111,25 @@ def sample_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, c
     return total
 
 
-def join_neighbours(x: FloatArray, count: int, *, by_columns: bool) -> FloatArray:
+def join_neighbours(ctx: Context, x: FloatArray, count: int, *, by_columns: bool) -> FloatArray:
     """Rows (N / count, count * columns) of x (N, columns): neighbours after one another, or column by column."""
-    parts = x.reshape(len(x) // count, count, -1)
-    return np.ascontiguousarray(parts.transpose(0, 2, 1) if by_columns else parts).reshape(len(parts), -1)
+    parts = widen(ctx, x).reshape(x.shape[0] // count, count, -1)
+    return (parts.transpose(0, 2, 1) if by_columns else parts).reshape(parts.shape[0], -1)
 
 
-def sum_neighbours(x: FloatArray, count: int) -> FloatArray:
+def sum_neighbours(ctx: Context, x: FloatArray, count: int) -> FloatArray:
     """Rows (N / count, columns) of x (N, columns): each the sum of so many neighbours, one after another."""
-    parts = x.reshape(len(x) // count, count, -1)
-    total: FloatArray = parts[:, 0].copy()
+    parts = widen(ctx, x).reshape(x.shape[0] // count, count, -1)
+    total: FloatArray = parts[:, 0]
     for part in range(1, count):
-        total += parts[:, part]
+        total = total + parts[:, part]
     return total
+
+
+def shift_columns(ctx: Context, x: FloatArray, weight: FloatArray, bias: FloatArray) -> FloatArray:
+    """x (N, columns) without the bias, times the weight, both (columns,)."""
+    shifted: FloatArray = (widen(ctx, x) - hold(ctx, bias)) * hold(ctx, weight)
+    return shifted
 
 
 def blend_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
@@ -147,21 +163,23 @@ def order_windows(grid: tuple[int, int], side: int) -> tuple[IntArray, list[int]
     return np.concatenate(windows), [len(window) for window in windows]
 
 
-def move_squares(array: Moved, order: IntArray, merge: int) -> Moved:
+def move_squares(ctx: Context, array: Moved, order: IntArray, merge: int) -> Moved:
     """The rows of patches, in squares, with the squares in this order."""
-    return np.ascontiguousarray(array.reshape(len(order), merge**2, -1)[order]).reshape(array.shape)
+    squares = array.reshape(len(order), merge**2, -1)
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(squares[order]).reshape(array.shape)
+    moved: Any = ctx.gpu.mx.take(squares, ctx.gpu.mx.array(order), axis=0)
+    return moved.reshape(array.shape)
 
 
 def restore_squares(rows: FloatArray, order: IntArray) -> FloatArray:
-    """Rows of squares in this order as they were before."""
+    """Rows of squares in this order, on the host, as they were before."""
     return np.ascontiguousarray(rows[np.argsort(order)])
 
 
-def add_token(
-    x: FloatArray, token: FloatArray, rows: IntArray, columns: IntArray
-) -> tuple[FloatArray, IntArray, IntArray]:
-    """Patches with one row more, and where they stand, the last one nowhere in particular."""
-    return np.concatenate([x, token[None]]), np.append(rows, rows[:1]), np.append(columns, columns[:1])
+def add_token(ctx: Context, x: FloatArray, token: FloatArray) -> FloatArray:
+    """Patches with one row more behind them."""
+    return join_rows(ctx, [widen(ctx, x), hold(ctx, token)[None]])
 
 
 def sum_axes(table: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
@@ -211,7 +229,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """What each part of a product takes is cut to `inputs` (parts, 2), what it gives to `outputs` (columns, 2) and then
+    """What each part of a product takes is cut to `inputs` (parts, 2), what it gives to `outputs` (2, columns) and then
     multiplied by the `scale` (columns,), if there is one."""
 
     inputs: FloatArray
@@ -223,20 +241,21 @@ class Ranges:
         cls, inputs: Sequence[Range], outputs: Sequence[Range], splits: Sequence[int], scale: FloatArray | None
     ) -> Ranges:
         """Ranges of each part, of which it gives so many columns."""
-        return cls(np.array(inputs, np.float32), np.repeat(np.array(outputs, np.float32), splits, axis=0), scale)
+        return cls(np.array(inputs, np.float32), np.repeat(np.array(outputs, np.float32).T, splits, axis=1), scale)
 
     def multiply(self, ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
         """The product of x, whose parts may take other ranges of it."""
-        kinds = np.unique(self.inputs, axis=0)
-        made = [linear(ctx, np.clip(x, *kind), weight) for kind in kinds]
+        device: Any = np if ctx.gpu is None else ctx.gpu.mx
+        kinds, x = np.unique(self.inputs, axis=0), widen(ctx, x)
+        made = [widen(ctx, linear(ctx, device.clip(x, *kind.tolist()), weight)) for kind in kinds]
         whole = made[0]
         if len(made) > 1:
             chosen = [int((kinds == own).all(axis=1).argmax()) for own in self.inputs]
-            ends = np.cumsum([0, *weight.splits])
+            ends = np.cumsum([0, *weight.splits]).tolist()
             parts = [made[one][:, ends[at] : ends[at + 1]] for at, one in enumerate(chosen)]
-            whole = np.concatenate(parts, axis=1)
-        cut: FloatArray = np.clip(whole, self.outputs[:, 0], self.outputs[:, 1])
-        return cut if self.scale is None else cut * self.scale
+            whole = device.concatenate(parts, axis=1)
+        cut: FloatArray = device.clip(whole, *hold(ctx, self.outputs))
+        return cut if self.scale is None else cut * hold(ctx, self.scale)
 
 
 def sum_slices(name: str, slices: Sequence[FloatArray]) -> Decoded:
@@ -265,9 +284,16 @@ def cut_taps(x: FloatArray, bands: int, inputs: int, most: int) -> Iterator[Floa
         yield np.ascontiguousarray(np.stack(taps, axis=3)).reshape(rows * kept, inputs * 9)
 
 
-def join_rows(parts: Sequence[FloatArray]) -> FloatArray:
+def join_arrays(parts: Sequence[Moved]) -> Moved:
+    """Arrays of the host in one, one behind another."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def join_rows(ctx: Context, parts: Sequence[FloatArray]) -> FloatArray:
     """Arrays of as many columns in one, one behind another."""
-    return np.concatenate(parts)
+    device: Any = np if ctx.gpu is None else ctx.gpu.mx
+    joined: FloatArray = parts[0] if len(parts) == 1 else device.concatenate(parts)
+    return joined
 
 
 def split_columns(x: FloatArray, count: int) -> list[FloatArray]:

@@ -52,14 +52,16 @@ class TowerFile:
         own = self.tensors.items()
         return sum(one.nbytes for name, one in own if self.beside is not None or any(part in name for part in _PARTS))
 
-    def count_work_bytes(self, tokens: int) -> int:
+    def count_work_bytes(self, tokens: int, *, on_gpu: bool = False) -> int:
         """Bytes that encoding a picture of so many tokens takes at most, with the rows that it becomes.
 
-        Of each patch these are the stream, what a block makes of it, queries, keys and values, two of them in pages,
-        and a feed-forward block before and after its activation.
+        Of each patch these are its position, the stream, what a block makes of it, queries, keys and values, two of
+        them in pages, and a feed-forward block before and after its activation; on a GPU also 16 bits for each pair of
+        patches, by which those that merely fill a picture up are not seen (`attend.gpu`).
         """
         spec, patches = self.spec, tokens * self.spec.merge**2
-        return 4 * (patches * (8 * spec.hidden + 2 * spec.features) + tokens * spec.row_numbers)
+        seen = 2 * min(patches, spec.side**2 if spec.positions == "own" else patches) ** 2 if on_gpu else 0
+        return 4 * (patches * (9 * spec.hidden + 2 * spec.features) + tokens * spec.row_numbers) + seen
 
     def load(self, ctx: Context) -> Tower:
         """Prepare the tower; ModelError, naming the tensor, where it does not fit."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlxr.core.errors import ModelError
+from mlxr.core.errors import DeviceError, ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.components import Norms, Weights
@@ -74,10 +74,12 @@ class EarFamily:
 class Ear:
     """An ear with the sizes of `spec` ready to run on the CPU, out of `tensors` by the names of its steps.
 
-    Raises ModelError for tensors that do not fit the sizes.
+    Raises ModelError for tensors that do not fit the sizes, DeviceError on a GPU.
     """
 
     def __init__(self, ctx: Context, spec: EarSpec, tensors: Mapping[str, TensorSource]) -> None:
+        if ctx.gpu is not None:
+            raise DeviceError("the steps that hear are those of processors alone")
         weights = Weights(ctx, dict(tensors))
         weights.check("", spec.tensors())
         own = weights.of_model(Norms(1e-6))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation, activate
-from mlxr.kernels.arrays import join_columns
-from mlxr.kernels.attend import allocate_pools
+from mlxr.kernels.arrays import fetch_rows, finish, join_columns, place_rows
+from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import add, scale
 from mlxr.kernels.layers import StepInput, prepare_layers, run_layers
@@ -31,6 +32,7 @@ from mlxr.kernels.patches import (
     blend_positions,
     cut_batch,
     cut_patches,
+    join_arrays,
     join_neighbours,
     join_rows,
     make_ones,
@@ -42,11 +44,13 @@ from mlxr.kernels.patches import (
     resize_positions,
     restore_squares,
     sample_positions,
+    shift_columns,
     sum_axes,
     sum_neighbours,
     sum_slices,
 )
-from mlxr.kernels.rope import build_plane_table
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rope import RopeTable, build_plane_table
 from mlxr.kernels.sources import cut_vector, round_float
 from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource, read_numbers
 from mlxr.models.components import Attention, FeedForward, Layer, Norms, Rope, Weights
@@ -60,6 +64,7 @@ _PAGE_SIZE = 32
 PIECE_ROWS = 512  # patches that are computed between two chances to stop
 MAX_PATCH, MAX_MERGE, MAX_SIDE, MAX_PIXELS = 64, 8, 1024, 1 << 28
 CHANNELS = 3
+Grid = tuple[int, int]  # rows and columns
 Rows = FloatArray
 Run = Callable[[Context, Rows], Rows]
 
@@ -87,7 +92,7 @@ class Join:
 
     def load(self, w: LayerWeights) -> Run:  # noqa: ARG002 -- as all steps
         """Return the step with its weights."""
-        return lambda _, x: join_neighbours(x, self.count, by_columns=self.by_columns)
+        return lambda ctx, x: join_neighbours(ctx, x, self.count, by_columns=self.by_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class Average:
         return self._run
 
     def _run(self, ctx: Context, x: Rows) -> Rows:
-        return scale(ctx, sum_neighbours(x, self.count), self.factor / self.count)
+        return scale(ctx, sum_neighbours(ctx, x, self.count), self.factor / self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class Shift:
     def load(self, w: LayerWeights) -> Run:
         """Return the step with its weights."""
         weight, bias = w.vector(f"{self.name}.weight"), w.vector(f"{self.name}.bias")
-        return lambda _, x: (x - bias) * weight
+        return lambda ctx, x: shift_columns(ctx, x, weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,13 +472,35 @@ def join_slices(spec: TowerSpec, slices: Sequence[FloatArray]) -> dict[str, Tens
     return {"patch_embd.weight": sum_slices("patch_embd.weight", slices)}
 
 
-class Tower:
-    """A tower with the sizes of `spec` ready to run on the CPU, out of `tensors` by the names used here.
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the patches of pictures stand, which their grids say: the order of their windows, the batch as layers see
+    all of a picture and as they see windows, rotations, and the learned positions."""
 
-    Raises ModelError for tensors that do not fit the sizes.
+    orders: Sequence[IntArray]
+    whole: RaggedBatch
+    windows: RaggedBatch
+    table: RopeTable
+    positions: FloatArray | None
+
+    @property
+    def pages(self) -> int:
+        """Pages that keys and values take."""
+        return 1 + max(int(one.page_table.max()) for one in (self.whole, self.windows))
+
+
+class Tower:
+    """A tower with the sizes of `spec` ready to run, out of `tensors` by the names used here.
+
+    Raises ModelError for tensors that do not fit the sizes, DeviceError for weights that a GPU has no kernels for.
     """
 
     def __init__(self, ctx: Context, spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> None:
+        with ctx.compute_wide():
+            self._load(ctx, spec, tensors)
+        self._laid_out: tuple[Sequence[Grid], Layout] | None = None  # of the last pictures, as others are often alike
+
+    def _load(self, ctx: Context, spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> None:
         self.ctx, self.spec = ctx, spec
         named, layer = dict(tensors), spec.layer
         for index in range(spec.layers):
@@ -494,47 +521,83 @@ class Tower:
         self._deep = dict(zip(spec.taps, deep, strict=True))
         self._shades = make_shades(spec.mean, spec.deviation)
 
-    def encode(self, pixels: Pixels) -> Generator[None, None, FloatArray]:
-        """Compute the rows (rows, `row_numbers`) of a picture whose sides are multiples of the spec's factor.
+    def encode(self, *pictures: Pixels) -> Generator[None, None, FloatArray]:
+        """Compute the rows (rows, `row_numbers`) of pictures, one behind another, whose sides are multiples of the
+        spec's factor.
 
-        It may be stopped after each layer, of large pictures after each operator over PIECE_ROWS patches; nothing is
-        given out there but the chance to. The bits are the same whatever is done meanwhile, and on any number of
-        threads.
+        It may be stopped after each layer, on a processor in layers of many patches after each operator over PIECE_ROWS
+        of them; nothing is given out there but the chance to. There the bits are the same whatever is done meanwhile,
+        whichever pictures are computed together, and on any number of threads. On a GPU what was begun is done before.
         """
-        spec, ctx = self.spec, self.ctx
-        head_dim = spec.hidden // spec.heads
-        grid = pixels.shape[0] // spec.patch, pixels.shape[1] // spec.patch
-        rows, columns = order_patches(grid, spec.merge)
-        patches = cut_patches(pixels, self._shades, spec.patch, spec.merge)
-        sides = spec.find_grid(pixels)
-        order, sizes = order_windows(sides, spec.window or max(sides))
+        running = self._run(pictures)
+        while True:
+            with self.ctx.compute_wide():
+                try:
+                    next(running)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]
+            yield
+
+    def _run(self, pictures: Sequence[Pixels]) -> Generator[None, None, FloatArray]:
+        spec, ctx, squares = self.spec, self.ctx, self.spec.merge**2
+        layout = self._lay_out([spec.find_grid(one) for one in pictures])
+        parts = [cut_patches(ctx, one, self._shades, spec.patch, spec.merge) for one in pictures]
         if spec.window:
-            patches = move_squares(patches, order, spec.merge)
-            rows, columns = (move_squares(axis, order, spec.merge) for axis in (rows, columns))
-        x = linear(ctx, self._finish(patches, self._first), self._patches)
-        x, count = self._finish(x, self._begin), len(rows)
-        if self._positions is not None:
-            x = add(ctx, x, self._place(self._positions, grid, rows, columns))
+            parts = [move_squares(ctx, *one, spec.merge) for one in zip(parts, layout.orders, strict=True)]
+        x = self._finish(linear(ctx, self._finish(join_rows(ctx, parts), self._first), self._patches), self._begin)
+        x, deep = finish(ctx, x if layout.positions is None else add(ctx, x, layout.positions)), []
+        ends = list(accumulate(len(order) * squares for order in layout.orders))
+        spans = list(pairwise([0, *ends]))
         if self._class is not None:
-            x, rows, columns = add_token(x, self._class, rows, columns)
-        whole = batch_parts([len(x)], _PAGE_SIZE)
-        windows = batch_parts([size * spec.merge**2 for size in sizes], _PAGE_SIZE) if spec.window else whole
-        pages = 1 + max(int(one.page_table.max()) for one in (whole, windows))
-        k, v = allocate_pools(ctx, pages, spec.heads, _PAGE_SIZE, head_dim, "f32")
-        dim, theta = (head_dim, spec.theta) if spec.theta else (0, 1.0)
-        table = build_plane_table(rows, columns, dim, theta, lies_between=spec.lies_between)
-        deep = []
+            x = join_rows(ctx, [add_token(ctx, x[start:stop], self._class) for start, stop in spans])
+        kind: KVType = "f32" if ctx.gpu is None else "f16"  # which matrix units read
+        k, v = allocate_pools(ctx, layout.pages, spec.heads, _PAGE_SIZE, spec.hidden // spec.heads, kind)
         for index, layer in enumerate(self._layers):
-            batch = whole if index in spec.whole_layers else windows
-            x = yield from layer(x, StepInput(batch, [table], [k], [v]))
+            batch = layout.whole if index in spec.whole_layers else layout.windows
+            x = yield from layer(x, StepInput(batch, [layout.table], [k], [v]))
             if index in self._deep:
                 deep.append((yield from self._finish_pieces(x, self._deep[index])))
-        made = yield from self._finish_pieces(x[:count], self._end)
+        if self._class is not None:
+            x = join_rows(ctx, [x[start + at : stop + at] for at, (start, stop) in enumerate(spans)])
+        made = yield from self._finish_pieces(x, self._end)
         for more in deep:
             made = join_columns(ctx, made, more)
-        return restore_squares(made, order) if spec.window else made
+        rows = fetch_rows(ctx, made)
+        if not spec.window:
+            return rows
+        cuts = [rows[start // squares : stop // squares] for start, stop in spans]
+        return join_arrays([restore_squares(*one) for one in zip(cuts, layout.orders, strict=True)])
 
-    def _place(self, table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
+    def _lay_out(self, grids: Sequence[Grid]) -> Layout:
+        """Lay out pictures that become rows in these grids."""
+        if self._laid_out is not None and self._laid_out[0] == grids:
+            return self._laid_out[1]
+        spec, ctx, squares = self.spec, self.ctx, self.spec.merge**2
+        orders, sizes, axes, positions = list[IntArray](), list[int](), list[tuple[IntArray, IntArray]](), []
+        for sides in grids:
+            grid = sides[0] * spec.merge, sides[1] * spec.merge
+            rows, columns = order_patches(grid, spec.merge)
+            order, counts = order_windows(sides, spec.window or max(sides))
+            if spec.window:
+                rows, columns = (move_squares(ctx, axis, order, spec.merge) for axis in (rows, columns))
+            if self._positions is not None:
+                positions.append(self._place(self._positions, grid, rows, columns))
+            if spec.has_class:  # nowhere in particular
+                rows, columns = (join_arrays([axis, axis[:1]]) for axis in (rows, columns))
+            axes.append((rows, columns))
+            orders.append(order)
+            sizes += [count * squares for count in counts]
+        whole = batch_parts([len(rows) for rows, _ in axes], _PAGE_SIZE)
+        windows = batch_parts(sizes, _PAGE_SIZE) if spec.window else whole
+        dim, theta = (spec.hidden // spec.heads, spec.theta) if spec.theta else (0, 1.0)
+        rows, columns = map(join_arrays, zip(*axes, strict=True))
+        table = build_plane_table(rows, columns, dim, theta, lies_between=spec.lies_between)
+        placed = place_rows(ctx, join_arrays(positions)) if positions else None
+        layout = Layout(orders, whole, windows, table, placed)
+        self._laid_out = grids, layout
+        return layout
+
+    def _place(self, table: FloatArray, grid: Grid, rows: IntArray, columns: IntArray) -> FloatArray:
         match self.spec.positions:
             case "own":
                 return pick_positions(table, rows, columns)
@@ -550,11 +613,11 @@ class Tower:
     def _finish_pieces(self, x: FloatArray, steps: Sequence[Run]) -> Generator[None, None, FloatArray]:
         """Run on rows the steps that see no more than neighbours that become one row; return what they become."""
         squares, parts = self.spec.merge**2, list[FloatArray]()
-        size = max(1, PIECE_ROWS // squares) * squares
-        for at in range(0, len(x), size):
-            parts.append(self._finish(x[at : at + size], steps))
+        size = x.shape[0] if self.ctx.gpu is not None else max(1, PIECE_ROWS // squares) * squares
+        for at in range(0, x.shape[0], size):
+            parts.append(finish(self.ctx, self._finish(x[at : at + size], steps)))
             yield
-        return join_rows(parts)
+        return join_rows(self.ctx, parts)
 
     def _finish(self, x: FloatArray, steps: Sequence[Run]) -> FloatArray:
         for step in steps:
@@ -566,7 +629,8 @@ RunLayer = Callable[[FloatArray, StepInput], Generator[None, None, FloatArray]]
 
 
 def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float) -> RunLayer:
-    """Return what runs a layer: in one call over few patches, else operator by operator over some at a time.
+    """Return what runs a layer: in one call over few patches, and on a GPU, else operator by operator over some at a
+    time.
 
     So are products that have ranges or scales, which no operator knows, and what is activated where it is multiplied by
     a `slope` before and divided by it afterwards.
@@ -585,22 +649,27 @@ def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float)
             run_layer(ctx, registers, (one,), step, 0)
 
     def run_pieces(x: FloatArray, step: StepInput) -> Generator[None, None, FloatArray]:
-        if prepared is not None and len(x) <= PIECE_ROWS:
+        size = PIECE_ROWS if ctx.gpu is None else x.shape[0]
+        if prepared is not None and x.shape[0] <= size:
             x, delta = run_layers(ctx, x, prepared, step)
+            x = finish(ctx, x if delta is None else add(ctx, x, delta))
             yield
-            return x if delta is None else add(ctx, x, delta)
+            return x
         pieces: list[tuple[Registers, StepInput]] = []
-        for at in range(0, len(x), PIECE_ROWS):
-            rows = x[at : at + PIECE_ROWS]
-            batch = cut_batch(step.batch, at, at + len(rows))
+        for at in range(0, x.shape[0], size):
+            rows = x[at : at + size]
+            batch = step.batch if rows.shape == x.shape else cut_batch(step.batch, at, at + rows.shape[0])
             pieces.append(({"stream": rows, "delta": None}, replace(step, batch=batch)))
         for operators in (layer.program[:first], layer.program[first:]):
             for registers, own in pieces:
                 for one in operators:
                     run(registers, one, own)
-                    yield
+                    if ctx.gpu is None:
+                        yield
         deltas = [(take(registers, "stream"), registers["delta"]) for registers, _ in pieces]
-        return join_rows([one if delta is None else add(ctx, one, delta) for one, delta in deltas])
+        x = finish(ctx, join_rows(ctx, [one if delta is None else add(ctx, one, delta) for one, delta in deltas]))
+        yield
+        return x
 
     return run_pieces
 

@@ -17,7 +17,7 @@ from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
-from mlxr.engine.pictures import ROWS_BYTES, Encoder
+from mlxr.engine.pictures import ROWS_BYTES, TOGETHER_TOKENS, Encoder
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.speculative.planner import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.loading import (
@@ -316,11 +316,13 @@ def build_engine(
         known = [one for one in (memory_bytes, loaded.group.free_bytes) if one is not None]
         memory_bytes = min(known, default=None)
     sees = loaded.tower is not None and not has_taps
-    if (
-        loaded.tower is not None and sees and loaded.ctx.gpu is None
-    ):  # it is loaded with the first picture, and has its room from the start
+    if loaded.tower is not None and sees:  # it is loaded with the first picture, and has its room from the start
         free_bytes = bound_free_bytes(loaded.ctx, memory_bytes)
-        tower_bytes = loaded.tower.weight_bytes + loaded.tower.count_work_bytes(settings.image_tokens) + ROWS_BYTES
+        on_gpu = loaded.ctx.gpu is not None
+        tokens = max(settings.image_tokens, TOGETHER_TOKENS if on_gpu else 0)
+        work_bytes = loaded.tower.count_work_bytes(tokens, on_gpu=on_gpu)
+        rows_bytes = ROWS_BYTES if loaded.ctx.uses_host_memory else 0
+        tower_bytes = loaded.tower.weight_bytes + work_bytes + rows_bytes
         memory_bytes = None if free_bytes is None else max(0, free_bytes - tower_bytes)
     return Engine(
         model,
@@ -335,7 +337,9 @@ def build_engine(
 
 
 def _make_encoder(loaded: LoadedModel) -> Encoder:
-    return Encoder(loaded.open_tower(), turns=loaded.config.turns_pictures, is_whole=loaded.config.sees_whole_pictures)
+    config, together = loaded.config, 0 if loaded.ctx.gpu is None else TOGETHER_TOKENS
+    turns, is_whole = config.turns_pictures, config.sees_whole_pictures
+    return Encoder(loaded.open_tower(), turns=turns, is_whole=is_whole, together=together)
 
 
 def warm_up(

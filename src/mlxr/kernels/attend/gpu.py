@@ -231,16 +231,16 @@ def _prefill(
     return attended.transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
 
 
-Run = tuple[DeviceArray, int, int, int, DeviceArray | str]
+Run = tuple[DeviceArray, int, int, int, DeviceArray | str | None]
 
 
 def _place_run(
     ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, scores: Scores, kind: NumberType
 ) -> Run:
     """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
-    front of and behind the queries, of which those behind have positions too, and the mask: "causal", or numbers
-    (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for every head of others;
-    with biases those of each head.
+    front of and behind the queries, of which those behind have positions too, and the mask: "causal", None where all
+    see all, or numbers (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for
+    every head of others; with biases those of each head.
     """
     gpu, placed, sliding_window = ctx.gpu, ctx.gpu.place(batch), scores.sliding_window
     key = ("run", sequence, sliding_window, scores.symmetric, scores.whole_pictures, kind, id(scores.biases))
@@ -253,9 +253,12 @@ def _place_run(
         pages = placed.page_table[sequence : sequence + 1, first_page : -(-length // page_size)].reshape(-1)
         step = 1 if gpu.launcher is None else LENGTH_STEP
         front, padding = (seen - queries) % step, -seen % step
-        mask: DeviceArray | str = "causal"
+        mask: DeviceArray | str | None = "causal"
         has_window = sliding_window is not None and seen > sliding_window
-        if scores.sees_ahead or has_window or scores.biases is not None:
+        changes = has_window or scores.biases is not None
+        if scores.symmetric and not (changes or padding or scores.softcap):
+            mask = None
+        elif scores.sees_ahead or changes:
             mx, window = gpu.mx, sliding_window or seen + padding
             own, others = mx.arange(seen - queries - front, seen + padding)[:, None], mx.arange(seen + padding)[None]
             visible = (others > own - window) & (others < own + window if scores.symmetric else others <= own)
@@ -315,7 +318,7 @@ def attend_composed(
     q: DeviceArray,
     keys: DeviceArray,
     values: DeviceArray,
-    mask: DeviceArray | str,
+    mask: DeviceArray | str | None,
     scores: Scores,
     sinks: DeviceArray | None,
 ) -> DeviceArray:
@@ -327,6 +330,7 @@ def attend_composed(
     (heads, queries, head_dim), (kv_heads, positions, _) = q.shape, keys.shape
     group = heads // kv_heads
     assert scores.softcap is not None
+    assert mask is not None
     grouped = (q * (scores.scale / scores.softcap)).astype(mx.float32).reshape(kv_heads, group, queries, head_dim)
     turned, values = keys.astype(mx.float32)[:, None].swapaxes(2, 3), values.astype(mx.float32)[:, None]
     step, parts = max(1, MAX_SCORES // (heads * positions)), []

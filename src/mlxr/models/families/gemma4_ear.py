@@ -75,7 +75,7 @@ class Halve:
         for columns in cut_taps(x, self.bands, self.inputs, _BLOCK):  # so that little memory is taken
             normed, _ = norm(ctx, linear(ctx, columns, weight), after)
             parts.append(activate(ctx, normed, "relu", gated=False).reshape(len(columns) // bands, -1))
-        return join_rows(parts)
+        return join_rows(ctx, parts)
 
 
 @dataclass(frozen=True, slots=True)
