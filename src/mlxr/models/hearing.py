@@ -77,6 +77,9 @@ class Ear:
     Raises ModelError for tensors that do not fit the sizes, DeviceError on a GPU.
     """
 
+    ctx: Context
+    _steps: list[Callable[[Context, FloatArray], FloatArray]]
+
     def __init__(self, ctx: Context, spec: EarSpec, tensors: Mapping[str, TensorSource]) -> None:
         if ctx.gpu is not None:
             raise DeviceError("the steps that hear are those of processors alone")
