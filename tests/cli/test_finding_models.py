@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -30,6 +31,7 @@ LIMITS = MachineLimits(read_bytes_per_s=2e10, int8_macs_per_s=1e11, measured_at=
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path / "models"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MLXR_PORT", str(free_port()))  # at the usual one somebody's own server may answer
     for name in ("OLLAMA_MODELS", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -228,9 +230,9 @@ def test_connect_shows_and_merges(
     path.write_text('{"theme": "dark", "provider": {"other": {"npm": "x"}}}')
     assert main(["connect", "opencode", "--write"]) == 0
     assert "demo has a context of 2048 tokens, which is little" in capsys.readouterr().err
-    written = json.loads(path.read_text())
+    written, usual = json.loads(path.read_text()), f"http://127.0.0.1:{os.environ['MLXR_PORT']}"
     assert (written["theme"], sorted(written["provider"])) == ("dark", ["mlxr", "other"])
-    assert written["provider"]["mlxr"]["options"] == {"baseURL": "http://127.0.0.1:11434/v1", "apiKey": "secret"}
+    assert written["provider"]["mlxr"]["options"] == {"baseURL": f"{usual}/v1", "apiKey": "secret"}
     assert written["provider"]["mlxr"]["models"]["demo"]["limit"] == {"context": 2048, "output": 512}
     assert main(["connect", "opencode", "--write"]) == 0
     assert "; what was there before is in opencode.json.before-mlxr" in capsys.readouterr().err
@@ -253,7 +255,7 @@ def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, capsys: pyte
     mlxr("connect", "codex", "--write", "--model", "other")
     values = tomllib.loads((home / ".codex" / "mlxr.config.toml").read_text())
     assert (values["model"], values["model_provider"]) == ("other", "mlxr")
-    assert values["model_providers"]["mlxr"]["base_url"] == "http://127.0.0.1:11434/v1"
+    assert values["model_providers"]["mlxr"]["base_url"] == f"http://127.0.0.1:{os.environ['MLXR_PORT']}/v1"
     mlxr("connect", "continue", "--write")
     capsys.readouterr()
     assert main(["connect", "continue", "--write", "--model", "other"]) == 2
