@@ -74,6 +74,8 @@ def test_a_short_name_does_not_replace_another_model(registry: Registry, hub: Fa
 def test_an_unknown_name_is_refused_with_what_is_near() -> None:
     with pytest.raises(InvalidRequest, match=r"'lama3\.2' cannot be pulled.*did you mean llama3\.2"):
         parse_reference("lama3.2")
+    with pytest.raises(InvalidRequest, match=r"did you mean hf\.co/Qwen/Qwen3-4B-GGUF:q8_0\?"):
+        parse_reference("Qwen/Qwen3-4B-GGUF:q8_0")
     with pytest.raises(InvalidRequest, match="`mlxr search WORDS` finds models"):
         parse_reference("../etc")
 

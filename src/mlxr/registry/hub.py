@@ -189,6 +189,8 @@ def parse_reference(text: str, library: Path | None = None) -> Reference:
             owner, _, repository = known.repository.partition("/")
             return Reference(owner, repository, known.quant, text)
         near = suggest_short(text, library)
+        if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(:\S+)?", text, re.ASCII):
+            near = [f"hf.co/{text}"]
         remedy = f"did you mean {' or '.join(near)}?" if near else "`mlxr search WORDS` finds models"
         raise InvalidRequest(
             "model",

@@ -176,7 +176,8 @@ def _look_at_port(settings: Settings) -> Iterator[Check]:
     if _is_ours(f"http://{address}"):
         yield Check("port", "ok", f"an mlxr server answers at http://{address}")
     else:
-        yield Check("port", "note", f"another program has {address}", "stop it, or `mlxr serve --port 11435`")
+        remedy = "wait if it is a busy mlxr server; else stop it, or `mlxr serve --port 11435`"
+        yield Check("port", "note", f"another program has {address}, or does not answer in time", remedy)
 
 
 def _is_ours(url: str) -> bool:
