@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import tomllib
 from collections.abc import Callable
@@ -227,10 +228,14 @@ def test_connect_shows_and_merges(
     assert "has no file" in refused("connect", "aider", "--write")
     path = home / ".config" / "opencode" / "opencode.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{"theme": "dark", "provider": {"other": {"npm": "x"}}}')
+    own = home / "dotfiles.json"
+    own.write_text('{"theme": "dark", "provider": {"other": {"npm": "x"}}}')
+    own.chmod(0o640)
+    path.symlink_to(own)
     assert main(["connect", "opencode", "--write"]) == 0
     assert "demo has a context of 2048 tokens, which is little" in capsys.readouterr().err
     written, usual = json.loads(path.read_text()), f"http://127.0.0.1:{os.environ['MLXR_PORT']}"
+    assert (path.is_symlink(), stat.S_IMODE(own.stat().st_mode)) == (True, 0o640)
     assert (written["theme"], sorted(written["provider"])) == ("dark", ["mlxr", "other"])
     assert written["provider"]["mlxr"]["options"] == {"baseURL": f"{usual}/v1", "apiKey": "secret"}
     assert written["provider"]["mlxr"]["models"]["demo"]["limit"] == {"context": 2048, "output": 512}
@@ -255,6 +260,8 @@ def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, capsys: pyte
     mlxr("connect", "codex", "--write", "--model", "other")
     values = tomllib.loads((home / ".codex" / "mlxr.config.toml").read_text())
     assert (values["model"], values["model_provider"]) == ("other", "mlxr")
+    assert stat.S_IMODE((home / ".codex" / "mlxr.config.toml").stat().st_mode) == 0o600  # for the key is in it
+    assert [file.name for file in (home / ".codex").iterdir()] == ["mlxr.config.toml"]
     assert values["model_providers"]["mlxr"]["base_url"] == f"http://127.0.0.1:{os.environ['MLXR_PORT']}/v1"
     mlxr("connect", "continue", "--write")
     capsys.readouterr()

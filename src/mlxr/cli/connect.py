@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,7 +242,13 @@ def _write(path: Path, text: str) -> Path | None:
         if "mlxr" not in path.name and old != text and not kept.exists():
             shutil.copy2(path, kept)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    target = path.resolve()  # such files are often links
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600  # it may hold the key
+    part = target.with_name(f".{target.name}.mlxr")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    part.replace(target)  # what was there stays whole until this one is
     return kept if kept.exists() else None
 
 
