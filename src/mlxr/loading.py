@@ -183,7 +183,7 @@ class LoadedModel(Closes):
         return encode
 
     def _prepare(self, what: str, load: Callable[[Context], Sense]) -> Sense:
-        """What `load` makes for the model's device, or for the processor where a GPU has no kernels for it."""
+        """Return `load` of the model's device, or of the processor where a GPU has no kernels for what is loaded."""
         try:
             return load(self.ctx)
         except DeviceError as error:

@@ -122,7 +122,7 @@ class Context:
 
     @contextmanager
     def compute_wide(self) -> Iterator[None]:
-        """What follows passes f32 from operator to operator on a GPU, whatever `choose_activations` chose."""
+        """Have a GPU's operators pass f32 to one another within, in place of the type that `choose_activations` chose."""
         if self.gpu is None:
             yield
             return
