@@ -122,7 +122,7 @@ class Context:
 
     @contextmanager
     def compute_wide(self) -> Iterator[None]:
-        """Have a GPU's operators pass f32 to one another within, in place of the type that `choose_activations` chose."""
+        """Have operators of a GPU pass f32 to one another within, in place of what `choose_activations` chose."""
         if self.gpu is None:
             yield
             return

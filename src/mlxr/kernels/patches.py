@@ -229,8 +229,8 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """What each part of a product takes is cut to `inputs` (parts, 2), what it gives to `outputs` (2, columns) and then
-    multiplied by the `scale` (columns,), if there is one."""
+    """Bounds of a product: each part's input is cut to `inputs` (parts, 2), its result to `outputs` (2, columns), and
+    then multiplied by the `scale` (columns,), if there is one."""
 
     inputs: FloatArray
     outputs: FloatArray
