@@ -389,26 +389,20 @@ def find(
 
 
 def _read_questions(question: str | None) -> Iterator[str]:
-    """The question that was given, else those of stdin, for which a person is asked."""
+    """Yield the question that was given, else those of stdin, for which a person is asked."""
+    from mlxr.cli.chat import read_lines
+
     if question is not None:
         yield question
         return
-    if not sys.stdin.isatty():
-        yield from filter(str.strip, _read_lines())
-        return
-    import_module("readline")  # lets a line be edited
-    while True:
-        try:
-            line = input("question> ")
-            line.encode()  # bytes that are not UTF-8 may arrive as lone surrogates
-        except UnicodeError:
-            print_note("the line is not UTF-8; it was left out")
-            continue
-        except EOFError:
-            print()
-            return
-        if line.strip():
-            yield line
+    is_interactive = sys.stdin.isatty()
+    lines = filter(str.strip, read_lines(is_interactive=is_interactive, complete=lambda _: [], draft=str))
+    first = next(lines, None)
+    if first is not None:
+        yield first
+        yield from lines
+    elif not is_interactive:
+        raise InvalidRequest("QUESTION", "is missing: none was given, and stdin is empty")
 
 
 def _print_passages(model: str, passages: Sequence[Passage], json: bool) -> None:
