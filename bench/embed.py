@@ -2,7 +2,7 @@
 
     python bench/embed.py --llama-python .venv-peers/bin/python --torch-python PYTHON            # the whole table
     python bench/embed.py --shape minilm-l6 --texts 32 --rounds 1 ...                             # a try
-    python bench/embed.py --device cuda --torch-python PYTHON        # a GPU: ours and sentence-transformers on it
+    python bench/embed.py --device cuda --torch-python PYTHON --vllm-python PYTHON      # a GPU: ours and these on it
 
 Models have the shapes of all-MiniLM-L6-v2, bge-base-en-v1.5 and bge-reranker-base with random weights, and a made-up
 vocabulary of BERT's size in which each word is a token, so all sides compute the same tokens. A side is a process that
@@ -10,7 +10,7 @@ stays loaded; it gets texts, tokenises them itself, and puts them into batches a
 of so many tokens as are the fastest of 512 and 2048, onnxruntime and sentence-transformers take 32 texts of similar
 length at a time. Texts have 20 to 400 tokens; pairs a query of 16 and a document of 20 to 400. Lengths are drawn once.
 The interpreter of --llama-python needs llama_cpp; that of --torch-python torch, transformers and sentence_transformers,
-and for onnxruntime onnx and onnxruntime. A side that cannot be had is named and left out.
+and for onnxruntime onnx and onnxruntime; that of --vllm-python vllm. A side that cannot be had is named and left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ SIDES = {  # name: which process, and which of its ways
     "onnxruntime f32": ("onnx", "f32"),
     "onnxruntime int8": ("onnx", "int8"),
     "sentence-transformers f32": ("torch", "f32"),
-    "sentence-transformers f16": ("torch", "f16"),  # on a GPU alone
+    "sentence-transformers f16": ("torch", "f16"),  # on a GPU alone, as the next
+    "vllm f16": ("vllm", "f16"),
 }
 Texts = Sequence[str]
 Compute = Callable[[Texts], object]
@@ -251,7 +252,18 @@ def open_torch(folder: Path, way: str, threads: int, ranks: bool, device: str) -
     return lambda texts: model.encode(list(texts), batch_size=BATCH_TEXTS, show_progress_bar=False)
 
 
-OPEN = {"ours": open_ours, "llama": open_llama, "onnx": open_onnx, "torch": open_torch}
+def open_vllm(folder: Path, way: str, threads: int, ranks: bool, device: str) -> Compute:  # noqa: ARG001 -- as all
+    """vLLM's pooling models, with its graphs and as many texts in a batch as it likes best."""
+    library = importlib.import_module("vllm")
+    model = library.LLM(
+        str(folder), runner="pooling", dtype="float16", gpu_memory_utilization=0.3, max_model_len=CONTEXT
+    )
+    if ranks:
+        return lambda texts: model.score(texts[0], list(texts[1:]), use_tqdm=False)
+    return lambda texts: model.embed(list(texts), use_tqdm=False)
+
+
+OPEN = {"vllm": open_vllm, "ours": open_ours, "llama": open_llama, "onnx": open_onnx, "torch": open_torch}
 
 
 def serve(kind: str, way: str, folder: Path, threads: int, device: str) -> None:
@@ -275,7 +287,11 @@ class Side:
 
     def __init__(self, python: str, name: str, folder: Path, threads: int, device: str) -> None:
         kind, way = SIDES[name]
-        own = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        own = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        if (
+            kind != "ours"
+        ):  # which says so itself; the others read texts on all processors beside a GPU, as they usually do
+            own["TOKENIZERS_PARALLELISM"] = "false" if device == "cpu" else "true"
         command = [python, __file__, "--serve", kind, way, str(folder), str(threads), device]
         self._process = subprocess.Popen(
             command,
@@ -337,6 +353,7 @@ def measure(given: argparse.Namespace, shape: str) -> dict[str, Any]:
         "llama": given.llama_python,
         "onnx": given.torch_python,
         "torch": given.torch_python,
+        "vllm": given.vllm_python,
     }
     folder = given.models / shape
     prepare(folder, shape, sys.executable)
@@ -347,7 +364,11 @@ def measure(given: argparse.Namespace, shape: str) -> dict[str, Any]:
         for name, (kind, _) in SIDES.items():
             if pythons[kind] is None or (given.only and not any(part in name for part in given.only)):
                 continue
-            if kind in ("llama", "onnx") if given.device != "cpu" else name == "sentence-transformers f16":
+            if (
+                kind in ("llama", "onnx")
+                if given.device != "cpu"
+                else name in ("sentence-transformers f16", "vllm f16")
+            ):
                 continue
             side = Side(pythons[kind], name, folder, given.threads, given.device)
             if side.failure is not None:
@@ -403,6 +424,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="sides whose names have one of these parts")
     parser.add_argument("--llama-python")
     parser.add_argument("--torch-python")
+    parser.add_argument("--vllm-python")
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "bench-models")
     parser.add_argument("--json", type=Path, help="write all that was measured there")
     given = parser.parse_args()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -299,6 +300,31 @@ def test_embeddings_do_not_depend_on_company() -> None:
         with pytest.raises(InvalidRequest):
             await session.embed([], "mean")
 
+    run(test)
+
+
+@pytest.mark.parametrize("processors", [1, 8])
+def test_many_texts_become_tokens_in_their_order(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On threads ahead or one after the other; one that is refused is named by its number, those before it come."""
+
+    async def test(session: Session) -> None:
+        texts = [f"import os  # {number} " + "x " * (number % 7) for number in range(200)]
+        alone = [session.encode_prompt(text, parse_special=False) for text in texts]
+        assert list(session.encode_each(texts, "texts")) == alone
+        given: list[list[int]] = []
+        with pytest.raises(InvalidRequest, match="text 150: "):
+            given.extend(session.encode_each([*texts[:150], [-1], *texts[150:]], "texts"))
+        assert given == alone[:150]
+        some = session.encode_each(iter(texts), "texts")  # who stops reading leaves no thread behind
+        assert next(some) == alone[0]
+        some.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        for thread in threading.enumerate():
+            if thread.name.startswith("mlxr-encode"):
+                thread.join(10)
+        assert not any(thread.name.startswith("mlxr-encode") for thread in threading.enumerate())
+
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
     run(test)
 
 

@@ -13,7 +13,7 @@ nobody may be shown yet. Knows no grammar and no text.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -149,12 +149,17 @@ class MaskSource:
 Pooling = Literal["mean", "last", "cls", "rank", "none"]  # of the states of a text; see `Pool`
 
 
+_USUAL_PARAMS = (
+    SamplingParams()
+)  # made once: they are checked whenever they are made, and texts to embed come by thousands
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """Asks for the answers to a prompt, or with a `pooling` for the embedding of a text."""
 
     token_ids: Sequence[int]  # the prompt, or the text to embed
-    params: SamplingParams = field(default_factory=SamplingParams)  # how tokens are chosen, and how many
+    params: SamplingParams = _USUAL_PARAMS  # how tokens are chosen, and how many
     _: KW_ONLY
     priority: int = 0  # -100 to 100; a higher one is served first, see `Scheduler`
     client: str | None = None  # who asks: clients share the engine evenly; None is nobody's

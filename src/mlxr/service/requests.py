@@ -140,7 +140,9 @@ def encode_prompt(
         except InvalidRequest as error:
             raise InvalidRequest("prompt", error.reason) from None
     else:
-        ids = [_check_token_id(value, vocab_size) for value in prompt]
+        ids = (
+            list(prompt) if _are_token_ids(prompt, vocab_size) else [_check_token_id(one, vocab_size) for one in prompt]
+        )
     if not ids:
         raise InvalidRequest("prompt", "is empty, and the model has no BOS token to start from")
     return ids
@@ -159,6 +161,11 @@ def find_message_ends(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[i
         return tuple(place + 1 for place, token_id in enumerate(token_ids) if token_id in ends)
     starts = {token_id for token_id in found if tokenizer.is_special(token_id)}
     return tuple(place for place, token_id in enumerate(token_ids) if place and token_id in starts)
+
+
+def _are_token_ids(values: Sequence[object], vocab_size: int) -> bool:
+    """Whether all are plain numbers of the vocabulary; quick, as thousands of texts may come one after another."""
+    return {*map(type, values)} == {int} and min(values) >= 0 and max(values) < vocab_size  # type: ignore[type-var,operator]
 
 
 def _check_token_id(value: object, vocab_size: int) -> int:

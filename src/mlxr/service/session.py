@@ -8,8 +8,12 @@ Both prepare requests alike and read the same streams. Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -58,6 +62,8 @@ from mlxr.tokenizers import ChatTemplate, Tokenizer
 logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
+ENCODING_THREADS, FEW_TEXTS = 4, 32  # that make tokens of many texts, and so many texts are under way at once
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -369,13 +375,17 @@ class Session:
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> list[EngineRequest]:
         """Requests for each document with the query; raises InvalidRequest."""
-        if not self.ranker.is_stated and not self.base._has_told_ranking:
+        return list(self._prepare_pairs(query, documents, instruction))
+
+    def _prepare_pairs(self, query: str, documents: Iterable[str], instruction: str | None) -> Iterator[EngineRequest]:
+        ranker = self.ranker
+        if not ranker.is_stated and not self.base._has_told_ranking:
             self.base._has_told_ranking = True
             logger.warning(
                 "%s ranks texts by how likely it says yes; its files do not say that it is made for it",
                 self.loaded.name,
             )
-        return [self.ranker.prepare(query, document, instruction) for document in documents]
+        return _map_ahead(lambda document: ranker.prepare(query, document, instruction), documents)
 
     @property
     def labels_stand_apart(self) -> bool:
@@ -392,7 +402,7 @@ class Session:
 
     def rank_all(self, query: str, documents: Sequence[str], instruction: str | None = None) -> list[float]:
         """How well each document answers the query, from 0 to 1, for a program that waits; raises as `rank` does."""
-        logits = embed_each(self._engine, self.prepare_pairs(query, documents, instruction))
+        logits = embed_each(self._engine, self._prepare_pairs(query, documents, instruction))
         return [self.ranker.score(one.tolist()) for one in logits]
 
     def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
@@ -444,18 +454,26 @@ class Session:
         """`encode_texts`, one text after the other."""
         _, prompt = choose_prompt(self.loaded.text_rules, choice)
         unpooled = self._count_unpooled(prompt)
-        for number, text in enumerate(texts):
+
+        def encode(text: Prompt) -> list[int]:
+            token_ids = self._encode_text(text, prompt, choice, truncates, parse_special)
+            if unpooled and isinstance(text, str):
+                token_ids = TextTokens(token_ids)
+                token_ids.unpooled = unpooled
+            return token_ids
+
+        encoded = _map_ahead(encode, texts)
+        for number in itertools.count():
             try:
-                token_ids = self._encode_text(text, prompt, choice, truncates, parse_special)
-                if unpooled and isinstance(text, str):
-                    token_ids = TextTokens(token_ids)
-                    token_ids.unpooled = unpooled
-                yield token_ids
+                token_ids = next(encoded, None)
             except ContextFull as error:
                 reason = f"text {number}: {error.reason}"
                 raise ContextFull(field, reason, error.prompt_tokens, error.context_tokens) from None
             except InvalidRequest as error:
                 raise InvalidRequest(field, f"text {number}: {error.reason}") from None
+            if token_ids is None:
+                return
+            yield token_ids
 
     def _count_unpooled(self, prompt: str) -> int:
         """Count the first tokens of a text that a mean leaves out, where the model's files say that it is without the
@@ -590,6 +608,28 @@ class Session:
         self._threads.stop()
         self.adapters.stop()
         self.loaded.close()
+
+
+def _map_ahead(work: Callable[[S], T], texts: Iterable[S]) -> Iterator[T]:
+    """`map`, but of many texts some are worked on ahead, on threads of their own where there are processors for these.
+
+    On a GPU a small encoder computes texts faster than one thread makes tokens of them; tokenizers do without the
+    interpreter meanwhile.
+    """
+    waiting, threads = iter(texts), min(ENCODING_THREADS, (os.cpu_count() or 1) // 2)
+    first = list(itertools.islice(waiting, FEW_TEXTS))
+    if threads < 2 or len(first) < FEW_TEXTS:
+        yield from map(work, itertools.chain(first, waiting))
+        return
+    pool = ThreadPoolExecutor(threads, "mlxr-encode")
+    started = deque[Future[T]](pool.submit(work, text) for text in first)
+    try:
+        while started:
+            result = started.popleft().result()
+            started += [pool.submit(work, text) for text in itertools.islice(waiting, FEW_TEXTS - len(started))]
+            yield result
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:
