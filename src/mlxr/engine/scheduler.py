@@ -118,6 +118,7 @@ def _blend(mean: float | None, value: float) -> float:
 
 
 Pages = tuple[int, ...]  # of each group
+Promise = tuple[int, int, int]  # pages of a group that are missing, those of a chunk of a prompt, and 1 if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,6 @@ class PageBudget:
     prefill_chunk_tokens: int
     keeps_pictures: bool = False  # in one step
 
-    def promise(self, running: Iterable[Sequence]) -> Pages:
-        """Pages that running sequences will want soon, beyond those they hold."""
-        running = list(running)
-        return tuple(self._promise_group(number, running) for number in range(len(self.shapes)))
-
     def want(self, candidate: Sequence) -> Pages:
         """Pages that a sequence holds while all of its tokens are computed, however many of them are cached."""
         tokens, chunk_tokens = len(candidate.tokens), self._count_chunk(candidate)
@@ -145,27 +141,60 @@ class PageBudget:
         boundary = cached_tokens // self.page_size
         return tuple(boundary - shape.first_needed(boundary, self.page_size) for shape in self.shapes)
 
-    def _promise_group(self, number: int, running: Items[Sequence]) -> int:
-        shape, page_size = self.shapes[number], self.page_size
-        missing_pages = chunk_pages = chunks = 0
-        for sequence in running:
-            tokens = len(sequence.tokens)
-            ahead_pages = shape.count_resting(tokens + page_size, page_size)  # of every answer one ahead
-            worst_pages = shape.count_resting(sequence.end_tokens - 1, page_size)
-            held_pages = sequence.table.groups[number].count_held()
-            fork_pages = len(sequence.siblings) * shape.fork_pages
-            missing_pages += max(0, min(ahead_pages, worst_pages) + fork_pages - held_pages)
-            if not sequence.is_decoding:
-                peak_pages = shape.count_peak(tokens, self._count_chunk(sequence), page_size)
-                chunk_pages += peak_pages - shape.count_resting(tokens, page_size)
-                chunks += 1
-        return missing_pages + min(chunk_pages, self.max_batch_tokens // page_size + chunks)
+    def promise(self, sequence: Sequence) -> list[Promise]:
+        """Pages of each group that a running sequence will want soon, beyond those it holds, and of those for its chunk
+        of a prompt alone."""
+        return [self._promise_group(number, sequence) for number in range(len(self.shapes))]
+
+    def _promise_group(self, number: int, sequence: Sequence) -> Promise:
+        shape, page_size, tokens = self.shapes[number], self.page_size, len(sequence.tokens)
+        ahead_pages = shape.count_resting(tokens + page_size, page_size)  # of every answer one ahead
+        worst_pages = shape.count_resting(sequence.end_tokens - 1, page_size)
+        held_pages = sequence.table.groups[number].count_held()
+        fork_pages = len(sequence.siblings) * shape.fork_pages
+        missing_pages = max(0, min(ahead_pages, worst_pages) + fork_pages - held_pages)
+        if sequence.is_decoding:
+            return missing_pages, 0, 0
+        peak_pages = shape.count_peak(tokens, self._count_chunk(sequence), page_size)
+        return missing_pages, peak_pages - shape.count_resting(tokens, page_size), 1
 
     def _count_chunk(self, sequence: Sequence) -> int:
         tokens, pictures = min(self.prefill_chunk_tokens, self.max_batch_tokens), sequence.request.pictures
         if self.keeps_pictures and pictures is not None:
             tokens = max(tokens, *(one.stop - one.start for one in pictures.placed))
         return min(sequence.pending_tokens, tokens)
+
+
+class Promises:
+    """Pages that running sequences will want soon: each is counted once while others are admitted beside it."""
+
+    def __init__(self, budget: PageBudget, running: Iterable[Sequence]) -> None:
+        self._budget = budget
+        self._each: dict[Sequence, list[Promise]] = {}
+        self._totals = [[0, 0, 0] for _ in budget.shapes]
+        for sequence in running:
+            self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Count one more that runs."""
+        self._each[sequence] = self._budget.promise(sequence)
+        self._count(sequence, 1)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget one that runs no more."""
+        self._count(sequence, -1)
+        del self._each[sequence]
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        for totals, promise in zip(self._totals, self._each[sequence], strict=True):
+            for place, pages in enumerate(promise):
+                totals[place] += sign * pages
+
+    @property
+    def pages(self) -> Pages:
+        """Pages of each group; a step computes no more of prompts than its tokens."""
+        most = self._budget.max_batch_tokens // self._budget.page_size
+        return tuple(missing + min(chunk_pages, most + chunks) for missing, chunk_pages, chunks in self._totals)
 
 
 def count_room(available: Pages, promised: Pages) -> Pages:
@@ -456,28 +485,32 @@ class Scheduler:
         One that does not fit holds back the later ones of its client. It holds back all others, too, once they come
         MAX_OVERTAKING_S after it, unless its client has answers that run: then it is not overlooked, it has its share.
         """
+        if not self.waiting:
+            return
         held: set[str | None] = set()
-        end = math.inf
+        end, promises = math.inf, Promises(self._budget, self.running)
         for candidate in list(self.waiting):
             if candidate.rank[0] > end or len(held) == MAX_HELD_CLIENTS:
                 break
             if candidate.request.client in held:
                 continue
-            if self._make_place(candidate):
+            if self._make_place(candidate, promises):
                 self.waiting.remove(candidate)
                 self.join(candidate)
+                promises.add(candidate)
             else:
                 held.add(candidate.request.client)
                 if not self._count_running(candidate.request.client):
                     end = min(end, candidate.rank[0] + MAX_OVERTAKING_S)
 
-    def _make_place(self, candidate: Sequence) -> bool:
+    def _make_place(self, candidate: Sequence, promises: Promises) -> bool:
         """Whether `candidate` can run now, if need be in the place of others; see `_find_victim`."""
-        while not self._open_if_fits(candidate):
+        while not self._open_if_fits(candidate, promises.pages):
             victim = self._find_victim(candidate)
             if victim is None:
                 return False
             self.preempt(victim, FOR_PLACE)
+            promises.drop(victim)
         return True
 
     def _find_victim(self, candidate: Sequence) -> Sequence | None:
@@ -510,11 +543,11 @@ class Scheduler:
         spent_s = 0.0 if sequence.request.client is None else sequence.table.length_tokens * self._fair_queue.token_s
         return sequence.rank[0] + spent_s, sequence.rank
 
-    def _open_if_fits(self, candidate: Sequence) -> bool:
-        """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well."""
+    def _open_if_fits(self, candidate: Sequence, promised: Pages) -> bool:
+        """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well, beside what
+        is promised."""
         if self.running_answers + candidate.width > self.max_running:
             return False
-        promised = self._budget.promise(self.running)
         room = count_room(self._cache.available_pages, promised)
         wanted = self._budget.want(candidate)
         cached_tokens = self._lookup(candidate)

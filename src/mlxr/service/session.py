@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
@@ -62,8 +62,7 @@ from mlxr.tokenizers import ChatTemplate, Tokenizer
 logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
-ENCODING_THREADS, FEW_TEXTS = 4, 32  # that make tokens of many texts, and so many texts are under way at once
-S = TypeVar("S")
+ENCODING_THREADS, FEW_TEXTS = 4, 16  # that make tokens of many texts, so many texts at a time
 T = TypeVar("T")
 
 
@@ -375,17 +374,13 @@ class Session:
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> list[EngineRequest]:
         """Requests for each document with the query; raises InvalidRequest."""
-        return list(self._prepare_pairs(query, documents, instruction))
-
-    def _prepare_pairs(self, query: str, documents: Iterable[str], instruction: str | None) -> Iterator[EngineRequest]:
-        ranker = self.ranker
-        if not ranker.is_stated and not self.base._has_told_ranking:
+        if not self.ranker.is_stated and not self.base._has_told_ranking:
             self.base._has_told_ranking = True
             logger.warning(
                 "%s ranks texts by how likely it says yes; its files do not say that it is made for it",
                 self.loaded.name,
             )
-        return _map_ahead(lambda document: ranker.prepare(query, document, instruction), documents)
+        return [self.ranker.prepare(query, document, instruction) for document in documents]
 
     @property
     def labels_stand_apart(self) -> bool:
@@ -402,7 +397,7 @@ class Session:
 
     def rank_all(self, query: str, documents: Sequence[str], instruction: str | None = None) -> list[float]:
         """How well each document answers the query, from 0 to 1, for a program that waits; raises as `rank` does."""
-        logits = embed_each(self._engine, self._prepare_pairs(query, documents, instruction))
+        logits = embed_each(self._engine, self.prepare_pairs(query, documents, instruction))
         return [self.ranker.score(one.tolist()) for one in logits]
 
     def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
@@ -455,25 +450,21 @@ class Session:
         _, prompt = choose_prompt(self.loaded.text_rules, choice)
         unpooled = self._count_unpooled(prompt)
 
-        def encode(text: Prompt) -> list[int]:
-            token_ids = self._encode_text(text, prompt, choice, truncates, parse_special)
-            if unpooled and isinstance(text, str):
-                token_ids = TextTokens(token_ids)
-                token_ids.unpooled = unpooled
-            return token_ids
+        def encode(group: Sequence[Prompt]) -> list[list[int] | InvalidRequest]:
+            outcomes = self._encode_group(group, prompt, choice, truncates, parse_special)
+            for at, (text, token_ids) in enumerate(zip(group, outcomes, strict=True)):
+                if unpooled and isinstance(text, str) and not isinstance(token_ids, InvalidRequest):
+                    outcomes[at] = marked = TextTokens(token_ids)
+                    marked.unpooled = unpooled
+            return outcomes
 
-        encoded = _map_ahead(encode, texts)
-        for number in itertools.count():
-            try:
-                token_ids = next(encoded, None)
-            except ContextFull as error:
-                reason = f"text {number}: {error.reason}"
-                raise ContextFull(field, reason, error.prompt_tokens, error.context_tokens) from None
-            except InvalidRequest as error:
-                raise InvalidRequest(field, f"text {number}: {error.reason}") from None
-            if token_ids is None:
-                return
-            yield token_ids
+        for number, outcome in enumerate(itertools.chain.from_iterable(_map_ahead(encode, texts))):
+            if isinstance(outcome, ContextFull):
+                reason = f"text {number}: {outcome.reason}"
+                raise ContextFull(field, reason, outcome.prompt_tokens, outcome.context_tokens)
+            if isinstance(outcome, InvalidRequest):
+                raise InvalidRequest(field, f"text {number}: {outcome.reason}")
+            yield outcome
 
     def _count_unpooled(self, prompt: str) -> int:
         """Count the first tokens of a text that a mean leaves out, where the model's files say that it is without the
@@ -495,14 +486,41 @@ class Session:
         ignored = {one for one in set(token_ids) if self.tokenizer.is_special(one) or one in unknown}
         return weigh_tokens(product, states, token_ids, ignored)
 
-    def _encode_text(
-        self, text: Prompt, prompt: str, choice: PromptChoice, truncates: bool, parse_special: bool
-    ) -> list[int]:
+    def _encode_group(
+        self, texts: Sequence[Prompt], prompt: str, choice: PromptChoice, truncates: bool, parse_special: bool
+    ) -> list[list[int] | InvalidRequest]:
+        """The tokens of each text, or why it is refused; the tokenizer gets all of them at once."""
+        bounded = list[Prompt | InvalidRequest]()
+        for text in texts:
+            try:
+                bounded.append(self._bound_text(text, prompt, choice, truncates))
+            except InvalidRequest as error:
+                bounded.append(error)
+        written = [text for text in bounded if isinstance(text, str)]
+        try:
+            known = dict(zip(written, self.tokenizer.encode_all(written, parse_special=parse_special), strict=True))
+        except InvalidRequest:  # which text it is, each of them tells by itself
+            known = {}
+        return [self._fit_text(text, known, truncates, parse_special) for text in bounded]
+
+    def _bound_text(self, text: Prompt, prompt: str, choice: PromptChoice, truncates: bool) -> Prompt:
         if isinstance(text, str):
-            text = self._preparation.bound_characters(f"{prompt}{text}", truncates=truncates)
-        elif prompt and choice.is_given:
+            return self._preparation.bound_characters(f"{prompt}{text}", truncates=truncates)
+        if prompt and choice.is_given:
             raise InvalidRequest("prompt", "goes before texts, and these are token ids")
-        token_ids = self.encode_prompt(text, parse_special=parse_special)
+        return text
+
+    def _fit_text(
+        self, text: Prompt | InvalidRequest, known: Mapping[str, list[int]], truncates: bool, parse_special: bool
+    ) -> list[int] | InvalidRequest:
+        if isinstance(text, InvalidRequest):
+            return text
+        token_ids = known.get(text) if isinstance(text, str) else None
+        if not token_ids:
+            try:
+                token_ids = self.encode_prompt(text, parse_special=parse_special)
+            except InvalidRequest as error:
+                return error
         limit = self.text_tokens
         if len(token_ids) <= limit:
             return token_ids
@@ -512,7 +530,7 @@ class Session:
             f"is too large: this model's maximum context length is {limit} tokens for a text, and this one has "
             f"{len(token_ids)}; `truncate` cuts it"
         )
-        raise ContextFull("input", reason, len(token_ids), limit)
+        return ContextFull("input", reason, len(token_ids), limit)
 
     async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
         """Which pages the prompt of a request fills, by the names under which the cache knows them.
@@ -610,23 +628,25 @@ class Session:
         self.loaded.close()
 
 
-def _map_ahead(work: Callable[[S], T], texts: Iterable[S]) -> Iterator[T]:
-    """`map`, but of many texts some are worked on ahead, on threads of their own where there are processors for these.
+def _map_ahead(work: Callable[[list[Prompt]], T], texts: Iterable[Prompt]) -> Iterator[T]:
+    """`work` on groups of FEW_TEXTS texts, in their order; of many texts some are worked on ahead, on other threads
+    where there are processors for these.
 
-    On a GPU a small encoder computes texts faster than one thread makes tokens of them; tokenizers do without the
-    interpreter meanwhile.
+    On a GPU a small encoder computes texts faster than one thread makes tokens of them. A tokenizer lets go of the
+    interpreter once for a group: taking it back each time from a busy engine takes longer than a text's tokens.
     """
     waiting, threads = iter(texts), min(ENCODING_THREADS, (os.cpu_count() or 1) // 2)
-    first = list(itertools.islice(waiting, FEW_TEXTS))
-    if threads < 2 or len(first) < FEW_TEXTS:
-        yield from map(work, itertools.chain(first, waiting))
+    groups = iter(lambda: list(itertools.islice(waiting, FEW_TEXTS)), [])
+    first = list(itertools.islice(groups, 2))
+    if threads < 2 or len(first) < 2:
+        yield from map(work, itertools.chain(first, groups))
         return
     pool = ThreadPoolExecutor(threads, "mlxr-encode")
-    started = deque[Future[T]](pool.submit(work, text) for text in first)
+    started = deque[Future[T]](pool.submit(work, group) for group in first)
     try:
         while started:
             result = started.popleft().result()
-            started += [pool.submit(work, text) for text in itertools.islice(waiting, FEW_TEXTS - len(started))]
+            started += [pool.submit(work, group) for group in itertools.islice(groups, threads + 1 - len(started))]
             yield result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -224,11 +224,14 @@ class LibraryTokenizer(VocabularyTokenizer):
         self._library = library
 
     def _encode_text(self, text: str, parse_special: bool) -> list[int]:
+        return self._encode_texts([text], parse_special)[0]
+
+    def _encode_texts(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
         library = self._library if parse_special else self._plain_library
         with explain_failures("the tokenizer cannot encode a text"):
             # Other than `encode`, this lets go of the interpreter, so that long texts hold up no other thread.
-            (encoding,) = library.encode_batch_fast([text], add_special_tokens=False)
-        return list(encoding.ids)
+            encodings = library.encode_batch_fast(texts, add_special_tokens=False)
+        return [list(encoding.ids) for encoding in encodings]
 
     @cached_property
     def _plain_library(self) -> Library:

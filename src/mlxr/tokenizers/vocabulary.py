@@ -61,6 +61,12 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_all(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        """`encode` of each text; a library does all of them at once, and lets go of the interpreter meanwhile."""
+        ...
+
     def cut(self, ids: Sequence[int], limit: int, /) -> list[int]:
         """At most `limit` of the ids that `encode` gave: of a text that is too long, its end, but not the end token."""
 
@@ -382,7 +388,7 @@ class SpecialRules:
 
 
 class VocabularyTokenizer(ABC):
-    """A tokenizer over a `Vocabulary`; see `base.Tokenizer` for what each method promises."""
+    """A tokenizer over a `Vocabulary`; see `Tokenizer` for what each method promises."""
 
     def __init__(self, vocabulary: Vocabulary, rules: SpecialRules, *, strips_leading_space: bool) -> None:
         for token_id in (rules.bos_id, rules.pad_id, *rules.eos_ids, *rules.prefix_ids, *rules.suffix_ids):
@@ -399,21 +405,32 @@ class VocabularyTokenizer(ABC):
     def _encode_text(self, text: str, parse_special: bool) -> list[int]:
         """Ids of a text that is not empty, without BOS and EOS."""
 
+    def _encode_texts(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
+        return [self._encode_text(text, parse_special) for text in texts]
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`; see `base.Tokenizer.encode`."""
-        _check_unicode(text)
-        ids = self.vocabulary.take_firsts(self._encode_text(text, parse_special)) if text else []
-        return [*self.rules.prefix_ids, *ids, *self.rules.suffix_ids] if add_special else ids
+        """Token ids of `text`; see `Tokenizer.encode`."""
+        return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
+
+    def encode_all(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        """Token ids of each text; see `Tokenizer.encode_all`."""
+        for text in texts:
+            _check_unicode(text)
+        encoded = iter(self._encode_texts([text for text in texts if text], parse_special))
+        ids = [self.vocabulary.take_firsts(next(encoded)) if text else [] for text in texts]
+        return [[*self.rules.prefix_ids, *one, *self.rules.suffix_ids] for one in ids] if add_special else ids
 
     def cut(self, ids: Sequence[int], limit: int) -> list[int]:
-        """The first `limit` of `ids`; what goes behind every text stays at its end. See `base.Tokenizer.cut`."""
+        """The first `limit` of `ids`; what goes behind every text stays at its end. See `Tokenizer.cut`."""
         suffix = self.rules.suffix_ids
         if len(ids) <= limit or len(suffix) >= limit or tuple(ids[len(ids) - len(suffix) :]) != suffix:
             return list(ids[:limit])
         return [*ids[: limit - len(suffix)], *suffix]
 
     def join_pair(self, first: Sequence[int], second: Sequence[int], limit: int) -> tuple[list[int], int | None]:
-        """Two texts as one input; see `base.Tokenizer.join_pair`."""
+        """Two texts as one input; see `Tokenizer.join_pair`."""
         rules = self.rules
         room = limit - len(rules.prefix_ids) - len(rules.between_ids) - len(rules.suffix_ids)
         if room < 2:
@@ -425,7 +442,7 @@ class VocabularyTokenizer(ABC):
         return joined, len(begin) if rules.second_type else None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; see `base.Tokenizer.decode`."""
+        """The text of `ids`; see `Tokenizer.decode`."""
         parts: list[bytes] = []
         at_start = self.strips_leading_space
         for token_id in ids:
