@@ -141,20 +141,21 @@ def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any
     if on_cpu:
         found = measure_beside(tower, pixels, model_path, mmproj, given)
     else:
-        made = [_encode(tower, pixels) for _ in range(given.rounds + 1)]
+        made = [_encode(tower, pixels, given.together) for _ in range(given.rounds + 1)]
         seconds, rows = [took_s for took_s, _ in made[1:]], made[-1][1]
+        rows = rows[: len(rows) // given.together]
         right = _finish(file.load(Context("cpu")).encode(pixels))
         cosines = (rows * right).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(right, axis=1)
-        rate = 1 / statistics.median(seconds)
+        rate = given.together / statistics.median(seconds)
         found = {"seconds": {"mlxr": seconds}, "pictures_per_s": rate, "least_cosine": float(cosines.min())}
     picture = Picture(pixels, tower.spec.find_grid(pixels), b"tower")
     return {**found, **measure_others(Decoder(ctx, config, opened.tensors), tower, picture)}
 
 
-def _encode(tower: Tower, pixels: Any) -> tuple[float, Any]:
-    """Seconds that a picture took, and its rows."""
+def _encode(tower: Tower, pixels: Any, together: int = 1) -> tuple[float, Any]:
+    """Seconds that so many pictures took at once, and their rows."""
     start_s = time.perf_counter()
-    rows = _finish(tower.encode(pixels))
+    rows = _finish(tower.encode(*[pixels] * together))
     return time.perf_counter() - start_s, rows
 
 
@@ -222,6 +223,7 @@ def main() -> int:
     parser.add_argument("--type", choices=["f16", "bf16", "q8_0"], default="f16", help="of the tower's weights")
     parser.add_argument("--case", choices=sorted(CASES), action="append")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the towers")
+    parser.add_argument("--together", type=int, default=1, help="pictures that a GPU encodes at once")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     figures = {}

@@ -44,9 +44,17 @@ def serve(ctx: Context) -> tuple[list[int], list[Floats]]:
     events = finish(engine)
     texts.append(engine.submit(EngineRequest(text, pooling="last")))  # no state of its first chunk is wanted
     events += finish(engine)
+    before = count_sums(ctx)
+    texts += [engine.submit(EngineRequest(one, pooling="mean")) for one in (text, text[:3])]  # nothing else is wanted
+    events += finish(engine)
+    assert (count_sums(ctx) > before) == (ctx.gpu is not None), "a GPU adds up states itself"
     embeddings = {event.sequence_id: event.embedding for event in events if event.embedding is not None}
     drawn = [event.token_id for event in events if event.sequence_id == answer and event.token_id is not None]
     return drawn, [embeddings[text_id] for text_id in texts]
+
+
+def count_sums(ctx: Context) -> int:
+    return sum(one.count for one in ctx.ledger.snapshot().dispatches if one.operator == "sum_rows")
 
 
 def finish(engine: Engine) -> list[TokenEvent]:

@@ -12,7 +12,7 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import ACTIVATIONS, PARAMETER_COUNTS, Activation, activate
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import Hadamard, add, gate_heads, hadamard, scale
+from mlxr.kernels.elementwise import Hadamard, add, gate_heads, hadamard, scale, sum_rows
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.norms import layer_norm, rms_norm
@@ -200,3 +200,14 @@ def test_not_a_number_is_an_error(gpu: Context) -> None:
     logits[1, 3] = np.nan
     with pytest.raises(ValueError, match="row 1"):
         sample(gpu, gpu.gpu.mx.array(logits), [SampleRow(), SampleRow()])
+
+
+@pytest.mark.parametrize("columns", [5, 384, 1000])
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_rows_of_each_part_are_added_up(gpu: Context, columns: int, kind: str) -> None:
+    counts = [1, 33, 200, 64, 2]
+    x = (np.random.RandomState(columns).standard_normal((sum(counts), columns)) + 1).astype(kind)
+    result = sum_rows(gpu, gpu.gpu.mx.array(x), counts)
+    assert relative_error(result, sum_rows(REFERENCE, x.astype(np.float32), counts)) < 1e-6
+    with pytest.raises(ValueError, match="rows of all parts"):
+        sum_rows(gpu, gpu.gpu.mx.array(x), counts[1:])

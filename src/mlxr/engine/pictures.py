@@ -25,7 +25,8 @@ from mlxr.kernels.ragged import NO_AXES, NO_STATES, RowsOver
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
-TOGETHER_TOKENS = 1024  # of pictures that a GPU encodes at once
+TOGETHER_TOKENS = 4096, 1024  # of pictures that a GPU encodes at once; the host takes as long for many as for few
+TOGETHER_SHARE = 1 / 16  # of the free memory that these may take, else they are the fewer ones
 STEP_S = 0.05  # that encoding takes between two steps while answers grow, and what was begun then is ended
 Pixels = npt.NDArray[Any]  # of 8 bits; frames of a sound are float32
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.types import FinishReason
 from mlxr.engine.requests import RequestTable
-from mlxr.engine.runner import Floats
+from mlxr.engine.runner import Floats, StateSum
 from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.stats import Live, Work
@@ -89,7 +90,7 @@ class Postprocess:
         self._work, self._live, self._clock = work, live, clock
 
     def take_first(
-        self, chunks: list[Chunk], results: list[SampleResult], hidden: list[Floats], start_s: float
+        self, chunks: list[Chunk], results: list[SampleResult], hidden: list[Floats | StateSum], start_s: float
     ) -> list[TokenEvent]:
         """Count the step, give each sequence its token or its states, and let go of those that end."""
         self._work.steps += 1
@@ -102,9 +103,12 @@ class Postprocess:
                 self._work.count_drafted(chunk)
             else:
                 self._work.count(chunk)
-            reader = sequence.scores if sequence.pool is None else sequence.pool
-            if reader is not None and chunk.hidden_tokens:
-                reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
+            if chunk.hidden_tokens:
+                states, is_first = next(remaining_hidden), not sequence.table.length_tokens
+                if sequence.pool is not None:
+                    sequence.pool.add(states, is_first=is_first)
+                elif sequence.scores is not None:
+                    sequence.scores.add(cast(Floats, states), is_first=is_first)
             if not chunk.waits_for_draft:
                 self._commit(sequence, chunk.tokens)
             for event in sequence.report_progress(computed_tokens, now):

@@ -52,6 +52,7 @@ class BatchPart:
     kept_tokens: int = 0
     second_start: int | None = None  # from which token of the sequence on types are 1
     pictures: Pictures | None = None  # of the prompt of the sequence
+    sums: bool = False  # of the hidden states their sum will do
 
     @property
     def start_token(self) -> int:
@@ -264,6 +265,25 @@ class TappedModel(Model, Protocol):
         """`forward_hidden`, and the stream of these rows before each of the layers `taps`, side by side."""
 
 
+class SummingModel(Model, Protocol):
+    """A model that can add up states where they are."""
+
+    @property
+    def sums_states(self) -> bool:
+        """Whether that is worth it."""
+
+    def forward_sums(self, batch: RaggedBatch, arena: ModelArena, counts: Sequence[int]) -> Floats:
+        """`forward_hidden`, but of the states of so many output rows each only the sum, (parts, hidden size)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSum:
+    """The sum (hidden size,) of the states of so many tokens."""
+
+    total: Floats
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Holds what a batch gives: the wanted logits of all parts, (R, vocab_size), and states of parts that want any.
@@ -272,7 +292,7 @@ class Outputs:
     """
 
     logits: Floats
-    hidden: list[Floats]
+    hidden: list[Floats | StateSum]
     kept: list[Floats | None]
 
 
@@ -321,10 +341,15 @@ class Runner:
         batch = build_batch(parts)
         if self._encoder is not None and any(part.pictures for part in parts):
             batch = batch.with_pictures(*self._encoder.place(parts))
-        hidden: list[Floats] = []
+        hidden: list[Floats | StateSum] = []
         kept: list[Floats | None] = [None] * len(parts)
         wanted_rows = sum(part.output_tokens for part in parts)
-        if any(part.hidden_tokens or part.kept_tokens for part in parts):
+        if self._takes_sums(parts):
+            counts = [part.hidden_tokens for part in parts if part.hidden_tokens]
+            sums = cast(SummingModel, self._model).forward_sums(batch, self._arena, counts)
+            hidden = [StateSum(total, tokens) for total, tokens in zip(sums, counts, strict=True)]
+            logits = np.empty((0, self._model.config.vocab_size), np.float32)
+        elif any(part.hidden_tokens or part.kept_tokens for part in parts):
             if self._taps is None or not any(part.kept_tokens for part in parts):
                 states = tapped = np.asarray(self._model.forward_hidden(batch, self._arena))
             else:
@@ -350,6 +375,11 @@ class Runner:
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
         return Outputs(logits, hidden, kept)
+
+    def _takes_sums(self, parts: Sequence[BatchPart]) -> bool:
+        """Whether all that is wanted of a batch are sums of states, and the model makes these."""
+        wants = all(part.sums or not part.wanted_tokens for part in parts) and any(part.sums for part in parts)
+        return wants and getattr(self._model, "sums_states", False)
 
     @property
     def is_causal(self) -> bool:
@@ -408,10 +438,20 @@ class Pool:
             return int(completes)
         return tokens if self._pooling in ("mean", "none") or is_first else 0
 
-    def add(self, hidden: Floats, *, is_first: bool) -> None:
+    @property
+    def takes_sums(self) -> bool:
+        """Whether of the wanted states of a chunk their sum will do."""
+        return self._pooling == "mean" and not self._unpooled
+
+    def add(self, hidden: Floats | StateSum, *, is_first: bool) -> None:
         """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
         if is_first:
             self._total, self._tokens, self._parts, self._left = None, 0, [], self._unpooled
+        if isinstance(hidden, StateSum):
+            total = hidden.total.astype(np.float64)
+            self._total = total if self._total is None else self._total + total
+            self._tokens += hidden.tokens
+            return
         if self._pooling == "none":
             self._parts.append(hidden)
             return

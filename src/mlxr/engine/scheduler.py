@@ -267,7 +267,7 @@ class Chunk:
 
     def to_part(self) -> BatchPart:
         """The chunk as the batch wants it."""
-        table = self.sequence.table
+        table, pool = self.sequence.table, self.sequence.pool
         token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
         return BatchPart(
             table,
@@ -278,6 +278,7 @@ class Chunk:
             self.kept_tokens,
             self.sequence.request.second_start,
             self.sequence.request.pictures,
+            pool is not None and pool.takes_sums,
         )
 
 

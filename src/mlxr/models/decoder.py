@@ -18,6 +18,7 @@ from mlxr.cache.shapes import form_groups
 from mlxr.core.memory import read_available_bytes
 from mlxr.kernels.arrays import fetch_rows, place_rows
 from mlxr.kernels.context import Context
+from mlxr.kernels.elementwise import sum_rows
 from mlxr.kernels.forward import (
     Ends,
     ModelWeights,
@@ -332,6 +333,16 @@ class Decoder:
         tables = self._turn(batch)
         states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
         return fetch_rows(self.ctx, states)
+
+    @property
+    def sums_states(self) -> bool:
+        """Whether `forward_sums` is worth it: on a GPU, which then brings a row a text to the host, not all of them."""
+        return self.ctx.gpu is not None
+
+    def forward_sums(self, batch: RaggedBatch, arena: Pools, counts: Sequence[int]) -> FloatArray:
+        """`forward_hidden`, but of the states of so many output rows each only the sum, (parts, hidden)."""
+        states = compute_states(self.ctx, self._weights, _join(batch, self._turn(batch), arena))
+        return fetch_rows(self.ctx, sum_rows(self.ctx, states, counts))
 
     def forward_seen(self, batch: RaggedBatch, arena: Pools, see: See) -> FloatArray:
         """`forward_hidden`, operator after operator; `see` gets each weight with the rows that it multiplies."""

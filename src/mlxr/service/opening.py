@@ -17,7 +17,7 @@ from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
-from mlxr.engine.pictures import ROWS_BYTES, TOGETHER_TOKENS, Encoder
+from mlxr.engine.pictures import ROWS_BYTES, TOGETHER_SHARE, TOGETHER_TOKENS, Encoder
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.speculative.planner import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.loading import (
@@ -32,6 +32,7 @@ from mlxr.loading import (
     read_eagle,
     read_footprint,
 )
+from mlxr.model_files.tower import TowerFile
 from mlxr.registry import AdapterRecord, ModelRecord
 from mlxr.service.catalogue import open_registry
 from mlxr.service.chat_templates import find_source, make_template
@@ -316,11 +317,12 @@ def build_engine(
         known = [one for one in (memory_bytes, loaded.group.free_bytes) if one is not None]
         memory_bytes = min(known, default=None)
     sees = loaded.tower is not None and not has_taps
+    together = 0
     if loaded.tower is not None and sees:  # it is loaded with the first picture, and has its room from the start
         free_bytes = bound_free_bytes(loaded.ctx, memory_bytes)
-        on_gpu = loaded.ctx.gpu is not None
-        tokens = max(settings.image_tokens, TOGETHER_TOKENS if on_gpu else 0)
-        work_bytes = loaded.tower.count_work_bytes(tokens, on_gpu=on_gpu)
+        together = 0 if loaded.ctx.gpu is None else _choose_together(loaded.tower, free_bytes)
+        tokens = max(settings.image_tokens, together)
+        work_bytes = loaded.tower.count_work_bytes(tokens, on_gpu=together > 0)
         rows_bytes = ROWS_BYTES if loaded.ctx.uses_host_memory else 0
         tower_bytes = loaded.tower.weight_bytes + work_bytes + rows_bytes
         memory_bytes = None if free_bytes is None else max(0, free_bytes - tower_bytes)
@@ -329,15 +331,22 @@ def build_engine(
         loaded.ctx,
         replace(settings, store_folder=str(find_store_folder(settings))),
         draft=draft,
-        encoder=_make_encoder(loaded) if sees else None,
+        encoder=_make_encoder(loaded, together) if sees else None,
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=fingerprint,
     )
 
 
-def _make_encoder(loaded: LoadedModel) -> Encoder:
-    config, together = loaded.config, 0 if loaded.ctx.gpu is None else TOGETHER_TOKENS
+def _choose_together(tower: TowerFile, free_bytes: int | None) -> int:
+    """How many tokens of pictures a GPU encodes at once."""
+    most, fewest = TOGETHER_TOKENS
+    has_room = free_bytes is None or tower.count_work_bytes(most, on_gpu=True) <= TOGETHER_SHARE * free_bytes
+    return most if has_room else fewest
+
+
+def _make_encoder(loaded: LoadedModel, together: int) -> Encoder:
+    config = loaded.config
     turns, is_whole = config.turns_pictures, config.sees_whole_pictures
     return Encoder(loaded.open_tower(), turns=turns, is_whole=is_whole, together=together)
 

@@ -1,5 +1,6 @@
 """Operators that take numbers one by one, `add`, `scale` and `gate_heads`, or block by block, `hadamard`; and those of
 residual streams side by side, `mix_streams`, `spread_streams`, `match_streams`, `balance_streams` and `blend_streams`.
+`sum_rows` is for the vectors of texts on a GPU.
 
 Each has its checks, then its reference in NumPy, which defines its numbers, then the call of the native kernel
 (csrc/operators/scale.inc and streams.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches; those of streams are
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -434,3 +436,22 @@ def _hadamard_native(ctx: Context, x: FloatArray, rotation: Hadamard) -> FloatAr
 
 
 HADAMARD = Choice("hadamard", _hadamard_reference, _hadamard_native, f"{__name__}.gpu")
+
+
+def sum_rows(ctx: Context, x: FloatArray, counts: Sequence[int]) -> FloatArray:
+    """The sums (parts, n) of so many neighbouring rows of x (T, n) each. Raises ValueError where they are not all."""
+    check_floats("sum_rows", "x", x, 2)
+    check_size("sum_rows", "rows of all parts", sum(counts), x.shape[0])
+    name, implementation = SUM_ROWS.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("sum_rows", name, "f32")
+    return implementation(ctx, x, counts)
+
+
+def _sum_rows_reference(ctx: Context, x: FloatArray, counts: Sequence[int]) -> FloatArray:
+    ends = [*accumulate(counts)]
+    sums = [x[end - count : end].sum(axis=0, dtype=np.float64) for end, count in zip(ends, counts, strict=True)]
+    return np.array(sums, np.float32).reshape(len(counts), x.shape[1])
+
+
+SUM_ROWS = Choice("sum_rows", _sum_rows_reference, None, f"{__name__}.gpu")

@@ -1,4 +1,4 @@
-"""`add`, `scale` and `gate_heads` on a GPU, each a launch only where no other does it in passing; and `hadamard`.
+"""`add`, `scale` and `gate_heads` on a GPU, each a launch only where no other does it in passing; then the others.
 
 A sum is made by the product that makes one side of it, or by the norm that follows; sums of what experts made are left
 to whoever reads them, and take the shared expert in, with its gate. A factor goes along with the sum that waits. Rows
@@ -7,7 +7,9 @@ whose gate is a product of one output are left, with that product, to the sum th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from mlxr.kernels.context import Context
@@ -25,6 +27,7 @@ from mlxr.kernels.gpu.deferred import (
 )
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.linear.gpu import Product, find_dot, join_product, list_summands
 from mlxr.kernels.tensor import DeviceArray
@@ -53,7 +56,8 @@ HADAMARD = Kernel(
     ("out",),
     operator="scale",
 )
-KERNELS = (ADD, SCALE, GATE, HADAMARD)
+ROWS = Kernel("sum_rows", Path(__file__).parent, "rows.body", ("x", "starts", "sizes"), ("out",), operator="sum_rows")
+KERNELS = (ADD, SCALE, GATE, HADAMARD, ROWS)
 
 
 def add(ctx: Context, x: Value, other: Value, factor: float) -> Value:
@@ -232,3 +236,23 @@ def _compose_hadamard(
         step *= 2
     values = blocks.reshape(rows, columns) * rotation.scale
     return (values * signs if signs is not None and rotation.inverse else values).astype(gpu.operands)
+
+
+def sum_rows(ctx: Context, x: Value, counts: Sequence[int]) -> DeviceArray:
+    """The sums of `counts` neighbouring rows each, (parts, columns)."""
+    gpu, array, starts = ctx.gpu, settle(x), [0, *accumulate(counts)]
+    if gpu.launcher is None:
+        return gpu.watch.run_mlx("sum_rows", "f32", lambda: _compose_row_sums(gpu.mx, array, starts), array)
+    columns, filling = array.shape[1], [starts[-1]] * max(0, MIN_ARRAY - len(starts))
+    (out,) = gpu.launcher.launch(
+        ROWS,
+        [array, gpu.mx.array([*starts, *filling], gpu.mx.int32), gpu.launcher.numbers(columns)],
+        groups=(len(counts), -(-columns // THREADS), 1),
+        threads=THREADS,
+        outputs=[((len(counts), columns), gpu.mx.float32)],
+    )
+    return out
+
+
+def _compose_row_sums(mx: Mlx, x: DeviceArray, starts: Sequence[int]) -> DeviceArray:
+    return mx.stack([x[first:last].astype(mx.float32).sum(axis=0) for first, last in pairwise(starts)])

@@ -124,6 +124,9 @@ def linear(ctx: Context, x: Value, weight: LinearWeight) -> Value:
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
+    is_single = bias is not None and len(parts) == 1 and not isinstance(x, Buffer)
+    if is_single and gpu.narrow and _choose_part(ctx, parts[0], tokens) == "library":
+        return _add_in_product(ctx, x, parts[0].upload.array, bias)
     result = _multiply_parts(ctx, x, parts)
     if bias is not None:
         result = result + bias
@@ -374,6 +377,14 @@ def _multiply_library(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> Devi
     kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
     return ctx.gpu.watch.run_mlx(
         "linear", name_product(matrix), lambda: x.astype(kind) @ matrix.T.astype(kind), x, matrix
+    )
+
+
+def _add_in_product(ctx: Context, x: DeviceArray, matrix: DeviceArray, bias: DeviceArray) -> DeviceArray:
+    """x Wᵀ + b by the library, which adds b in 16 bits of its own before it rounds."""
+    gpu, kind = ctx.gpu, matrix.dtype
+    return gpu.watch.run_mlx(
+        "linear", name_product(matrix), lambda: gpu.mx.addmm(bias.astype(kind), x.astype(kind), matrix.T), x, matrix
     )
 
 
