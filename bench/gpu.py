@@ -57,7 +57,9 @@ def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     if before is not None:
         names = {case.name for case in cases}
         kept = [row for row in before["rows"] if row["case"] not in names]
-        results["versions"] = before["versions"] | results["versions"]
+        results["versions"] = before.get("versions", {}) | results["versions"]
+        results["failed"] = before.get("failed", {}) | results["failed"]
+        results["served"] = before.get("served", [])
     for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
         for _ in session.measure([case for case in cases if (case.shape, case.type_name) == key], end_s):
             results["rows"] = kept + session.list_rows(cases)

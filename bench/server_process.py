@@ -24,7 +24,13 @@ class ServerProcess:
     """Runs `command` with a free port put in for PORT; ready when `path` answers. Its output goes to `log`."""
 
     def __init__(
-        self, name: str, command: Sequence[str], path: str, log: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        path: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        ready_s: float = READY_S,
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
@@ -36,7 +42,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
             )
-        self._wait(path)
+        self._wait(path, ready_s)
 
     @property
     def process_id(self) -> int:
@@ -54,8 +60,8 @@ class ServerProcess:
         tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
 
-    def _wait(self, path: str) -> None:
-        end_s = time.monotonic() + READY_S
+    def _wait(self, path: str, ready_s: float) -> None:
+        end_s = time.monotonic() + ready_s
         while time.monotonic() < end_s:
             if self._process.poll() is not None:
                 break
@@ -80,7 +86,9 @@ class ServerProcess:
             self._process.kill()
 
 
-def start_own(folder: Path, model: str, *flags: str, open_files: int | None = None) -> ServerProcess:
+def start_own(
+    folder: Path, model: str, *flags: str, open_files: int | None = None, ready_s: float = READY_S
+) -> ServerProcess:
     """`mlxr serve` with a registry in `folder`; it may have no more than `open_files`."""
     command = [
         sys.executable,
@@ -95,9 +103,9 @@ def start_own(folder: Path, model: str, *flags: str, open_files: int | None = No
     ]
     if open_files is not None:
         command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
-    environment = {"PYTHONPATH": str(SOURCE)}
+    environment = {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])}
     log = folder / "mlxr.log"
-    return ServerProcess("mlxr", [*command, "--log-level", "warning", *flags], "/health", log, environment)
+    return ServerProcess("mlxr", [*command, "--log-level", "warning", *flags], "/health", log, environment, ready_s)
 
 
 def start_peer(folder: Path, python: Path, model: Path, threads: int, *flags: str) -> ServerProcess:

@@ -73,8 +73,8 @@ class Shape:
         """The same as the configuration of a model."""
         return model_from_gguf(self.state(), {})
 
-    def state(self) -> Metadata:
-        """The same as GGUF's metadata, out of a `config.json` of a llama if nothing else is said."""
+    def to_folder(self) -> dict[str, Any]:
+        """The same as a `config.json`, of a llama if nothing else is said."""
         llama: dict[str, Any] = {
             "model_type": "llama",
             "num_hidden_layers": self.layers,
@@ -87,7 +87,11 @@ class Shape:
             "rms_norm_eps": 1e-5,
             "rope_theta": self.rope_theta,
         }
-        stated = read_folder(llama | dict(self.changes)).values
+        return llama | dict(self.changes)
+
+    def state(self) -> Metadata:
+        """The same as GGUF's metadata."""
+        stated = read_folder(self.to_folder()).values
         return stated | {f"{stated['general.architecture']}.context_length": self.context_length}
 
     def list_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -1,5 +1,5 @@
 """What is measured on a GPU, and what the project wants of it. A case is written SHAPE-TYPE:BATCH[@CONTEXT] (decode)
-or SHAPE-TYPE:prefill@TOKENS."""
+or SHAPE-TYPE:prefill[BATCH]@TOKENS."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TITLES |= {"qwen3.5-0.8b": "Qwen 3.5 0.8B", "qwen3.6-27b": "Qwen 3.6 27B", "qwen
 TITLES |= {"tinydelta": "tiny delta net"}
 SHORT_CONTEXT = 32
 OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS, LLAMA_CPP = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers", "llama.cpp"
+VLLM, VLLM_4BIT = "vLLM", "vLLM 4-bit"
 
 
 @dataclass(frozen=True)
 class Case:
-    """`batch` sequences of `context` tokens are held and all grow by a token with every step (decode), or one prompt
-    of `context` tokens gets its first token (prefill)."""
+    """`batch` sequences of `context` tokens are held and all grow by a token with every step (decode), or `batch`
+    prompts of `context` tokens get their first token (prefill)."""
 
     shape: str
     type_name: str
@@ -39,17 +40,20 @@ class Case:
         model, _, rest = text.partition(":")
         work, _, context = rest.partition("@")
         shape = next((name for name in NAMES if model.startswith(name + "-")), None)
-        if shape is None or not (work == "prefill" or work.isdecimal()) or not (context or "1").isdecimal():
+        batch = work.removeprefix("prefill")
+        if shape is None or not (work == "prefill" or batch.isdecimal()) or not (context or "1").isdecimal():
             raise ValueError(f"{text!r} is no SHAPE-TYPE:BATCH[@CONTEXT] of {', '.join(NAMES)}")
         type_name = model.removeprefix(shape + "-")
-        if work == "prefill":
-            return Case(shape, type_name, "prefill", 1, int(context or 2048))
+        if work.startswith("prefill"):
+            return Case(shape, type_name, "prefill", int(batch or 1), int(context or 2048))
         return Case(shape, type_name, "decode", int(work), int(context or SHORT_CONTEXT))
 
     @property
     def name(self) -> str:
         """The case as text, in the form that `parse` reads."""
-        work = "prefill" if self.kind == "prefill" else str(self.batch)
+        work = str(self.batch)
+        if self.kind == "prefill":
+            work = "prefill" if self.batch == 1 else f"prefill{self.batch}"
         return f"{self.shape}-{self.type_name}:{work}@{self.context}"
 
     @property
@@ -57,14 +61,14 @@ class Case:
         """The case as text for tables and charts."""
         model = f"{TITLES[self.shape]} {self.type_name.upper()}"
         if self.kind == "prefill":
-            return f"{model}, prefill of {self.context:,}"
+            return f"{model}, prefill of {'' if self.batch == 1 else f'{self.batch} x '}{self.context:,}"
         after = "" if self.context == SHORT_CONTEXT else f" at {self.context:,} tokens"
         return f"{model}, batch {self.batch}{after}"
 
     @property
     def tokens(self) -> int:
-        """That a step, or the prompt, counts."""
-        return self.context if self.kind == "prefill" else self.batch
+        """That a step, or the prompts, count."""
+        return self.batch * self.context if self.kind == "prefill" else self.batch
 
     @property
     def model(self) -> Shape:

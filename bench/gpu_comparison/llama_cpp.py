@@ -53,8 +53,8 @@ class LlamaCpp:
         return [float(self._take(self._case.context, steps, self._case.batch)["t_tg"]) / steps]
 
     def prefill(self) -> float:
-        """Seconds from a prompt to its first token."""
-        return float(self._take(self._case.context, 1, 1)["t_pp"])
+        """Seconds from prompts to their first tokens."""
+        return float(self._take(self._case.context, 1, self._case.batch)["t_pp"])
 
     def measure_bytes(self) -> dict[str, int]:
         """The file's bytes, under the same keys as `Ours.measure_bytes`."""

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from gpu_comparison.cases import LLAMA_CPP, MLX_LM, TRANSFORMERS
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, TRANSFORMERS, VLLM
 
-MODULES = {MLX_LM: ("mlx_lm",), TRANSFORMERS: ("torch", "transformers")}
+MODULES = {MLX_LM: ("mlx_lm",), TRANSFORMERS: ("torch", "transformers"), VLLM: ("vllm",)}
 COPY_NUMBERS = 1 << 30
 
 
@@ -68,6 +68,8 @@ def read_versions(skipped: Mapping[str, str]) -> dict[str, str]:
         packages["mlx-lm"] = "mlx-lm"
     if TRANSFORMERS not in skipped:
         packages |= {"transformers": "transformers", "PyTorch": "torch"}
+    if VLLM not in skipped:
+        packages |= {"vLLM": "vllm", "PyTorch": "torch"}
     found = {}
     for name, package in packages.items():
         try:

@@ -150,9 +150,10 @@ class Ours:
         return times
 
     def prefill(self) -> float:
-        """Seconds from a prompt to its first token."""
+        """Seconds from prompts to their first tokens."""
         assert self._engine is not None
-        self._submit(self._case.context, 1)
+        for _ in range(self._case.batch):
+            self._submit(self._case.context, 1)
         start = time.perf_counter()
         while self._engine.has_work:
             self._engine.step()

@@ -24,7 +24,7 @@ PEERS = (MLX_LM, LLAMA_CPP, TRANSFORMERS)
 def read_results(path: Path) -> dict[str, Any]:
     """A file of results. MlxrError: made when engines were not alone on the device."""
     results: dict[str, Any] = json.loads(path.read_text())
-    if any("turns" not in row for row in results["rows"]):
+    if any("turns" not in row for row in results.setdefault("rows", [])):
         raise MlxrError(f"{path} has rows of engines that were not alone on the device; measure them again")
     return results
 

@@ -11,10 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, TRANSFORMERS, Case
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, TRANSFORMERS, VLLM, VLLM_4BIT, Case
+from gpu_comparison.vllm_folder import can_open
 from mlxr.core.errors import MlxrError
 
-ENGINES = (OURS, MLX_LM, LLAMA_CPP, TRANSFORMERS)  # in the order of their turns
+ENGINES = (OURS, MLX_LM, LLAMA_CPP, VLLM, TRANSFORMERS)  # in the order of their turns
 WARM_STEPS = 8
 SPARE_TOKENS = 1024  # of the models' context, beyond what is counted
 MAX_TRANSFORMERS_CONTEXT = 4096  # what its static cache and masks of longer ones take, the others need
@@ -110,11 +111,15 @@ class Session:
 
 def takes_part(name: str, case: Case) -> bool:
     """Whether the engine has something like the type, and room for the context."""
+    if name == VLLM:
+        return can_open(case.model, case.type_name)
     return name != TRANSFORMERS or (case.type_name == "bf16" and case.context <= MAX_TRANSFORMERS_CONTEXT)
 
 
 def own_name(name: str, case: Case) -> str:
-    """The engine as rows call it: beside quantised weights stands mlx-lm with its own 4 bits."""
+    """The engine as rows call it: beside quantised weights stand mlx-lm and vLLM with 4 bits of their own."""
+    if name == VLLM and case.type_name not in ("bf16", "mxfp4"):
+        return VLLM_4BIT
     return MLX_LM_4BIT if name == MLX_LM and case.type_name != "bf16" else name
 
 

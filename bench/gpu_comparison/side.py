@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from comparison.protocol import serve
-from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, Case
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, VLLM, VLLM_4BIT, Case
 from gpu_comparison.llama_cpp import LlamaCpp
 from gpu_comparison.machine import measure_copy
 from gpu_comparison.ours import Ours
 from gpu_comparison.peers import MlxLm, Transformers
+from gpu_comparison.vllm_engine import Vllm
 
 
 class Side:
@@ -31,6 +32,8 @@ class Side:
             self._engine = Ours(device, shape, chosen.type_name)
         elif engine == LLAMA_CPP:
             self._engine = LlamaCpp(tools, chosen)
+        elif engine in (VLLM, VLLM_4BIT):
+            self._engine = Vllm(device, shape, chosen.type_name)
         elif engine in (MLX_LM, MLX_LM_4BIT):
             self._engine = MlxLm(device, shape, quantized=engine == MLX_LM_4BIT)
         else:
