@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,12 @@ from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
 
 
-def make_module(isas: list[str], interface: str | None = None) -> Any:
+def make_module(isas: list[str], interface: str | None = None, left_out: Sequence[str] = ()) -> Any:
     """A stand-in for the native module, built from these sources unless `interface` is another stamp."""
     return SimpleNamespace(
         interface=interface or hash_interface(),
         available_isas=lambda: isas,
+        left_out_isas=lambda: list(left_out),
         best_isa=lambda: isas[-1],
         default_threads=lambda: 3,
         Runtime=lambda threads, isa: SimpleNamespace(threads=threads, isa=isa, list_ran=list, list_expert_rows=list),
@@ -42,6 +44,29 @@ def test_isa_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "mlxr._native", make_module(["portable", "avx2"]))
     with pytest.raises(DeviceError, match="lacks instruction set 'avx512'; it has portable, avx2"):
         Context(isa="avx512")
+
+
+def test_isa_the_build_left_out_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make_module(["avx2"], left_out=["portable", "avx512"])
+    monkeypatch.setitem(sys.modules, "mlxr._native", module)
+    assert Context().isa == "avx2"
+    with pytest.raises(
+        DeviceError, match=r"'portable' is not in this build, .* alone and has avx2; `make tiers` in the"
+    ):
+        Context(isa="portable")
+    with pytest.raises(DeviceError, match="lacks instruction set 'neon'; it has avx2"):
+        Context(isa="neon")
+
+
+def test_module_of_another_machine_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError(
+            "it was built for another machine, with avx512 kernels alone, which this processor cannot run"
+        )
+
+    monkeypatch.setattr("mlxr.kernels.context.importlib.import_module", refuse)
+    with pytest.raises(DeviceError, match=r"with avx512 kernels alone, .*; `make tiers` in the sources builds"):
+        Context("cpu")
 
 
 def test_module_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
