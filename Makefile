@@ -18,6 +18,9 @@ ARM := build/arm
 ARM_CXX ?= aarch64-linux-gnu-g++
 ARM_FLAGS := -std=c++20 -O1 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -DMLXR_ARM=1 -Icsrc -Isrc/mlxr
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
+BUILD = $(PIP_INSTALL) --no-build-isolation --no-deps --config-settings cmake.define.MLXR_TIERS=$(1) -e .
+# What `make run` builds at first. Other goals build kernels for all processors; once they are there, so does `make run`.
+TIERS = $(if $(filter-out run,$(MAKECMDGOALS))$(wildcard $(VENV)/.tiers),all,native)
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
 NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
@@ -32,14 +35,16 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents test-arm test-digests clean
+.PHONY: help run tiers test quick lint format bench bench-gate page check-page docs wheel test-clients test-page test-gpu sanitize test-real test-peers test-wheel test-agents test-arm test-digests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
+run: $(VENV)/.installed ## build for this machine, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run demo "$(PROMPT)"
 	@echo "\`. $(BIN)/activate\` makes the command mlxr known to this terminal" >&2
+
+tiers: $(VENV)/.tiers ## build the kernels of all processors, not of this machine's alone (all goals but run do)
 
 test: $(VENV)/.dev $(if $(THOROUGH),$(CLIENTS)/.installed) ## the tests of every day (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)
@@ -114,10 +119,11 @@ test-digests: $(VENV)/.dev ## the kernels' bits are those of tests/kernels/diges
 	@build/cp3*/digests tests/kernels/digests.txt
 
 test-arm: test-digests ## the same on Arm, under QEMU (needs apt install g++-aarch64-linux-gnu qemu-user)
-	@mkdir -p $(ARM) && for tier in portable neon; do for part in linear/kernels linear/kernels_grids operators/operators; do \
+	@mkdir -p $(ARM) && printf 'TIER(portable)\nTIER(neon)\n#undef TIER\n#undef LEFT_OUT\n' >$(ARM)/tiers.def
+	@for tier in portable neon; do for part in linear/kernels linear/kernels_spans linear/kernels_grids operators/operators; do \
 		$(ARM_CXX) $(ARM_FLAGS) $$(test $$tier = portable || echo -march=armv8.2-a+dotprod) -DMLXR_TIER=$$tier -DMLXR_TIER_$$tier=1 \
 			-c csrc/$$part.cpp -o $(ARM)/$$tier-$$(basename $$part).o || exit 1; done; done
-	@$(ARM_CXX) $(ARM_FLAGS) -static tests/kernels/digests.cpp csrc/runtime/kernel_table.cpp csrc/runtime/cpu_features.cpp \
+	@$(ARM_CXX) $(ARM_FLAGS) -I$(ARM) -static tests/kernels/digests.cpp csrc/runtime/kernel_table.cpp csrc/runtime/cpu_features.cpp \
 		csrc/operators/operator_table.cpp csrc/quants/quants.cpp csrc/linear/repack.cpp $(ARM)/*.o -o $(ARM)/digests
 	@for cpu in max cortex-a76 cortex-a57; do qemu-aarch64 -cpu $$cpu $(ARM)/digests tests/kernels/digests.txt || exit 1; done
 
@@ -156,17 +162,22 @@ $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python $(AGENTS)/bin/pytho
 	@$(PYTHON) -m venv $(@D)/..
 
 $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
-	@echo "building mlxr in $* (about three minutes on two cores) ..."
+	@echo "building mlxr in $* ($(if $(filter native,$(TIERS)),for this machine: two to three,about four) minutes on two cores) ..."
 	@$*/$(PIP_INSTALL) $(BUILD_TOOLS)
 	@$*/bin/python -c '$(NEEDS)' >$*/needs.txt
-	@$*/$(PIP_INSTALL) -r $*/needs.txt & needs=$$!; $*/$(PIP_INSTALL) --no-build-isolation --no-deps -e . \
+	@$*/$(PIP_INSTALL) -r $*/needs.txt & needs=$$!; $*/$(call BUILD,$(TIERS)) \
 		|| { kill $$needs; exit 1; }; wait $$needs  # pip downloads while the compiler works
 	@$*/bin/python -m compileall -q src/mlxr  # as pip does with what it copies; otherwise the first start does, if it may
 	@if [ "$*" = "$(PEERS)" ]; then echo "installing the peers (llama.cpp is compiled: some minutes) ..." && \
 		$*/bin/python -c '$(EXTRA)' dev >$*/extra.txt && $*/bin/python -c '$(EXTRA)' peers >>$*/extra.txt && $*/$(PIP_INSTALL) -r $*/extra.txt; fi
+	@echo $(TIERS) >$@
+
+# Where `make run` left kernels out, what is missing is compiled into the same folder.
+$(VENV)/.tiers: $(VENV)/.installed
+	@! grep -q native $< || { echo "building the kernels of other processors ..." && $(VENV)/$(call BUILD,all); }
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+$(VENV)/.dev: $(VENV)/.tiers
 	@echo "installing the test tools ..."
 	@$(BIN)/python -c '$(EXTRA)' dev >$(VENV)/extra.txt && $(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt
 	@$(BIN)/python -c 'import mlx.core' 2>/dev/null || { $(BIN)/python -c '$(EXTRA)' mlx-cpu >$(VENV)/extra.txt && \

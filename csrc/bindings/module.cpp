@@ -42,13 +42,22 @@ using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_conti
 using ConstVector = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstBytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::vector<std::string> available_isas() {
+std::vector<std::string> list_isas(bool (*has)(mlxr::Isa)) {
     std::vector<std::string> names;
     for (int i = 0; i < mlxr::kIsaCount; ++i) {
         const auto isa = static_cast<mlxr::Isa>(i);
-        if (mlxr::isa_available(isa)) names.emplace_back(mlxr::isa_name(isa));
+        if (has(isa)) names.emplace_back(mlxr::isa_name(isa));
     }
     return names;
+}
+
+// A module that was built for one machine alone may have been moved to another.
+void check_machine() {
+    if (mlxr::isa_available(mlxr::best_isa())) return;
+    std::string names;
+    for (const std::string& name : list_isas(mlxr::isa_built)) names += (names.empty() ? "" : ", ") + name;
+    throw std::runtime_error("it was built for another machine, with " + names +
+                             " kernels alone, which this processor cannot run");
 }
 
 constexpr int kMaxThreads = 1024;
@@ -220,10 +229,16 @@ void embed(mlxr::Runtime& runtime, mlxr::TokenIds ids, const std::string& type_n
 }  // namespace
 
 NB_MODULE(_native, m) {
+    check_machine();
     m.doc() = "CPU kernels of mlxr.";
     nb::set_leak_warnings(false);  // weights that live until the interpreter ends are no news for the user
     m.attr("interface") = MLXR_STAMP;
-    m.def("available_isas", &available_isas, "Instruction sets this build and machine can run, lowest first.");
+    m.def(
+        "available_isas", [] { return list_isas(mlxr::isa_available); },
+        "Instruction sets this build and machine can run, lowest first.");
+    m.def(
+        "left_out_isas", [] { return list_isas(mlxr::isa_left_out); },
+        "Instruction sets that this build could have, but was made without for one machine alone, lowest first.");
     m.def("best_isa", [] { return mlxr::isa_name(mlxr::best_isa()); }, "The highest of available_isas().");
     m.def("default_threads", &mlxr::default_threads,
           "Physical cores this process may use: affinity mask and cgroup quota taken into account.");

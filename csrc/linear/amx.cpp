@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "linear/panel.h"
+#include "operators/operator_table.h"
 #include "probe/probe_table.h"
 
 namespace {
@@ -549,16 +550,34 @@ int32_t multiply_steps(const uint8_t* data, int64_t steps) {
     return sums[0][0] ^ sums[1][0] ^ sums[2][0] ^ sums[3][0];
 }
 
-}  // namespace
-
-extern "C" void mlxr_add_amx_kernels(mlxr::KernelTable& table) noexcept {
+mlxr::KernelTable make_table() noexcept {
+    mlxr::KernelTable table = *mlxr_kernels_avx512();
     table.name = "amx";
     table.end_panels = release_tiles;
 #define TYPE(name, ...) take_tiles<name>(table);
 #include "tables/types.def"
+    return table;
 }
 
-extern "C" void mlxr_add_amx_probe(mlxr::ProbeTable& table) noexcept {
+mlxr::ProbeTable make_probe() noexcept {
+    mlxr::ProbeTable table = *mlxr_probe_avx512();
     table.multiply = multiply_steps;
     table.multiply_macs = int64_t{kProbeSums} * kProbeRows * kLanes * 4 * kProbeRows;
+    return table;
+}
+
+}  // namespace
+
+extern "C" const mlxr::KernelTable* mlxr_kernels_amx() {
+    static const mlxr::KernelTable kTable = make_table();
+    return &kTable;
+}
+
+extern "C" const mlxr::ProbeTable* mlxr_probe_amx() {
+    static const mlxr::ProbeTable kTable = make_probe();
+    return &kTable;
+}
+
+extern "C" const mlxr::OperatorTable* mlxr_operators_amx() {
+    return mlxr_operators_avx512();
 }

@@ -1,4 +1,5 @@
-// The linear kernels of one tier and their table. Compiled once per tier, with MLXR_TIER its name.
+// The table of the linear kernels of one tier, and those for types without spans. Compiled once per tier, with
+// MLXR_TIER its name.
 #include "linear/kernels.h"
 
 #include "linear/dense.h"
@@ -12,7 +13,8 @@ namespace {
 mlxr::KernelTable make_table() noexcept {
     mlxr::KernelTable table{};
     table.name = MLXR_QUOTE(MLXR_TIER);
-    add_kernels<false>(table);
+    add_kernels<Share::groups>(table);
+    MLXR_ADD_SPAN_KERNELS(table);
     MLXR_ADD_GRID_KERNELS(table);
     table.dense = multiply_dense;
     table.quantize_groups = quantize_groups;

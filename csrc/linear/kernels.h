@@ -1,5 +1,5 @@
-// The kernels of one weight type as a row of a tier's table. Types with grids are compiled in a file of their own,
-// kernels_grids.cpp, all others in kernels.cpp: they take the compiler minutes, and so two cores share them.
+// The kernels of one weight type as a row of a tier's table. They take the compiler minutes, so the types are shared
+// out among three files, which cores compile side by side: kernels.cpp, kernels_spans.cpp and kernels_grids.cpp.
 #pragma once
 
 #include <type_traits>
@@ -13,10 +13,13 @@
 
 #define MLXR_JOIN_NAMES(a, b) a##b
 #define MLXR_JOIN(a, b) MLXR_JOIN_NAMES(a, b)
+#define MLXR_ADD_SPAN_KERNELS MLXR_JOIN(mlxr_add_span_kernels_, MLXR_TIER)
 #define MLXR_ADD_GRID_KERNELS MLXR_JOIN(mlxr_add_grid_kernels_, MLXR_TIER)
 
-// Fills the rows of the types with grids.
-extern "C" void MLXR_ADD_GRID_KERNELS(mlxr::KernelTable& table) noexcept;
+extern "C" {  // fill the rows of their share
+void MLXR_ADD_SPAN_KERNELS(mlxr::KernelTable& table) noexcept;
+void MLXR_ADD_GRID_KERNELS(mlxr::KernelTable& table) noexcept;
+}
 
 namespace {
 
@@ -69,12 +72,20 @@ struct Floating {};
 using f32 = Floating;
 using bf16 = Floating;
 
-// Sets the rows of the types with grids, or of those without.
-template <bool Grids>
+// Types without spans, with spans, and those of the latter with grids, which few others share kernels with.
+enum class Share { groups, spans, grids };
+template <class W>
+constexpr Share share_of() {
+    if (has_grid<W>) return Share::grids;
+    return has_spans(W::kForm) ? Share::spans : Share::groups;
+}
+
+// Sets the rows of the types of one share.
+template <Share S>
 void add_kernels(mlxr::KernelTable& table) {
     const auto add = [&]<class W>(Type type) {
-        if constexpr (!std::is_same_v<W, Floating> && has_grid<W> == Grids) {
-            table.quant[static_cast<int>(type)] = make_kernels<W>();
+        if constexpr (!std::is_same_v<W, Floating>) {
+            if constexpr (share_of<W>() == S) table.quant[static_cast<int>(type)] = make_kernels<W>();
         }
     };
 #define TYPE(name, ...) add.template operator()<name>(Type::name);

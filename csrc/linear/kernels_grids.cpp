@@ -2,5 +2,5 @@
 #include "linear/kernels.h"
 
 extern "C" void MLXR_ADD_GRID_KERNELS(mlxr::KernelTable& table) noexcept {
-    add_kernels<true>(table);
+    add_kernels<Share::grids>(table);
 }

@@ -5,18 +5,13 @@ namespace mlxr {
 
 const OperatorTable* operator_table(Isa isa) {
     switch (isa) {
-#if defined(MLXR_X86)
-        case Isa::amx:
-        case Isa::avx512:
-            return mlxr_operators_avx512();
-        case Isa::avx2:
-            return mlxr_operators_avx2();
-#elif defined(MLXR_ARM)
-        case Isa::neon:
-            return mlxr_operators_neon();
-#endif
+#define TIER(name)  \
+    case Isa::name: \
+        return mlxr_operators_##name();
+#define LEFT_OUT(name)
+#include "tiers.def"
         default:
-            return mlxr_operators_portable();
+            return nullptr;
     }
 }
 

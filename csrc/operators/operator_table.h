@@ -384,12 +384,10 @@ const OperatorTable* operator_table(Isa isa);
 
 }  // namespace mlxr
 
-extern "C" {
+extern "C" {  // as far as the tiers are compiled
 const mlxr::OperatorTable* mlxr_operators_portable();
-#if defined(MLXR_X86)
 const mlxr::OperatorTable* mlxr_operators_avx2();
 const mlxr::OperatorTable* mlxr_operators_avx512();
-#elif defined(MLXR_ARM)
 const mlxr::OperatorTable* mlxr_operators_neon();
-#endif
+const mlxr::OperatorTable* mlxr_operators_amx();
 }

@@ -28,27 +28,13 @@ void wake(Runtime& runtime) {
 
 const ProbeTable* probe_table(Isa isa) {
     switch (isa) {
-#if defined(MLXR_AMX)
-        case Isa::amx: {
-            static const ProbeTable kTable = [] {
-                ProbeTable table = *mlxr_probe_avx512();
-                mlxr_add_amx_probe(table);
-                return table;
-            }();
-            return &kTable;
-        }
-#endif
-#if defined(MLXR_X86)
-        case Isa::avx512:
-            return mlxr_probe_avx512();
-        case Isa::avx2:
-            return mlxr_probe_avx2();
-#elif defined(MLXR_ARM)
-        case Isa::neon:
-            return mlxr_probe_neon();
-#endif
+#define TIER(name)  \
+    case Isa::name: \
+        return mlxr_probe_##name();
+#define LEFT_OUT(name)
+#include "tiers.def"
         default:
-            return mlxr_probe_portable();
+            return nullptr;
     }
 }
 

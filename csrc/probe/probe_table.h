@@ -28,15 +28,10 @@ const ProbeTable* probe_table(Isa isa);
 
 }  // namespace mlxr
 
-extern "C" {
+extern "C" {  // as far as the tiers are compiled
 const mlxr::ProbeTable* mlxr_probe_portable();
-#if defined(MLXR_X86)
 const mlxr::ProbeTable* mlxr_probe_avx2();
 const mlxr::ProbeTable* mlxr_probe_avx512();
-#if defined(MLXR_AMX)
-void mlxr_add_amx_probe(mlxr::ProbeTable& table) noexcept;  // instead of those of avx512
-#endif
-#elif defined(MLXR_ARM)
 const mlxr::ProbeTable* mlxr_probe_neon();
-#endif
+const mlxr::ProbeTable* mlxr_probe_amx();
 }

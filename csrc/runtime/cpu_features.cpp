@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,7 +14,7 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
-#if defined(MLXR_AMX)
+#if defined(__linux__) && defined(MLXR_X86)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,6 +32,21 @@ namespace mlxr {
 namespace {
 
 constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "neon", "amx"};
+
+struct Tier {
+    Isa isa;
+    bool is_here;
+};
+constexpr Tier kTiers[] = {
+#define TIER(name) {Isa::name, true},
+#define LEFT_OUT(name) {Isa::name, false},
+#include "tiers.def"
+};
+
+bool has_tier(Isa isa, bool is_here) {
+    return std::any_of(std::begin(kTiers), std::end(kTiers),
+                       [=](const Tier& tier) { return tier.isa == isa && tier.is_here == is_here; });
+}
 
 #if defined(__linux__)
 
@@ -92,7 +108,7 @@ double cgroup_quota() {
 
 #endif
 
-#if defined(MLXR_AMX)
+#if defined(__linux__) && defined(MLXR_X86)
 // Whether the processor multiplies tiles of bytes, and Linux, which saves them for processes that ask, lets this one.
 bool may_use_amx() {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -113,26 +129,11 @@ int read_sysctl(const char* name) {
 }
 #endif
 
-}  // namespace
-
-const char* isa_name(Isa isa) {
-    return kNames[static_cast<int>(isa)];
-}
-
-bool parse_isa(std::string_view name, Isa& isa) {
-    for (int i = 0; i < kIsaCount; ++i) {
-        if (name == kNames[i]) {
-            isa = static_cast<Isa>(i);
-            return true;
-        }
-    }
-    return false;
-}
-
-bool isa_available(Isa isa) {
+// Whether processor and system can run a tier, whatever this module has.
+bool can_run(Isa isa) {
     if (isa == Isa::portable) return true;
-#if defined(MLXR_AMX)
-    if (isa == Isa::amx) return isa_available(Isa::avx512) && may_use_amx();
+#if defined(__linux__) && defined(MLXR_X86)
+    if (isa == Isa::amx) return can_run(Isa::avx512) && may_use_amx();
 #endif
 #if defined(MLXR_X86)
     // These builtins also ask XGETBV whether the operating system saves the wide registers.
@@ -151,6 +152,34 @@ bool isa_available(Isa isa) {
 #else
     return false;
 #endif
+}
+
+}  // namespace
+
+const char* isa_name(Isa isa) {
+    return kNames[static_cast<int>(isa)];
+}
+
+bool parse_isa(std::string_view name, Isa& isa) {
+    for (int i = 0; i < kIsaCount; ++i) {
+        if (name == kNames[i]) {
+            isa = static_cast<Isa>(i);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool isa_built(Isa isa) {
+    return has_tier(isa, true);
+}
+
+bool isa_left_out(Isa isa) {
+    return has_tier(isa, false);
+}
+
+bool isa_available(Isa isa) {
+    return isa_built(isa) && can_run(isa);
 }
 
 Isa best_isa() {

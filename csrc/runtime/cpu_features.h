@@ -15,14 +15,20 @@ const char* isa_name(Isa isa);
 // Sets `isa` and returns true when `name` is a tier's name.
 bool parse_isa(std::string_view name, Isa& isa);
 
-// True when kernels of this tier are compiled in and can run here. `portable` always is.
+// Whether kernels of this tier are compiled in, and whether they were left out because the module is for one machine
+// alone. CMake writes tiers.def, with a row for each tier of the architecture: TIER(name) or LEFT_OUT(name).
+bool isa_built(Isa isa);
+bool isa_left_out(Isa isa);
+
+// True when kernels of this tier are compiled in and can run here.
 //   avx2   = AVX2, FMA, F16C, BMI2
 //   avx512 = AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16 on top of avx2
 //   neon   = Armv8 with the dot product of bytes (Armv8.2 dotprod)
 //   amx    = AMX-TILE and AMX-INT8 on top of avx512, where Linux lets this process use them: asked once
 bool isa_available(Isa isa);
 
-// The highest available tier.
+// The highest available tier; `portable`, which is then not available either, where this module has none for this
+// machine.
 Isa best_isa();
 
 // Threads that may run here at once: physical cores in the affinity mask, no more than the cgroup's CPU quota

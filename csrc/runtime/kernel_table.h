@@ -161,15 +161,10 @@ const KernelTable* kernel_table(Isa isa);
 
 }  // namespace mlxr
 
-extern "C" {
+extern "C" {  // as far as the tiers are compiled
 const mlxr::KernelTable* mlxr_kernels_portable();
-#if defined(MLXR_X86)
 const mlxr::KernelTable* mlxr_kernels_avx2();
 const mlxr::KernelTable* mlxr_kernels_avx512();
-#if defined(MLXR_AMX)
-void mlxr_add_amx_kernels(mlxr::KernelTable& table) noexcept;  // instead of those of avx512
-#endif
-#elif defined(MLXR_ARM)
 const mlxr::KernelTable* mlxr_kernels_neon();
-#endif
+const mlxr::KernelTable* mlxr_kernels_amx();
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +16,18 @@ import pytest
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.choice import Choice
-from mlxr.kernels.context import MAX_THREADS, Context, hash_interface
+from mlxr.kernels.context import MAX_THREADS, SOURCES, Context, hash_interface
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
 
 
-def make_module(isas: list[str], interface: str | None = None) -> Any:
+def make_module(isas: list[str], interface: str | None = None, left_out: Sequence[str] = ()) -> Any:
     """A stand-in for the native module, built from these sources unless `interface` is another stamp."""
     return SimpleNamespace(
         interface=interface or hash_interface(),
         available_isas=lambda: isas,
+        left_out_isas=lambda: list(left_out),
         best_isa=lambda: isas[-1],
         default_threads=lambda: 3,
         Runtime=lambda threads, isa: SimpleNamespace(threads=threads, isa=isa, list_ran=list, list_expert_rows=list),
@@ -42,6 +47,60 @@ def test_isa_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "mlxr._native", make_module(["portable", "avx2"]))
     with pytest.raises(DeviceError, match="lacks instruction set 'avx512'; it has portable, avx2"):
         Context(isa="avx512")
+
+
+def test_isa_the_build_left_out_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make_module(["avx2"], left_out=["portable", "avx512"])
+    monkeypatch.setitem(sys.modules, "mlxr._native", module)
+    assert Context().isa == "avx2"
+    with pytest.raises(
+        DeviceError, match=r"'portable' is not in this build, .* alone and has avx2; `make tiers` in the"
+    ):
+        Context(isa="portable")
+    with pytest.raises(DeviceError, match="lacks instruction set 'neon'; it has avx2"):
+        Context(isa="neon")
+
+
+def test_module_of_another_machine_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError(
+            "it was built for another machine, with avx512 kernels alone, which this processor cannot run"
+        )
+
+    monkeypatch.setattr("mlxr.kernels.context.importlib.import_module", refuse)
+    with pytest.raises(DeviceError, match=r"with avx512 kernels alone, .*; `make tiers` in the sources builds"):
+        Context("cpu")
+
+
+TIERS_PROGRAM = """
+#include <cstdio>
+#include "runtime/cpu_features.h"
+int main() {
+    for (int i = 0; i < mlxr::kIsaCount; ++i) {
+        const auto isa = static_cast<mlxr::Isa>(i);
+        std::printf("%d%d%d ", mlxr::isa_built(isa), mlxr::isa_left_out(isa), mlxr::isa_available(isa));
+    }
+    std::printf("%s", mlxr::isa_name(mlxr::best_isa()));
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="c++ is not installed")
+@pytest.mark.parametrize(
+    ("tiers", "expected"),
+    [
+        ("TIER(portable) TIER(avx2)", "101 100 000 000 000 portable"),
+        ("TIER(portable) LEFT_OUT(avx2)", "101 010 000 000 000 portable"),
+        ("LEFT_OUT(portable) TIER(avx2)", "010 100 000 000 000 portable"),  # which is not available: it was moved
+    ],
+)
+def test_tiers_that_were_left_out_are_not_available(tiers: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "tiers.def").write_text(tiers.replace(" ", "\n"))
+    (tmp_path / "main.cpp").write_text(TIERS_PROGRAM)
+    sources = [str(SOURCES / "runtime" / "cpu_features.cpp"), str(tmp_path / "main.cpp")]
+    command = ["c++", "-std=c++20", "-O0", "-pthread", f"-I{SOURCES}", f"-I{tmp_path}", *sources]  # only portable runs
+    subprocess.run([*command, "-o", str(tmp_path / "main")], check=True)
+    assert subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout == expected
 
 
 def test_module_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -61,9 +62,55 @@ def test_an_environment_leaves_the_interpreter_as_it_is(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "files", "expected"),
+    [
+        ("run", {}, ["native"]),
+        ("run", {".tiers": ""}, ["all"]),
+        ("lint", {}, ["all"]),
+        ("tiers", {}, ["all"]),
+        ("tiers", {".installed": "native\n"}, ["all"]),
+        ("tiers", {".installed": "all\n"}, []),
+        ("test", {".installed": "native\n"}, ["all"]),
+        ("test", {".installed": ""}, []),
+        ("run", {".installed": "native\n"}, []),
+        ("run", {".installed": "native\n", ".tiers": ""}, []),
+    ],
+)
+def test_run_compiles_for_this_machine_and_all_else_adds_what_is_missing(
+    target: str, files: dict[str, str], expected: list[str], checkout: Path
+) -> None:
+    bin_folder = checkout / ".venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    (checkout / "src" / "mlxr").mkdir(parents=True)
+    for name in ("python", "pip", "mlxr", "ruff", "mypy", "clang-format"):
+        (bin_folder / name).write_text('#!/bin/sh\necho "$0 $*" >>calls\n')
+        (bin_folder / name).chmod(0o755)
+    for age, (name, text) in enumerate(files.items(), 1):
+        (checkout / ".venv" / name).write_text(text)
+        os.utime(checkout / ".venv" / name, (2e9 + age, 2e9 + age))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    subprocess.run(["make", target], cwd=checkout, env=environment, capture_output=True, check=False)
+    calls = (checkout / "calls").read_text() if (checkout / "calls").exists() else ""
+    assert re.findall(r"cmake\.define\.MLXR_TIERS=(\w+) -e \.", calls) == expected
+
+
+@pytest.mark.parametrize(
     "target",
     [
-        *("run", "test", "quick", "lint", "bench", "bench-gate", "page", "check-page", "test-page", "docs", "wheel"),
+        *(
+            "run",
+            "tiers",
+            "test",
+            "quick",
+            "lint",
+            "bench",
+            "bench-gate",
+            "page",
+            "check-page",
+            "test-page",
+            "docs",
+            "wheel",
+        ),
         *("test-gpu", "sanitize", "test-real", "test-peers", "test-wheel", "test-agents", "clean"),
     ],
 )

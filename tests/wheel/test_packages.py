@@ -39,6 +39,10 @@ def test_the_wheel_holds_what_runs(wheel: Path) -> None:
     assert {top.partition("-")[0] for top in tops} == {"mlxr"}, "nothing but the package and its metadata"
 
 
+def test_the_wheel_is_for_all_processors(installed: Installed) -> None:
+    assert installed.run("python", "-c", "from mlxr import _native; print(_native.left_out_isas())") == "[]\n"
+
+
 def test_the_environment_is_a_users(installed: Installed) -> None:
     listed = json.loads(installed.run("python", "-m", "pip", "list", "--format=json").partition("\n")[0])
     packages = {package["name"].lower().replace("_", "-"): package["version"] for package in listed}

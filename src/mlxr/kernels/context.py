@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.ledger import Ledger, Probe, Profiler
@@ -32,6 +32,7 @@ DEVICES: tuple[str, ...] = get_args(Device)
 ISAS = ("portable", "avx2", "avx512", "neon", "amx")
 MAX_THREADS = 256
 SOURCES = Path(__file__).parents[3] / "csrc"  # there in a checkout, not in a wheel
+BUILD_ALL = "`make tiers` in the sources builds the kernels of all processors"
 
 
 class Context:
@@ -77,9 +78,7 @@ class Context:
             raise DeviceError(f"instruction set {isa!r} is not known; known are {', '.join(ISAS)}")
         self.module = load_native()
         if isa is not None and isa not in self.module.available_isas():
-            raise DeviceError(
-                f"this machine or build lacks instruction set {isa!r}; it has {', '.join(self.module.available_isas())}"
-            )
+            _refuse_isa(isa, self.module)
         self.native = self.module.Runtime(threads or self.module.default_threads(), isa or self.module.best_isa())
         self.ledger.attach(self.native.list_ran, self.native.list_expert_rows)
         self.threads = self.native.threads
@@ -195,9 +194,10 @@ def load_native() -> Native:
     try:
         module = importlib.import_module("mlxr._native")
     except ImportError as error:
+        moved = "built for another machine" in str(error)
+        remedy = BUILD_ALL if moved else "build them with `pip install .` (needs a C++20 compiler)"
         raise DeviceError(
-            f"device 'cpu' needs the native kernels, which did not load ({error}); build them with "
-            "`pip install .` (needs a C++20 compiler), or use device 'reference'"
+            f"device 'cpu' needs the native kernels, which did not load ({error}); {remedy}, or use device 'reference'"
         ) from error
     if SOURCES.is_dir() and getattr(module, "interface", None) != hash_interface():
         raise DeviceError("the native kernels were built from other sources than these; `make run` builds them anew")
@@ -233,6 +233,16 @@ def _explain_cpu() -> None:
         "models run on the CPU: the kernels for Apple GPUs have not been run on Apple hardware yet; "
         "device 'metal' (--device metal) tries them, and `mlxr check-gpu` checks them and writes a report to send"
     )
+
+
+def _refuse_isa(isa: str, module: Native) -> NoReturn:
+    available = ", ".join(module.available_isas())
+    if isa in module.left_out_isas():
+        raise DeviceError(
+            f"instruction set {isa!r} is not in this build, which is for this machine alone and has {available}; "
+            f"{BUILD_ALL}"
+        )
+    raise DeviceError(f"this machine or build lacks instruction set {isa!r}; it has {available}")
 
 
 def _refuse_cpu_options(device: str, threads: int | None, isa: str | None) -> None:

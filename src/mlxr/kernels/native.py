@@ -213,6 +213,8 @@ class Native(Protocol):
         """List the instruction sets that this build and machine can run, lowest first."""
     def best_isa(self) -> str:
         """Return the highest of `available_isas`."""
+    def left_out_isas(self) -> list[str]:
+        """List those that this build could have, but was made without for one machine alone, lowest first."""
     def default_threads(self) -> int:
         """Count the physical cores that this process may use, by affinity and quota."""
     def embed(
