@@ -440,9 +440,13 @@ class Models(_Row):
 
 
 class CacheRow(_Row):
-    """The cache of one loaded model, as the engine counts it."""
+    """The cache of one loaded model, as the engine counts it.
+
+    Nobody waits for a long step: while one runs, the figures are of `age_s` seconds ago, before it; else that is 0.
+    """
 
     model: str
+    age_s: float
     device: str
     isa: str
     threads: int
@@ -626,6 +630,7 @@ def _describe_model(model: RunningModel) -> ModelRow:
 def _describe_cache(name: str, stats: SessionStats) -> CacheRow:
     return CacheRow(
         model=name,
+        age_s=round(stats.age_s, 3),
         device=stats.device,
         isa=stats.isa,
         threads=stats.threads,
