@@ -168,12 +168,14 @@ def _model_row(row: Row, now: Look, before: Look) -> tuple[str, ...]:
 
 def _request_row(row: Row) -> tuple[str, ...]:
     speed = row["generated_tokens"] / row["seconds"] if row["seconds"] else 0.0
+    is_reading = 0 < row["read_tokens"] < row["prompt_tokens"] and not row["generated_tokens"]
+    read = f"{format_count(row['read_tokens'])}/" if is_reading else ""
     return (
         make_printable(row["path"][:40]),
         make_printable(str(row["model"] or "")[:40].removesuffix(":latest")),
         make_printable(str(row["client"])[:40]),
         f"{row['seconds']:.0f} s",
-        format_count(row["prompt_tokens"]),
+        read + format_count(row["prompt_tokens"]),
         format_count(row["generated_tokens"]),
         f"{speed:.1f}",
     )

@@ -463,7 +463,7 @@ class Caches(_Row):
 
 
 class RequestRow(_Row):
-    """A request in flight."""
+    """A request in flight; `read_tokens` of a prompt are computed, or came from the cache."""
 
     id: str
     method: str
@@ -473,6 +473,7 @@ class RequestRow(_Row):
     model: str | None
     seconds: float
     prompt_tokens: int
+    read_tokens: int
     generated_tokens: int
 
 
@@ -651,6 +652,7 @@ def _describe_request(row: InFlight) -> RequestRow:
         model=row.model,
         seconds=monotonic() - row.arrived_s,
         prompt_tokens=row.prompt_tokens,
+        read_tokens=row.read_tokens,
         generated_tokens=row.generated_tokens,
     )
 
