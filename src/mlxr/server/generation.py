@@ -198,7 +198,8 @@ class Generation:
         while taken := await self._stream.take():
             for event in taken:
                 self._count(event)
-            events = taken if self._tells_progress else [one for one in taken if not isinstance(one, PromptProgress)]
+            tells = self._tells_progress
+            events: list[Event] = [event for event in taken if tells or not isinstance(event, PromptProgress)]
             if events:
                 return events
         return []
