@@ -61,6 +61,7 @@ def test_search_asks_the_hub_and_goes_on_without(mlxr: Run, capsys: pytest.Captu
     assert main(["search", "llama3.2", "--hub-url", "http://127.0.0.1:9"]) == 0
     output = capsys.readouterr()
     assert "llama3.2:1b" in output.out
+    assert "tight fits but leaves little for a conversation" in output.err
     assert "only the table of mlxr was searched" in output.err
 
 
@@ -225,6 +226,9 @@ def test_connect_shows_and_merges(
     assert "export OPENAI_API_BASE=http://box:1234/v1\nexport OPENAI_API_KEY=secret" in shown
     assert shown.endswith("aider --model openai/llama3.2\n")
     assert "known are claude-code, codex" in refused("connect", "emacs")
+    for near, name in {"claude": "claude-code", "Open_WebUI": "open-webui", "codx": "codex", "ader": "aider"}.items():
+        assert f"did you mean {name}?" in refused("connect", near)
+    assert "did you mean opencode or open-webui or openai?" in refused("connect", "open")
     assert "has no file" in refused("connect", "aider", "--write")
     path = home / ".config" / "opencode" / "opencode.json"
     path.parent.mkdir(parents=True)
@@ -266,8 +270,17 @@ def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, capsys: pyte
     mlxr("connect", "continue", "--write")
     capsys.readouterr()
     assert main(["connect", "continue", "--write", "--model", "other"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split("; ")[-1] for line in told[:1]] == ["`mlxr serve` starts one, --url names another"]
-    assert "is there already" in told[-1]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("; ")[-1] for line in lines[:1]] == ["`mlxr serve` starts one, --url names another"]
+    assert "is there already" in lines[-1]
     for tool in RECIPES:
-        assert "# then:" in mlxr("connect", tool)
+        assert main(["connect", tool]) == 0
+        told = capsys.readouterr()
+        assert ("# then:" in told.out, "no metadata for demo" in told.err) == (True, tool == "codex")
+
+
+def test_the_help_of_connect_has_what_clients_are_told(mlxr: Run) -> None:
+    shown, whole = mlxr("connect", "--help"), mlxr("connect", "--help-all")
+    assert all(flag in shown for flag in ("--url", "--model ", "--write", "--port", "--api-keys-file"))
+    assert not any(flag in shown for flag in ("--device", "--threads", "--keep-alive-s", "--log-level"))
+    assert "--device" in whole

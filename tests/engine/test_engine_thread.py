@@ -15,6 +15,7 @@ from token_stream import TokenStream
 
 from mlxr.core.errors import EngineStopped, InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine import engine_thread
 from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest
@@ -96,6 +97,51 @@ def test_several_answers_to_one_prompt() -> None:
         assert all(len(tokens_of(events, index)) == 6 for index in range(3))
 
     run(test)
+
+
+def test_figures_wait_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a step hangs they are those before it, with their age; else they are of now."""
+    monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.01)
+    gate = Gate()
+    server = EngineThread(make_engine(FakeModel(on_forward=gate)))
+    figures = server.keep_figures(lambda engine: engine.stats())
+
+    async def test() -> None:
+        async with server:
+            stream = asyncio.create_task(collect(ask(server, PROMPT, params())))
+            await gate.wait_for_step()
+            await asyncio.sleep(0.05)
+            stats, age_s = await figures.get()
+            assert (stats.prefill_tokens, stats.running_sequences, age_s >= 0.05) == (0, 0, True)
+            monkeypatch.setattr(engine_thread, "KEEP_S", 0.0)  # the next step's end is kept
+            gate.let_pass()
+            await gate.wait_for_step()
+            stats, age_s = await figures.get()
+            assert (stats.prefill_tokens, stats.running_sequences) == (len(PROMPT), 1)
+            assert age_s > 0
+            gate.open()
+            await stream
+            stats, age_s = await figures.get()
+            assert (stats.decode_tokens, stats.running_sequences, age_s) == (5, 0, 0.0)
+        with pytest.raises(EngineStopped):
+            await figures.get()
+
+    run(test)
+
+
+def test_figures_that_cannot_be_read_end_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_thread, "KEEP_S", 0.0)
+    server = EngineThread(make_engine())
+    server.keep_figures(lambda engine: 1 // (engine.stats().steps == 0))
+
+    async def test() -> None:
+        async with server:
+            assert tokens_of(await collect(ask(server, PROMPT, params()))) == expect_greedy(PROMPT, 6)
+
+    run(test)
+    assert "figures cannot be read" in caplog.text
 
 
 def test_loops_in_several_threads_share_the_engine() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 IS_FIREFOX = os.environ.get("PAGE_BROWSER") == "firefox"
+FIREFOX_VERSION = 153  # that knows what Playwright asks of it
 NAMES: tuple[str, ...] = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 if IS_FIREFOX:
     NAMES = ("firefox-esr", "firefox")
@@ -87,6 +90,15 @@ def find_browser() -> str | None:
     with sync_playwright() as playwright:
         own = playwright.chromium.executable_path
     return own if Path(own).exists() else None
+
+
+def find_age(program: str) -> str | None:
+    """Why a Firefox cannot be driven: it is older than Playwright's commands; None where it can."""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=120, check=False).stdout
+    version = re.search(r"Firefox (\d+)", told)
+    if version is None or int(version[1]) >= FIREFOX_VERSION:
+        return None
+    return f"{program} is version {version[1]}, and {FIREFOX_VERSION} is wanted (Debian: apt-get update, then install)"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import IS_FIREFOX, Visit, find_browser, make_context, open_tab, start_browser
+from browsing import IS_FIREFOX, Visit, find_age, find_browser, make_context, open_tab, start_browser
 from page_server import PageServer
 from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -38,6 +38,8 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
         missing = "no Chromium was found; install it (Debian: apt install chromium), or name one in CHROMIUM"
         if IS_FIREFOX:
             missing = "no Firefox was found; install it (Debian: apt install firefox-esr), or name one in FIREFOX"
+    elif IS_FIREFOX and missing is None:
+        missing = find_age(program)
     if missing is not None:
         if request.config.getoption("--demand-browser"):
             pytest.fail(missing)

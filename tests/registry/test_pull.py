@@ -272,7 +272,8 @@ def test_a_clumsy_hub(registry: Registry, hub: FakeHub, behaviour: Behaviour) ->
         (Behaviour(listed_sha256="../../evil"), "which is none"),
         (Behaviour(refusals=99, status=500), "stuck at 0 of .*answered 500"),
         (Behaviour(refusals=999, status=302), "stuck at 0 .*redirect.* pull again"),
-        (Behaviour(refusals=99, status=403), "answered 403"),
+        (Behaviour(refusals=99, status=403), "answered 403 .*terms accepted, or another token .* HF_TOKEN"),
+        (Behaviour(refusals=99, status=404), "answered 404 .*try again"),
         (Behaviour(drop_after=1000, wrong_range=True), "stuck at 1000 .*(another|closed) range"),
     ],
 )
@@ -311,8 +312,11 @@ def test_a_model_that_cannot_run_is_not_kept(registry: Registry, hub: FakeHub) -
     assert_nothing_kept(registry)
 
 
-def test_missing_repositories_and_hubs(registry: Registry, hub: FakeHub) -> None:
-    with pytest.raises(NotFound, match="no such model"):
+def test_missing_repositories_and_hubs(registry: Registry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFound, match=r"no repository of that name .* private and wants a token .* HF_TOKEN"):
+        fetch(registry, hub)
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    with pytest.raises(NotFound, match=r"no repository of that name .* private and this token may not see it"):
         fetch(registry, hub)
     for endpoint in ("http://127.0.0.1:9", "http://no-such-host.invalid", "nonsense", "http://["):
         with pytest.raises(HubError, match=r"cannot be asked: .+; check the network .* hub_url"):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import httpx
 from starlette.applications import Starlette
@@ -113,10 +114,19 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def read_engine(client: httpx.Client) -> dict[str, Any]:
+    """The figures of the one loaded model's engine, as they are between two of its steps."""
+    end_s = time.monotonic() + READY_S
+    while True:
+        (cache,) = client.get("/v1/admin/cache").json()["caches"]
+        if not cache["age_s"]:
+            return dict(cache["engine"])
+        assert time.monotonic() < end_s, "the step does not end"
+
+
 def used_pages(client: httpx.Client) -> int:
-    """Pages that answers of the one loaded model hold; told between two steps of its engine."""
-    (cache,) = client.get("/v1/admin/cache").json()["caches"]
-    return int(cache["engine"]["used_pages"])
+    """Pages that answers of the one loaded model hold."""
+    return int(read_engine(client)["used_pages"])
 
 
 def post_and_leave(running: RunningServer, path: str, body: object, when: Callable[[InFlight], bool]) -> None:

@@ -8,12 +8,16 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from running_server import MakeServer, RunningServer, start_server, wait_until
 
+from mlxr.cli import top
+from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
 from mlxr.registry.registry import CATALOGUE_NAME
 from mlxr.server.work import MAX_PULLS
 
@@ -140,3 +144,40 @@ def test_a_folder_that_takes_nothing(make_server: MakeServer, tmp_path: Path) ->
         assert refused.status_code == 507
         assert "models_folder" in refused.json()["error"]
     second.stop()
+
+
+def test_a_long_step_holds_up_no_figures(here: RunningServer) -> None:
+    """What `top`, the page and /metrics read comes while the engine computes, with the age of what it counts."""
+    (model,) = here.app.state.parts.pool.running()
+    entered, opened = threading.Event(), threading.Event()
+
+    def hold(engine: Engine) -> None:
+        step = engine.step
+
+        def wait() -> list[TokenEvent]:
+            entered.set()
+            assert opened.wait(60)
+            return step()
+
+        monkeypatch.setattr(engine, "step", wait)
+
+    with pytest.MonkeyPatch.context() as monkeypatch, here.client() as client, ThreadPoolExecutor(1) as threads:
+        model.session.engine.call(hold)
+        answer = threads.submit(client.post, "/v1/chat/completions", json=CHAT)
+        try:
+            assert entered.wait(60)
+            before = top.look(here.settings, here.url)
+            now = top.look(here.settings, here.url)
+            (row,) = now.caches.values()
+            assert (row["engine"]["prefill_tokens"], row["age_s"] > 0) == (0, True)
+            assert [row["model"] for row in now.requests] == ["demo:latest"]
+            assert client.get("/metrics").status_code == 200
+            old = replace(now, caches={"demo:latest": {**row, "age_s": 4.2}})
+            lines = top.render(old, before, here.url, 100)
+            assert "the engine of demo computes a long step; its figures are 4 s old" in lines
+            assert top.describe(now, now)["models"][0]["tokens_per_s"] is None, "nothing new is no speed"
+        finally:
+            opened.set()
+        assert answer.result().status_code == 200
+        (row,) = top.look(here.settings, here.url).caches.values()
+        assert (row["age_s"], row["engine"]["prefill_tokens"] > 0) == (0, True)

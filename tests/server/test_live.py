@@ -10,7 +10,7 @@ import httpx
 import pytest
 from live_client import follow, watch
 from live_view import LiveView
-from running_server import MakeServer, RunningServer, start_server, wait_until
+from running_server import MakeServer, RunningServer, read_engine, start_server, wait_until
 
 QUESTION = {
     "messages": [{"role": "user", "content": "What does os.path.join do? " * 8}],
@@ -77,8 +77,7 @@ def test_an_answer_as_it_is_watched(watched: RunningServer) -> None:
         assert sum(step["decode_tokens"] for step in view.steps) == added["decode_tokens"] > 0
         assert sum(step["prefill_tokens"] for step in view.steps) == added["prefill_tokens"]
         assert all(step["read_bytes"] > 10**7 * step["steps"] for step in view.steps)
-        (cache,) = client.get("/v1/admin/cache").json()["caches"]
-        engine = cache["engine"]
+        engine = read_engine(client)
         assert view.codes[0].count(0) == engine["free_pages"]
         assert sum(code % 4 == 3 for code in view.codes[0]) == engine["cached_pages"] > 0
         assert sum(code // 4 == 2 for code in view.codes[0]) == engine["cached_pages"], "all of them are on disk"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from running_server import MakeServer, used_pages, wait_until
+from running_server import MakeServer, read_engine, used_pages, wait_until
 
 CLIENTS = 48
 ROUNDS = 2
@@ -93,8 +93,7 @@ def test_48_streams_of_which_a_quarter_leave(make_server: MakeServer) -> None:
     with running.client() as client:
         wait_until(lambda: len(running.app.state.parts.activity) == 0)  # the last ones to leave
         assert used_pages(client) == 0
-        (cache,) = client.get("/v1/admin/cache").json()["caches"]
-        engine = cache["engine"]
+        engine = read_engine(client)
         assert engine["waiting_sequences"] == engine["running_sequences"] == 0
         assert engine["failed_steps"] == 0
         assert engine["free_pages"] + engine["cached_pages"] == engine["pages"]

@@ -9,14 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 from gated_model import Gate
 from running_server import MakeServer, RunningServer, post_and_leave, used_pages, wait_until
 
+from mlxr.core.events import PromptProgress
 from mlxr.core.settings import Settings, resolve
 from mlxr.registry import Changes, ModelRecord
+from mlxr.server import activity
 from mlxr.server.activity import start_logging
 from mlxr.service.model_pool import open_session
 from mlxr.service.session import Session
@@ -253,6 +256,42 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
     assert fields["tokens"] == 2
     assert fields["first_token_ms"] <= fields["ms"]
     assert "secret" not in caplog.text + str([record.__dict__ for record in caplog.records])
+
+
+def test_the_reading_of_a_long_prompt_is_logged(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a short one, not twice within the time between, and never to a client that did not ask."""
+    caplog.set_level(logging.INFO, "mlxr")
+    server = make_server(prefill_chunk_tokens=32)
+    body = {"model": "demo", "prompt": [5] * 200, "max_tokens": 2, "cache_prompt": False}
+    with server.client() as client:
+
+        def ask() -> list[dict[str, object]]:
+            caplog.clear()
+            reply = client.post("/v1/completions", json={**body, "stream": True})
+            assert "prompt_progress" not in reply.text
+            rows = [vars(record)["fields"] for record in caplog.records if record.name == "mlxr.prompts"]
+            assert {row["request_id"] for row in rows} <= {reply.headers["x-request-id"]}
+            return rows
+
+        assert ask() == []
+        monkeypatch.setattr(activity, "READING_S", 0.0)
+        rows = ask()
+        assert [row["read_tokens"] for row in rows if row["read_tokens"]] == [32, 64, 96, 128, 160, 192]
+        for row in rows[1:]:
+            rest, rate = 200 - int(str(row["read_tokens"])), float(str(row["tokens_per_s"]))
+            assert (row["model"], row["prompt_tokens"], row["rest_s"]) == ("demo:latest", 200, round(rest / rate))
+    row = activity.InFlight("id", "POST", "/", "local", AsyncExitStack(), model="m")
+    monkeypatch.setattr(activity, "READING_S", 10.0)
+    clock = iter([100.0, 105.0, 111.0, 130.0])
+    monkeypatch.setattr(activity, "monotonic", lambda: next(clock))
+    caplog.clear()
+    for read_tokens, seconds in ((300, 20.0), (600, 25.0), (700, 31.0), (1000, 50.0)):
+        activity.log_reading(row, PromptProgress(1000, 100, read_tokens, seconds))
+    (first, second) = [vars(record)["fields"] for record in caplog.records]
+    assert (first["read_tokens"], first["tokens_per_s"], first["rest_s"]) == (300, 10.0, 70)
+    assert (second["read_tokens"], second["tokens_per_s"], second["rest_s"]) == (700, 19.4, 16)
 
 
 def test_reasons_quote_no_conversation(make_server: MakeServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -156,8 +156,10 @@ def test_top_tells_what_a_server_does(
     (row,) = told["models"]
     assert (row["name"], row["running"], row["used_pages"]) == ("demo:latest", 0, 0)
     busy = {"path": "/v1/chat/completions", "model": "demo", "client": "\x1b[2J", "seconds": 2.0}
-    busy |= {"prompt_tokens": 7, "generated_tokens": 1000}
-    lines = top.render(replace(now, requests=[busy]), before, url, 100)
+    busy |= {"prompt_tokens": 7, "read_tokens": 7, "generated_tokens": 1000}
+    reading = {**busy, "prompt_tokens": 9000, "read_tokens": 2048, "generated_tokens": 0}
+    lines = top.render(replace(now, requests=[reading, busy]), before, url, 100)
+    assert "2,048/9,000       0" in lines[-2]
     assert "1,000  500.0" in lines[-1]
     assert "\x1b" not in "".join(lines)
     code, out, _ = command("top", "--url", url.removeprefix("http://"), "--interval", "0.1")

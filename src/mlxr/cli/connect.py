@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxr.cli.flags import ServerSettings
+from mlxr.cli.flags import ReachedSettings
 from mlxr.cli.remote import WANTS_KEY, address_of, ask_server, find_own_key, spell_url
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound
@@ -52,6 +53,7 @@ class Recipe:
     content: Callable[[Server], str] = lambda _: ""
     variables: Mapping[str, str] = field(default_factory=dict)  # URL, KEY and MODEL stand for the server's
     others: Mapping[str, str] = field(default_factory=dict)  # further files, with the JSON to merge into each
+    note: str = ""  # on what the program says of this server; MODEL stands for the model
 
     def list_files(self, server: Server) -> Mapping[Path, str]:
         """Return what each file of the home folder gets."""
@@ -128,7 +130,14 @@ RECIPES: Mapping[str, Recipe] = {
         },
         {".claude.json": '{"hasCompletedOnboarding": true}\n'},  # which would want an account of Anthropic
     ),
-    "codex": Recipe("Codex", "codex --profile mlxr", ".codex/mlxr.config.toml", _codex),
+    "codex": Recipe(
+        "Codex",
+        "codex --profile mlxr",
+        ".codex/mlxr.config.toml",
+        _codex,
+        note="Codex warns that it has no metadata for MODEL: its catalogue has OpenAI's models alone, and it takes "
+        "usual values for others; the context, of which those would be wrong, is stated here",
+    ),
     "opencode": Recipe("opencode", "opencode --model mlxr/MODEL", ".config/opencode/opencode.json", _opencode),
     "continue": Recipe("Continue", "cn", ".continue/config.yaml", _continue),
     "pi": Recipe("pi", "pi --provider mlxr --model MODEL", ".pi/agent/models.json", _pi),
@@ -158,7 +167,7 @@ Write = Annotated[bool, typer.Option("--write", help="Write the tool's file; wha
 
 
 def connect(
-    tool: Tool, settings: ServerSettings, model: ModelName = None, url: Address = None, write: Write = False
+    tool: Tool, settings: ReachedSettings, model: ModelName = None, url: Address = None, write: Write = False
 ) -> None:
     """Show how coding agents and editors use this server, or with --write configure it.
 
@@ -166,7 +175,9 @@ def connect(
     """
     recipe = RECIPES.get(tool)
     if recipe is None:
-        raise InvalidRequest("TOOL", f"{tool!r} is not known; known are {', '.join(RECIPES)}")
+        near = _find_near(tool)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(RECIPES)}"
+        raise InvalidRequest("TOOL", f"{tool!r} is not known; {hint}")
     if write and not recipe.file:
         raise InvalidRequest("--write", f"{recipe.title} has no file for it; set what `mlxr connect {tool}` shows")
     server = _describe(settings, model, url, needs_key=write)
@@ -182,9 +193,20 @@ def connect(
             print(f"export {name}={_put(value, server)}")
         print()
     print(f"# then:\n{_put(recipe.command, server)}")
+    if recipe.note:
+        print_note(_put(recipe.note, server))
     if server.context_tokens < AGENT_TOKENS:
         tokens = server.context_tokens
         print_note(f"{server.model} has a context of {tokens} tokens, which is little for an agent's instructions")
+
+
+def _find_near(tool: str) -> list[str]:
+    """Names of tools that are spelt like `tool`, or begin as it does; the nearest first."""
+    plain = {re.sub(r"\W|_", "", name): name for name in RECIPES}
+    wanted = re.sub(r"\W|_", "", tool.lower())
+    begun = [name for short, name in plain.items() if len(wanted) > 1 and short.startswith(wanted)]
+    near = [plain[short] for short in difflib.get_close_matches(wanted, plain, n=2, cutoff=0.7)]
+    return list(dict.fromkeys([*begun, *near]))
 
 
 def _describe(settings: Settings, model: str | None, url: str | None, *, needs_key: bool) -> Server:

@@ -46,6 +46,7 @@ COMMON = {  # of settings and sampling, what people look for; --help-all shows t
     *("device", "threads", "context_tokens", "models_folder", "temperature", "top_p", "max_tokens", "seed"),
     *("host", "port", "default_model", "api_keys_file", "keep_alive_s", "models_memory_bytes", "log_level"),
 }
+REACHED = {"host", "port", "api_keys_file", "default_model", "context_tokens", "models_folder"}  # what clients are told
 SAMPLING_PANEL = "Sampling"
 PANELS: Mapping[Scope, str] = {
     "model": "Model and device",
@@ -73,11 +74,14 @@ Sampling = Annotated[Mapping[str, object], "sampling"]
 RegistrySettings = Annotated[Settings, "registry"]
 PullSettings = Annotated[Settings, "pull"]
 ServerSettings = Annotated[Settings, "server"]
-SCOPES: tuple[tuple[object, tuple[Scope, ...]], ...] = (
-    (Settings, ("model",)),
-    (RegistrySettings, ("registry",)),
-    (PullSettings, ("registry", "hub")),
-    (ServerSettings, ("server", "registry", "hub", "model")),
+ReachedSettings = Annotated[Settings, "reached"]  # those of a server that others are told of
+SERVER_SCOPES: tuple[Scope, ...] = ("server", "registry", "hub", "model")
+SCOPES: tuple[tuple[object, tuple[Scope, ...], set[str]], ...] = (  # with the flags that the help shows
+    (Settings, ("model",), COMMON),
+    (RegistrySettings, ("registry",), COMMON),
+    (PullSettings, ("registry", "hub"), COMMON),
+    (ServerSettings, SERVER_SCOPES, COMMON),
+    (ReachedSettings, SERVER_SCOPES, REACHED),
 )
 
 Model = Annotated[
@@ -160,14 +164,16 @@ def explain_flag(flag: str, words: Sequence[str], known: Sequence[str], command_
 def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Callable[..., None]:
     """`function` with its Settings and Sampling parameters replaced by their flags.
 
-    Its help has those of COMMON alone, unless it `shows_all`; where it has few, all are shown.
+    Its help has those of COMMON or REACHED alone, unless it `shows_all`; where it has few, all are shown.
     """
     own = inspect.signature(function, eval_str=True).parameters
     flags: dict[str, Callable[[Mapping[str, object]], object]] = {}
     parameters: list[inspect.Parameter] = []
+    shown = COMMON
     for name, parameter in own.items():
-        scopes = next((scopes for annotation, scopes in SCOPES if parameter.annotation == annotation), None)
-        if scopes is not None:
+        row = next((row for row in SCOPES if parameter.annotation == row[0]), None)
+        if row is not None:
+            _, scopes, shown = row
             rows = [
                 setting for scope in scopes for setting in SETTINGS if setting.scope == scope and not setting.secret
             ]
@@ -192,7 +198,7 @@ def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Ca
     shared = [parameter for parameter in parameters if parameter.name not in own]
     if not shows_all and len(shared) > FEW:
         for parameter in shared:
-            parameter.annotation.__metadata__[0].hidden = parameter.name not in COMMON
+            parameter.annotation.__metadata__[0].hidden = parameter.name not in shown
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call

@@ -129,6 +129,10 @@ class _Report:
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[WORDS]", help="Words of a name; default: all.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Ask only the table that is here, not the hub.")]
+ORDER_NOTE = (
+    "a family's first size is what its name alone means, the others follow by size; FITS: tight fits but leaves little "
+    "for a conversation, slow fits for less than a token a second"
+)
 Refresh = Annotated[bool, typer.Option("--refresh", help="Ask the hub for the sizes of the table's models.")]
 
 
@@ -137,10 +141,11 @@ def search(
 ) -> None:
     """Find a model, and whether it fits this machine.
 
-    Names in the first table are what `mlxr pull` and `mlxr run` take. FITS compares
-    the files with this machine's memory (slow: they fit, for less than a token a
-    second), SPEED is what reading the weights of a token takes, where `mlxr doctor`
-    has measured the memory.
+    Names in the first table are what `mlxr pull` and `mlxr run` take. FITS
+    compares the files with this machine's memory (tight: they fit, and leave
+    little for a conversation; slow: they fit, for less than a token a second),
+    SPEED is what reading the weights of a token takes, where `mlxr doctor` has
+    measured the memory.
     """
     text = " ".join(words or [])
     folder = find_models_folder(settings)
@@ -164,6 +169,7 @@ def search(
     if known:
         columns = ("NAME", " SIZE", "FITS", " SPEED", "ABOUT")
         print_table(columns, [_row(model, fit, rate) for model, fit in known])
+        print_note(ORDER_NOTE)
         if rate is None:
             print_note("`mlxr doctor` measures this machine's memory, from which SPEED follows")
     if found:

@@ -34,6 +34,8 @@ from mlxr.core.settings import Settings, resolve
 Row = Mapping[str, Any]
 OWN_PATHS = "/v1/admin/"  # requests of those who only look
 BAR_CELLS = 30
+OLD_S = 1.5  # figures of which the view says how old they are
+SAME_S = 0.05  # between two looks at figures that are not the same ones
 FRESH_SCREEN, OLD_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 Interval = Annotated[
@@ -81,8 +83,9 @@ def look(settings: Settings, url: str | None) -> Look:
         return ask_server(settings, url, f"{OWN_PATHS}{name}")
 
     caches = {row["model"]: row for row in ask("cache")["caches"]}
+    time_s = time.monotonic()
     requests = [row for row in ask("requests")["requests"] if not row["path"].startswith(OWN_PATHS)]
-    return Look(time.monotonic(), ask("info"), ask("models")["models"], caches, requests)
+    return Look(time_s, ask("info"), ask("models")["models"], caches, requests)
 
 
 def describe(now: Look, before: Look) -> dict[str, object]:
@@ -93,6 +96,7 @@ def describe(now: Look, before: Look) -> dict[str, object]:
         models.append(
             {
                 "name": row["name"],
+                "age_s": now.caches.get(row["name"], {}).get("age_s"),
                 "device": now.caches.get(row["name"], {}).get("device"),
                 "weights_bytes": row["weights_bytes"],
                 "cache_in_use_bytes": row["cache_in_use_bytes"],
@@ -135,9 +139,15 @@ def render(now: Look, before: Look, address: str, width: int | None = None) -> l
     columns = ("MODEL", " WEIGHTS", " CACHE", " OF", " PAGES", " RUN", " WAIT", " TOK/S", " PROMPT/S")
     lines += format_table(columns, [_model_row(row, now, before) for row in now.models], width)
     lines += [] if now.models else ["no model is loaded"]
+    lines += [_tell_age(name, row["age_s"]) for name, row in sorted(now.caches.items()) if row["age_s"] >= OLD_S]
     headings = ("REQUEST", "MODEL", "CLIENT", " AGE", " PROMPT", " TOKENS", " TOK/S")
     lines += ["", *format_table(headings, [_request_row(row) for row in now.requests], width)]
     return lines if now.requests else [*lines[:-1], "no request is in flight"]
+
+
+def _tell_age(model: str, age_s: float) -> str:
+    name = make_printable(model.removesuffix(":latest"))
+    return f"the engine of {name} computes a long step; its figures are {age_s:.0f} s old"
 
 
 def _model_row(row: Row, now: Look, before: Look) -> tuple[str, ...]:
@@ -158,12 +168,14 @@ def _model_row(row: Row, now: Look, before: Look) -> tuple[str, ...]:
 
 def _request_row(row: Row) -> tuple[str, ...]:
     speed = row["generated_tokens"] / row["seconds"] if row["seconds"] else 0.0
+    is_reading = 0 < row["read_tokens"] < row["prompt_tokens"] and not row["generated_tokens"]
+    read = f"{format_count(row['read_tokens'])}/" if is_reading else ""
     return (
         make_printable(row["path"][:40]),
         make_printable(str(row["model"] or "")[:40].removesuffix(":latest")),
         make_printable(str(row["client"])[:40]),
         f"{row['seconds']:.0f} s",
-        format_count(row["prompt_tokens"]),
+        read + format_count(row["prompt_tokens"]),
         format_count(row["generated_tokens"]),
         f"{speed:.1f}",
     )
@@ -181,12 +193,14 @@ def _once(models: Sequence[Row]) -> list[Row]:
 
 
 def _speed(now: Look, before: Look, row: Row, name: str) -> float | None:
-    """Tokens per second of a counter; None where a model was not there before, or was loaded anew."""
+    """Tokens per second of a counter; None where a model was not there before, was loaded anew, or told nothing new."""
     counts = [_engine(look, row).get(name) for look in (now, before)]
     count, earlier = (-1 if one is None else int(one) for one in counts)
     if min(count, earlier) < 0 or count < earlier:
         return None
-    return round((count - earlier) / max(now.time_s - before.time_s, 1e-3), 1)
+    times = [look.time_s - look.caches[row["name"]]["age_s"] for look in (now, before)]
+    seconds = times[0] - times[1]
+    return round((count - earlier) / seconds, 1) if seconds >= SAME_S else None
 
 
 def _follow(before: Look, address: str, interval_s: float, take: Callable[[], Look]) -> None:
@@ -196,7 +210,8 @@ def _follow(before: Look, address: str, interval_s: float, take: Callable[[], Lo
         size = shutil.get_terminal_size()
         try:
             now = take()
-            lines, before = render(now, before, address, size.columns), now
+            lines = render(now, before, address, size.columns)
+            before = before if any(row["age_s"] >= OLD_S for row in now.caches.values()) else now
             shown = [*lines, "", "q ends"]
         except MlxrError as error:
             shown = [*lines, "", make_printable(str(error))]

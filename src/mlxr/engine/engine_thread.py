@@ -17,7 +17,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from mlxr.core.errors import EngineStopped, QueueFull, RequestFailed
 from mlxr.core.stats import LiveReading, PageRecord
@@ -32,6 +32,8 @@ from mlxr.models.footprint import StepWork
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Receiver = Callable[[TokenEvent], None]
+PATIENCE_S = 0.25  # that who reads figures waits for a step to end
+KEEP_S = 1.0  # between two readings that are kept while steps follow one another
 
 
 class Job:
@@ -79,6 +81,8 @@ class Worker:
         self._lock = threading.RLock()  # of `_stop_at_s`: nothing may be queued once the thread has taken its last look
         self._stop_at_s: float | None = None
         self._broken = self._ending = False
+        self.is_computing = False  # a step, which nothing can interrupt
+        self.after_step: Callable[[Engine], None] | None = None
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="mlxr-engine", daemon=True)
         self._thread.start()
@@ -203,9 +207,14 @@ class Worker:
             wait = False
 
     def _step(self) -> None:
+        self.is_computing = True
         try:
             events = self._engine.step()
+            if self.after_step is not None:
+                self.after_step(self._engine)
+            self.is_computing = False
         except Exception as error:  # the engine deals with a failing model itself; this is the engine's own failure
+            self.is_computing = False
             logger.exception("the engine failed; %d requests end", len(self._open))
             self._fail_all(f"the engine failed: {type(error).__name__}: {error}")
         else:
@@ -284,6 +293,42 @@ def _receive(batch: Iterable[tuple[Job, TokenEvent]]) -> None:
         job.receiver(event)
 
 
+class Figures(Generic[T]):
+    """What `read` tells of an engine: now where no long step is under way, else as it was after one of the last steps.
+
+    It is read and kept when this is made, after steps at most once in KEEP_S, and whenever somebody gets it anew.
+    """
+
+    def __init__(self, worker: Worker, read: Callable[[Engine], T]) -> None:
+        self._worker, self._read = worker, read
+        self._kept: tuple[float, T] = worker.post(self._keep).result()
+        worker.after_step = self._renew
+
+    def _keep(self, engine: Engine) -> tuple[float, T]:
+        self._kept = time.monotonic(), self._read(engine)
+        return self._kept
+
+    def _renew(self, engine: Engine) -> None:
+        if time.monotonic() - self._kept[0] < KEEP_S:
+            return
+        try:
+            self._keep(engine)
+        except Exception:  # the answers go on without
+            logger.exception("the engine's figures cannot be read")
+
+    async def get(self) -> tuple[T, float]:
+        """The figures and their age in seconds, 0 where they are of now; raises EngineStopped after `stop`."""
+        asked = asyncio.wrap_future(self._worker.post(self._keep))
+        try:
+            while not (await asyncio.wait([asked], timeout=PATIENCE_S))[0]:
+                if self._worker.is_computing:
+                    taken_s, figures = self._kept
+                    return figures, time.monotonic() - taken_s
+            return asked.result()[1], 0.0
+        finally:
+            asked.cancel()
+
+
 class EngineThread:
     """The asynchronous face of `engine`, which nobody else may touch from now on.
 
@@ -358,6 +403,13 @@ class EngineThread:
     async def read_report(self, *, whole: bool = False) -> EngineReport:
         """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
         return await self.run_between_steps(lambda engine: engine.read_report(whole=whole))
+
+    def keep_figures(self, read: Callable[[Engine], T]) -> Figures[T]:
+        """Figures that `read` tells on the engine's thread, for those who do not wait for a step; may be called once.
+
+        `read` must not hold this object, which would keep the thread. Waits, so not for a thread with a running loop.
+        """
+        return Figures(self._worker, read)
 
     def post(self, work: Callable[[Engine], T]) -> Future[T]:
         """Have `work` run on the engine's thread between two steps; returns at once."""

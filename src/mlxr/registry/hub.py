@@ -318,7 +318,12 @@ def _check_listed(reference: Reference, endpoint: str, response: httpx.Response)
         )
     bad_token = response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header"
     if code == "RepoNotFound" or status == 404 or (status == 401 and not bad_token):
-        raise NotFound(f"{reference.repo_id}: {endpoint} has no such model, or it is private")
+        has_token = "authorization" in response.request.headers
+        access = "this token may not see it" if has_token else "wants a token (`hf auth login`, or HF_TOKEN)"
+        raise NotFound(
+            f"{reference.repo_id}: {endpoint} has no repository of that name (`mlxr search WORDS` finds some), or it "
+            f"is private and {access}"
+        )
     reason = "it refuses the token; `hf auth login` sets another" if bad_token else f"it answered {status}"
     raise ValueError(reason)
 

@@ -198,7 +198,10 @@ def _check_status(file: RemoteFile, response: httpx.Response) -> None:
         return
     if status == 416 or status == 429 or status >= 500:
         raise _TryAgain(f"the hub answered {status}")
-    raise HubError(f"{file.path}: the hub answered {status} {response.reason_phrase}".rstrip())
+    answered = f"{file.path}: the hub answered {status} {response.reason_phrase}".rstrip()
+    if status in (401, 403):
+        raise HubError(f"{answered}; it wants its terms accepted, or another token (`hf auth login`, or HF_TOKEN)")
+    raise HubError(f"{answered}; it listed the file a moment ago, so try again" if status == 404 else answered)
 
 
 def _check_range(response: httpx.Response, start: int) -> None:

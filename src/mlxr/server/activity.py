@@ -28,7 +28,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from mlxr.core.errors import SettingError, name_install
-from mlxr.core.events import Finish
+from mlxr.core.events import Finish, PromptProgress
 from mlxr.core.settings import Settings
 from mlxr.server.access import OPEN_PATHS
 from mlxr.server.errors import ServerError
@@ -54,7 +54,9 @@ class InFlight:
     model: str | None = None  # that it borrowed
     adapter: str | None = None
     prompt_tokens: int = 0
+    read_tokens: int = 0  # of the prompt that is being read, those of the cache among them
     generated_tokens: int = 0
+    told_s: float | None = None  # when the log said last how far the reading of its prompt is
     first_token_s: float | None = None
     ignored: list[str] = field(default_factory=list)  # fields of its body that have no effect, see `note_ignored`
     failure: ServerError | None = None  # why it was refused or failed
@@ -161,6 +163,7 @@ models = logging.getLogger("mlxr.models")
 _FIELDS = "fields"
 MAX_REASON_CHARACTERS = 300
 MAX_NAME_CHARACTERS = 80
+READING_S = 10.0  # that a prompt is read before the log says how far that is, and between two lines of it
 QUIET_ROUTES = OPEN_PATHS | ROOT_PATHS | {"/metrics", ASSET_PATH}
 
 
@@ -245,6 +248,21 @@ def log_stand_in(row: InFlight, wanted: str, model: str) -> None:
     """Log which model answers for a name that no model has."""
     fields = {"request_id": row.id, "wanted": wanted[:MAX_NAME_CHARACTERS], "model": model}
     models.info("another model answers, as there is none of that name", extra={_FIELDS: fields})
+
+
+def log_reading(row: InFlight, progress: PromptProgress) -> None:
+    """Log how far the reading of a long prompt is, at most every READING_S seconds for one request."""
+    now_s, left = monotonic(), progress.prompt_tokens - progress.read_tokens
+    is_early = progress.seconds < READING_S or (row.told_s is not None and now_s - row.told_s < READING_S)
+    if is_early or not left:
+        return
+    row.told_s = now_s
+    rate = (progress.read_tokens - progress.cached_tokens) / max(progress.seconds, 1e-3)
+    fields: dict[str, object] = {"request_id": row.id, "model": row.model, "read_tokens": progress.read_tokens}
+    fields |= {"prompt_tokens": progress.prompt_tokens, "tokens_per_s": round(rate, 1)}
+    if rate:
+        fields["rest_s"] = round(left / rate)
+    prompts.info("reading the prompt", extra={_FIELDS: fields})
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:

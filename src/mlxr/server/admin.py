@@ -440,9 +440,13 @@ class Models(_Row):
 
 
 class CacheRow(_Row):
-    """The cache of one loaded model, as the engine counts it."""
+    """The cache of one loaded model, as the engine counts it.
+
+    Nobody waits for a long step: while one runs, the figures are of `age_s` seconds ago, before it; else that is 0.
+    """
 
     model: str
+    age_s: float
     device: str
     isa: str
     threads: int
@@ -459,7 +463,7 @@ class Caches(_Row):
 
 
 class RequestRow(_Row):
-    """A request in flight."""
+    """A request in flight; `read_tokens` of a prompt are computed, or came from the cache."""
 
     id: str
     method: str
@@ -469,6 +473,7 @@ class RequestRow(_Row):
     model: str | None
     seconds: float
     prompt_tokens: int
+    read_tokens: int
     generated_tokens: int
 
 
@@ -626,6 +631,7 @@ def _describe_model(model: RunningModel) -> ModelRow:
 def _describe_cache(name: str, stats: SessionStats) -> CacheRow:
     return CacheRow(
         model=name,
+        age_s=round(stats.age_s, 3),
         device=stats.device,
         isa=stats.isa,
         threads=stats.threads,
@@ -646,6 +652,7 @@ def _describe_request(row: InFlight) -> RequestRow:
         model=row.model,
         seconds=monotonic() - row.arrived_s,
         prompt_tokens=row.prompt_tokens,
+        read_tokens=row.read_tokens,
         generated_tokens=row.generated_tokens,
     )
 

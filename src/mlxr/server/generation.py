@@ -19,13 +19,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from mlxr.core.errors import Busy, DeviceError, InvalidRequest, NotFound, Unavailable
-from mlxr.core.events import Event, Finish
+from mlxr.core.events import Event, Finish, PromptProgress
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason
 from mlxr.registry.modelfile import read_draft_tokens
 from mlxr.registry.record import ModelRecord
-from mlxr.server.activity import InFlight, Span, in_flight, log_prompt, log_stand_in, start_span
+from mlxr.server.activity import InFlight, Span, in_flight, log_prompt, log_reading, log_stand_in, start_span
 from mlxr.server.errors import ServerError
 from mlxr.server.metrics import RequestMetrics
 from mlxr.server.parts import parts_of
@@ -135,6 +135,7 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     wanted = fill_seed(wanted)
     if settings.log_prompts:
         log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
+    tells_progress, wanted = wanted.reports_progress, replace(wanted, reports_progress=True)
     stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer, source=hooks.source)
     note_ignored(request, (f"schema.{keyword}" for keyword in stream.relaxed))
     await row.stack.enter_async_context(stream)
@@ -145,7 +146,7 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     operation = "chat" if isinstance(wanted, ChatRequest) else "text_completion"
     counts = RequestMetrics(parts_of(request).metrics, row, lease.name, operation, len(stream.prompt_ids))
     row.stack.callback(lambda: counts.count_left(stream.growing))  # before the stream is closed
-    return Generation(stream, lease, row, counts, span)
+    return Generation(stream, lease, row, counts, span, tells_progress=tells_progress)
 
 
 def fill_seed(wanted: TextRequest | ChatRequest) -> TextRequest | ChatRequest:
@@ -175,25 +176,43 @@ def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> Tex
 
 
 class Generation:
-    """Events of all answers to one request, counted as they pass."""
+    """Events of all answers to one request, counted as they pass; those of the prompt only if it `tells_progress`."""
 
     def __init__(
-        self, stream: AsyncStream, lease: ModelLease, row: InFlight, counts: RequestMetrics, span: Span
+        self,
+        stream: AsyncStream,
+        lease: ModelLease,
+        row: InFlight,
+        counts: RequestMetrics,
+        span: Span,
+        *,
+        tells_progress: bool,
     ) -> None:
         self._stream, self._row, self._counts, self._span = stream, row, counts, span
+        self._tells_progress = tells_progress
         self.name, self.load_s = lease.name, lease.load_s
         self.prompt_ids: list[int] = stream.prompt_ids
 
     async def take(self) -> list[Event]:
         """All events that are there, at least one; none when all answers have ended."""
-        events = await self._stream.take()
-        for event in events:
-            if isinstance(event, Finish):
-                self._counts.count_end(event)
-                self._span.note(self._row, self._counts.operation, event)
-            elif event.token_ids:
-                self._counts.count_tokens(len(event.token_ids))
-        return events
+        while taken := await self._stream.take():
+            for event in taken:
+                self._count(event)
+            tells = self._tells_progress
+            events: list[Event] = [event for event in taken if tells or not isinstance(event, PromptProgress)]
+            if events:
+                return events
+        return []
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, Finish):
+            self._counts.count_end(event)
+            self._span.note(self._row, self._counts.operation, event)
+        elif isinstance(event, PromptProgress):
+            self._row.read_tokens = event.read_tokens
+            log_reading(self._row, event)
+        elif event.token_ids:
+            self._counts.count_tokens(len(event.token_ids))
 
 
 async def start_all(request: Request, lease: ModelLease, wanted: Sequence[TextRequest]) -> list[Generation]:

@@ -24,7 +24,6 @@ from typing import TypeVar
 from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Dispatch, LiveReading, MachineLimits, PageRecord, WatchedModel
-from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.pictures import Pictures
@@ -125,6 +124,9 @@ class Session:
                 ear=None if tower is None or tower.ear is None else tower.ear[1],
                 deaf="" if tower is None else tower.deaf,
             )
+            adapters = self.adapters
+            self._collect_stats = lambda engine: collect_stats(loaded, adapters.measure(), engine)
+            self._figures = self._engine.keep_figures(self._collect_stats)
             self._threads = PreparingThreads()
             undo.callback(self._threads.stop)
             self._preparation = self._prepare_for(loaded.name, template or loaded.chat_template, system)
@@ -546,16 +548,13 @@ class Session:
         return keys.cover(token_ids, len(token_ids) // self.page_size)
 
     async def stats(self) -> SessionStats:
-        """What the model takes, what its cache holds, what was computed."""
-        return await self._engine.run_between_steps(self._collect_stats)
+        """What the model takes, what its cache holds, what was computed; while a long step runs, as it was before."""
+        stats, age_s = await self._figures.get()
+        return replace(stats, age_s=age_s)
 
     def read_stats(self) -> SessionStats:
         """`stats`, for a program that waits."""
         return self._engine.call(self._collect_stats)
-
-    def _collect_stats(self, engine: Engine) -> SessionStats:
-        stats = collect_stats(self.loaded, engine.stats(), self.loaded.model.read_routing())
-        return replace(stats, adapters=self.adapters.measure())
 
     def describe(self, name: str) -> WatchedModel:
         """The model, called `name`, and where it runs."""

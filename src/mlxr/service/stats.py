@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Dispatch, ExpertRows
+from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import StateUse, estimate_state_use, measure_state_use
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel, Routing, open_source
@@ -15,7 +16,7 @@ from mlxr.service.adapters import AdaptersUse
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """Holds one moment of a loaded model."""
+    """Holds one moment of a loaded model, `age_s` seconds ago."""
 
     model: str
     device: str
@@ -29,6 +30,7 @@ class SessionStats:
     routing: Routing | None = None  # where tokens were sent, in a model with experts
     expert_rows: tuple[ExpertRows, ...] = ()  # what multiplied them
     adapters: AdaptersUse | None = None  # those that are loaded; None where that is not told
+    age_s: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -36,8 +38,8 @@ class SessionStats:
         return self.engine.copied_bytes
 
 
-def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | None) -> SessionStats:
-    """Bring together what the loader, the engine, the ledger and `loaded.model.read_routing` know."""
+def collect_stats(loaded: LoadedModel, adapters: AdaptersUse | None, engine: Engine) -> SessionStats:
+    """Bring together what the loader, the engine and the ledger know; on the thread that steps the engine."""
     counted = loaded.ctx.ledger.snapshot()
     return SessionStats(
         model=loaded.name,
@@ -47,10 +49,11 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | N
         load_s=loaded.load_s,
         weight_bytes=loaded.weight_bytes,
         file_bytes=loaded.file_bytes,
-        engine=engine,
+        engine=engine.stats(),
         dispatches=tuple(counted.dispatches),
-        routing=routing,
+        routing=loaded.model.read_routing(),
         expert_rows=tuple(counted.expert_rows),
+        adapters=adapters,
     )
 
 

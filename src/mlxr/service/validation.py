@@ -214,7 +214,7 @@ def validate_model(
         raise InvalidRequest(
             "context_tokens", f"the context ends after {len(token_ids)} of {generate_tokens} tokens; allow a longer one"
         )
-    stats = collect_stats(loaded, engine.stats(), loaded.model.read_routing())
+    stats = collect_stats(loaded, None, engine)
     answer_rows = np.concatenate(tap.rows)
     reference = compute_reference(loaded, settings, [*prompt_ids, *token_ids], progress)
     return Validation(
