@@ -81,8 +81,8 @@ class Heard:
 class Asker:
     """Asks one server for answers, never twice for the same prompt."""
 
-    def __init__(self, server: ServerProcess, model: str, vocab_size: int, seed: int) -> None:
-        self._port, self._model, self._vocab_size = server.port, model, vocab_size
+    def __init__(self, server: ServerProcess, vocab_size: int, seed: int) -> None:
+        self._port, self._vocab_size = server.port, vocab_size
         self._random = random.Random(seed)
 
     def connect(self) -> Connection:
@@ -91,8 +91,7 @@ class Asker:
 
     async def ask(self, connection: Connection, load: Load, heard: Heard) -> None:
         """One request from its first byte to its last."""
-        body = {
-            "model": self._model,
+        body = {  # each server has one model, which answers without a name
             "prompt": self._random.choices(range(256, max(257, self._vocab_size - 256)), k=load.prompt),
             "max_tokens": load.answer,
             "temperature": 0.0,
@@ -178,9 +177,9 @@ def sum_up(heard: Heard, took_s: float, load: Load) -> Row:
     return row
 
 
-def run_loads(server: ServerProcess, model: str, shape: Shape, given: argparse.Namespace, rate: float | None) -> Row:
+def run_loads(server: ServerProcess, shape: Shape, given: argparse.Namespace, rate: float | None) -> Row:
     """All loads on one server. Without a rate the open load follows the server's own pace."""
-    asker = Asker(server, model, shape.vocab_size, seed=time.time_ns() % 10**9)
+    asker = Asker(server, shape.vocab_size, seed=time.time_ns() % 10**9)
     row: Row = {"closed": {}, "wrong": []}
     for load in given.load:
         asyncio.run(run_closed(asker, load, 1))  # warms up
@@ -267,8 +266,7 @@ def take_turn(
             print(f"{engine} {case}: ready after {time.monotonic() - begun_s:.0f} s", flush=True)
             if wait is not None:
                 wait()  # our file is written beside the start, and not beside what is measured
-            served = json.loads(server.read("/v1/models"))["data"][0]["id"]
-            row |= run_loads(server, served, shape, given, rate)
+            row |= run_loads(server, shape, given, rate)
     except (MlxrError, OSError, IndexError) as error:
         row["failed"] = f"{type(error).__name__}: {error}"
         print(f"{engine} {case}: {row['failed']}", flush=True)

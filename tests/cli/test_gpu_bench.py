@@ -66,7 +66,10 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
     assert bench.main(arguments) == 0
     found = json.loads(path.read_text())
     assert found["device"] == "mlx-cpu"
-    assert found["skipped"] == dict.fromkeys(("mlx-lm", "llama.cpp", "transformers"), "not asked for")
+    assert found["skipped"] == {
+        **dict.fromkeys(("mlx-lm", "llama.cpp", "transformers"), "not asked for"),
+        "vLLM": "vllm not installed",
+    }
     assert [(row["case"], row["engine"]) for row in found["rows"]] == [
         ("tiny-bf16:3@32", "mlxr"),
         ("tiny-q4_k_m:1@40", "mlxr"),
@@ -252,7 +255,7 @@ def events(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(bench, "start_side", start)
     monkeypatch.setattr(
-        bench, "find_missing", lambda without, _: dict.fromkeys([*without, "llama.cpp"], "not asked for")
+        bench, "find_missing", lambda without, _: dict.fromkeys([*without, "llama.cpp", "vLLM"], "not asked for")
     )
     return happened
 
@@ -307,6 +310,7 @@ def test_peers_that_are_not_installed_are_left_out_by_name(bench: ModuleType, mo
     assert machine.find_missing(["mlx-lm"], "tools") == {
         "mlx-lm": "not asked for",
         "transformers": "torch and transformers not installed",
+        "vLLM": "vllm not installed",
     }
 
 
