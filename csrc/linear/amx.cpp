@@ -568,16 +568,16 @@ mlxr::ProbeTable make_probe() noexcept {
 
 }  // namespace
 
-extern "C" const mlxr::KernelTable* mlxr_kernels_amx() {
+extern "C" const mlxr::KernelTable* mlxr_kernels_amx() noexcept {
     static const mlxr::KernelTable kTable = make_table();
     return &kTable;
 }
 
-extern "C" const mlxr::ProbeTable* mlxr_probe_amx() {
+extern "C" const mlxr::ProbeTable* mlxr_probe_amx() noexcept {
     static const mlxr::ProbeTable kTable = make_probe();
     return &kTable;
 }
 
-extern "C" const mlxr::OperatorTable* mlxr_operators_amx() {
+extern "C" const mlxr::OperatorTable* mlxr_operators_amx() noexcept {
     return mlxr_operators_avx512();
 }

@@ -25,7 +25,7 @@ mlxr::KernelTable make_table() noexcept {
 
 }  // namespace
 
-extern "C" const mlxr::KernelTable* MLXR_JOIN(mlxr_kernels_, MLXR_TIER)() {
+extern "C" const mlxr::KernelTable* MLXR_JOIN(mlxr_kernels_, MLXR_TIER)() noexcept {
     static const mlxr::KernelTable kTable = make_table();
     return &kTable;
 }

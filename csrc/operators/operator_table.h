@@ -385,9 +385,9 @@ const OperatorTable* operator_table(Isa isa);
 }  // namespace mlxr
 
 extern "C" {  // as far as the tiers are compiled
-const mlxr::OperatorTable* mlxr_operators_portable();
-const mlxr::OperatorTable* mlxr_operators_avx2();
-const mlxr::OperatorTable* mlxr_operators_avx512();
-const mlxr::OperatorTable* mlxr_operators_neon();
-const mlxr::OperatorTable* mlxr_operators_amx();
+const mlxr::OperatorTable* mlxr_operators_portable() noexcept;
+const mlxr::OperatorTable* mlxr_operators_avx2() noexcept;
+const mlxr::OperatorTable* mlxr_operators_avx512() noexcept;
+const mlxr::OperatorTable* mlxr_operators_neon() noexcept;
+const mlxr::OperatorTable* mlxr_operators_amx() noexcept;
 }

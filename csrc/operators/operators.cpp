@@ -62,6 +62,6 @@ constexpr mlxr::OperatorTable kTable{
 
 }  // namespace
 
-extern "C" const mlxr::OperatorTable* MLXR_JOIN(mlxr_operators_, MLXR_TIER)() {
+extern "C" const mlxr::OperatorTable* MLXR_JOIN(mlxr_operators_, MLXR_TIER)() noexcept {
     return &kTable;
 }

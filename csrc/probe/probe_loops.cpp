@@ -95,6 +95,6 @@ constexpr mlxr::ProbeTable kTable{
 
 }  // namespace
 
-extern "C" const mlxr::ProbeTable* MLXR_JOIN(mlxr_probe_, MLXR_TIER)() {
+extern "C" const mlxr::ProbeTable* MLXR_JOIN(mlxr_probe_, MLXR_TIER)() noexcept {
     return &kTable;
 }

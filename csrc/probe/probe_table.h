@@ -29,9 +29,9 @@ const ProbeTable* probe_table(Isa isa);
 }  // namespace mlxr
 
 extern "C" {  // as far as the tiers are compiled
-const mlxr::ProbeTable* mlxr_probe_portable();
-const mlxr::ProbeTable* mlxr_probe_avx2();
-const mlxr::ProbeTable* mlxr_probe_avx512();
-const mlxr::ProbeTable* mlxr_probe_neon();
-const mlxr::ProbeTable* mlxr_probe_amx();
+const mlxr::ProbeTable* mlxr_probe_portable() noexcept;
+const mlxr::ProbeTable* mlxr_probe_avx2() noexcept;
+const mlxr::ProbeTable* mlxr_probe_avx512() noexcept;
+const mlxr::ProbeTable* mlxr_probe_neon() noexcept;
+const mlxr::ProbeTable* mlxr_probe_amx() noexcept;
 }

@@ -162,9 +162,9 @@ const KernelTable* kernel_table(Isa isa);
 }  // namespace mlxr
 
 extern "C" {  // as far as the tiers are compiled
-const mlxr::KernelTable* mlxr_kernels_portable();
-const mlxr::KernelTable* mlxr_kernels_avx2();
-const mlxr::KernelTable* mlxr_kernels_avx512();
-const mlxr::KernelTable* mlxr_kernels_neon();
-const mlxr::KernelTable* mlxr_kernels_amx();
+const mlxr::KernelTable* mlxr_kernels_portable() noexcept;
+const mlxr::KernelTable* mlxr_kernels_avx2() noexcept;
+const mlxr::KernelTable* mlxr_kernels_avx512() noexcept;
+const mlxr::KernelTable* mlxr_kernels_neon() noexcept;
+const mlxr::KernelTable* mlxr_kernels_amx() noexcept;
 }

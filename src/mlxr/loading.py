@@ -91,6 +91,7 @@ __all__ = [
     "SourceModel",
     "TextRules",
     "TokenProduct",
+    "TowerFile",
     "TowerSpec",
     "add_adapters",
     "check_vocabulary",

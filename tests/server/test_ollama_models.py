@@ -333,7 +333,7 @@ def test_pulls_that_fail(api: ollama.Client, hub: FakeHub, repository: Repositor
     with pytest.raises(ollama.ResponseError, match="the hub listed the SHA-256 abab"):
         list(api.pull(NAME, stream=True))
     for name, status, message in (
-        ("hf.co/no/where", 404, "no such model"),
+        ("hf.co/no/where", 404, "has no repository of that name"),
         ("lama3.2", 400, "did you mean llama3.2"),
         (f"{NAME}:Q2_K", 404, "no model for 'Q2_K'"),
         ("hf.co/a/../../etc", 400, "cannot be pulled"),

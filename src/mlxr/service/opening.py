@@ -23,6 +23,7 @@ from mlxr.engine.speculative.planner import HOST_DEVICES, DraftSource, HeadSourc
 from mlxr.loading import (
     LoadedModel,
     Progress,
+    TowerFile,
     check_vocabulary,
     choose_device,
     find_draft,
@@ -32,7 +33,6 @@ from mlxr.loading import (
     read_eagle,
     read_footprint,
 )
-from mlxr.model_files.tower import TowerFile
 from mlxr.registry import AdapterRecord, ModelRecord
 from mlxr.service.catalogue import open_registry
 from mlxr.service.chat_templates import find_source, make_template
