@@ -29,7 +29,7 @@ SMOKE = {  # folder of tests: the sources that they are about
     "page": re.compile(r"web/|src/mlxr/server/page|tests/page/"),
 }
 WHOLE = "project"  # these tests look at all packages
-FEW = 2  # cases of a test whose package is not changed
+FEW = 2  # cases of a test whose package is not changed, its first and its last
 ALWAYS_QUICK = ("plain", "project", "formats", "tokenizers", "templates", "cache")
 # The tests of a package lie in the folder of its name, but for these.
 TESTS_OF = {
