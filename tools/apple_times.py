@@ -1,7 +1,7 @@
 """Times on paper for Apple GPUs, on which nothing here has ever run: counts operations and bytes of a step of Llama 3.1
 8B in Q4_K_M, launch by launch as the kernels plan it, and divides them by what others measured of the chips.
 
-    python tools/apple_times.py          # writes the tables of docs/gpu.md
+    python tools/apple_times.py          # writes the tables of lab/gpu-figures.md
 
 A launch takes as long as its bytes or its arithmetic, whichever is longer, and a gap. Arithmetic is that of the matrix
 units plus that of everything else, as if these never overlapped. How much of a core's multiply-adds its matrix units
@@ -20,7 +20,7 @@ from mlxr.kernels.linear.gpu import MIN_SQUARED
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.squares import choose_squares
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
+DOCS = Path(__file__).resolve().parents[1] / "lab" / "gpu-figures.md"
 MARKS = ("<!-- apple times: tools/apple_times.py -->", "<!-- end of apple times -->")
 LANES, SLOW = 128, 4  # of a core; cycles of a shift, a conversion or a product of integers (metal-benchmarks)
 GAP_S = 2e-6  # between launches of which one waits for the other: a guess
