@@ -1,7 +1,7 @@
 """Our server and vLLM's own on one GPU, one after the other, under the same load.
 
-    python bench/served.py --case llama-8b-bf16 --case llama-8b-q4_k_m --vllm-site FOLDER --json FILE
-    python bench/served.py --case tiny-bf16 --device mlx-cpu --load 4x30+8 --seconds 2      # ours alone, without a GPU
+    python bench/serving.py --case llama-8b-bf16 --case llama-8b-q4_k_m --vllm-site FOLDER --json FILE
+    python bench/serving.py --case tiny-bf16 --device mlx-cpu --load 4x30+8 --seconds 2      # ours alone, without a GPU
 
 Weights are random: ours lie in a GGUF file that is made when missing, vLLM makes its own (AWQ beside Q4_K_M). Prompts
 are random token ids, none of which comes twice, so no prefix is found again; answers are greedy, streamed as text and
