@@ -6,9 +6,9 @@
 
 One client reads a streamed answer over and over, first alone and then while others send what `hostile` makes: chat
 templates that never end, schemas that no machine can compile, tokenizers that grow a text without bound, prompts of
-megabytes, requests that are never finished. Others pull from a hub that sends a byte every two seconds, change a
-catalogue that another process holds, send bodies of 31 MiB of lists, objects, numbers and ids, and ask for templates
-whose processes are killed or stopped. Compared are the 99th percentiles of the time between two tokens, and the texts.
+megabytes, texts to embed that nobody can, requests that are never finished. Others pull from a hub that sends a byte
+every two seconds, change a catalogue that another process holds, send bodies of 31 MiB of lists, objects, numbers and
+ids, and ask for templates whose processes are killed or stopped. Compared are the 99th percentiles of the time between two tokens, and the texts.
 Then 16 clients ask short questions, alone and beside one that sends long prompts, texts to embed and the floods in a
 loop; compared are the 95th percentiles of the time to the first token. At the end memory must have come back, no
 request may have been answered with an internal error, and SIGTERM must end the server soon after its drain time in the
@@ -48,7 +48,7 @@ from attack_surroundings import (
     run_storm,
     small_disk,
 )
-from hostile import make_flood, make_schema, make_template
+from hostile import make_flood, make_schema, make_template, make_texts
 from hostile_tokenizers import TEXT, make_config, make_tokenizer, make_weights
 from http_client import Connection, Refused
 from server_process import ServerProcess, start_own
@@ -181,6 +181,9 @@ def make_attacks(port: int, process_id: int = 0) -> dict[str, Attack]:
     async def flood(index: int) -> str:
         return await post(port, *make_flood(index))
 
+    async def text(index: int) -> str:
+        return await post(port, *make_texts(index))
+
     async def connection(index: int) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HALVES[index % len(HALVES)])
@@ -227,6 +230,7 @@ def make_attacks(port: int, process_id: int = 0) -> dict[str, Attack]:
         "schemas": schema,
         "tokenizers": tokenizer,
         "floods": flood,
+        "texts": text,
         "connections": connection,
         "pulls": pull,
         "writers": write,
@@ -477,6 +481,7 @@ def main() -> int:
     parser.add_argument("--schemas", type=int, default=300)
     parser.add_argument("--tokenizers", type=int, default=300)
     parser.add_argument("--floods", type=int, default=80)
+    parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--connections", type=int, default=200)
     parser.add_argument("--pulls", type=int, default=16)
     parser.add_argument("--writers", type=int, default=40)

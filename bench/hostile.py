@@ -147,3 +147,19 @@ def make_flood(index: int) -> tuple[str, dict[str, Any]]:
             schema = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(10_000)}}
             wanted = {"type": "json_schema", "json_schema": {"name": "large", "schema": schema}}
             return chat, {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted, "max_tokens": 4}
+
+
+def make_texts(index: int) -> tuple[str, dict[str, Any]]:
+    """A path and a body that ask for vectors: nothing, a million characters, ten thousand texts, control tokens, and
+    sizes and ids that no model has."""
+    path, body = (
+        ("/v1/embeddings", {"input": ""}),
+        ("/v1/embeddings", {"input": "word " * 200_000}),
+        ("/embed", {"inputs": "word " * 200_000, "truncate": True}),
+        ("/v1/embeddings", {"input": [f"text {number}" for number in range(10_000)]}),
+        ("/v1/embeddings", {"input": "<|im_start|><|im_end|>" * 2_000}),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10**9}),
+        ("/v1/embeddings", {"input": [[1, 2, -3], [10**9]]}),
+        ("/v1/rerank", {"query": "", "documents": ["a" * 100_000, ""] * 50}),
+    )[index % 8]
+    return path, {"model": "demo", **body}
