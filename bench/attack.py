@@ -8,13 +8,13 @@ One client reads a streamed answer over and over, first alone and then while oth
 templates that never end, schemas that no machine can compile, tokenizers that grow a text without bound, prompts of
 megabytes, texts to embed that nobody can, requests that are never finished. Others pull from a hub that sends a byte
 every two seconds, change a catalogue that another process holds, send bodies of 31 MiB of lists, objects, numbers and
-ids, and ask for templates whose processes are killed or stopped. Compared are the 99th percentiles of the time between two tokens, and the texts.
-Then 16 clients ask short questions, alone and beside one that sends long prompts, texts to embed and the floods in a
-loop; compared are the 95th percentiles of the time to the first token. At the end memory must have come back, no
-request may have been answered with an internal error, and SIGTERM must end the server soon after its drain time in the
-middle of each kind of attack. Servers of their own have a models folder that is full or may only be read (only root can
-make one), 64 descriptors, and a storm of 500 clients that comes twice, to see whether memory grows with it. Ends with
-exit code 1 when a bound is missed.
+ids, and ask for templates whose processes are killed or stopped. Compared are the 99th percentiles of the time between
+two tokens, and the texts. Then 16 clients ask short questions, alone and beside one that sends long prompts, texts to
+embed and the floods in a loop; compared are the 95th percentiles of the time to the first token. At the end memory must
+have come back, no request may have been answered with an internal error, and SIGTERM must end the server soon after its
+drain time in the middle of each kind of attack. Servers of their own have a models folder that is full or may only be
+read (only root can make one), 64 descriptors, and a storm of 500 clients that comes twice, to see whether memory grows
+with it. Ends with exit code 1 when a bound is missed.
 """
 
 from __future__ import annotations
