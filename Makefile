@@ -19,7 +19,7 @@ ARM_CXX ?= aarch64-linux-gnu-g++
 ARM_FLAGS := -std=c++20 -O1 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -DMLXR_ARM=1 -Icsrc -Isrc/mlxr
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD = $(PIP_INSTALL) --no-build-isolation --no-deps --config-settings cmake.define.MLXR_TIERS=$(1) -e .
-# What `make run` builds at first. Other goals build kernels for all processors; once they are there, so does `make run`.
+# What `make run` builds at first. Others build kernels for all processors, and so does it once these are there.
 TIERS = $(if $(filter-out run,$(MAKECMDGOALS))$(wildcard $(VENV)/.tiers),all,native)
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
@@ -44,7 +44,7 @@ run: $(VENV)/.installed ## build for this machine, then ask the demo model a que
 	@$(BIN)/mlxr run demo "$(PROMPT)"
 	@echo "\`. $(BIN)/activate\` makes the command mlxr known to this terminal" >&2
 
-tiers: $(VENV)/.tiers ## build the kernels of all processors, not of this machine's alone (all goals but run do)
+tiers: $(VENV)/.tiers ## build the kernels of all processors, not of this machine's alone (the tests do, too)
 
 test: $(VENV)/.dev $(if $(THOROUGH),$(CLIENTS)/.installed) ## the tests of every day (THOROUGH=--thorough: all that need no peer engine)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)

@@ -58,7 +58,9 @@ def measure_all(given: argparse.Namespace) -> dict[str, Any]:
         names = {case.name for case in cases}
         kept = [row for row in before["rows"] if row["case"] not in names]
         results["versions"] = before.get("versions", {}) | results["versions"]
-        results["failed"] = before.get("failed", {}) | results["failed"]
+        again = [case.name for case in cases] + [f"{case.shape}-{case.type_name}" for case in cases]
+        old = {what: why for what, why in before.get("failed", {}).items() if not any(one in what for one in again)}
+        results["failed"] = old | results["failed"]
         results["served"] = before.get("served", [])
     for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
         for _ in session.measure([case for case in cases if (case.shape, case.type_name) == key], end_s):

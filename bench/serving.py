@@ -5,7 +5,8 @@
 
 Weights are random: ours lie in a GGUF file that is made when missing, vLLM makes its own (AWQ beside Q4_K_M). Prompts
 are random token ids, none of which comes twice, so no prefix is found again; answers are greedy, streamed as text and
-have exactly as many tokens as were asked for. Both servers run with their defaults, and no other is alive meanwhile.
+have exactly as many tokens as were asked for. Both servers run with their defaults, but vLLM's without FlashInfer's
+sampler, and no other is alive meanwhile.
 
 `closed` loads: CLIENTSxPROMPT+ANSWER, all clients at once, each with its next request as soon as its last answer is
 there; output tokens (of answers of one token: prompt tokens) in a second. The `open` load has the lengths of the first
@@ -118,7 +119,7 @@ class Asker:
         """As `ask`; what goes wrong is written down."""
         try:
             await asyncio.wait_for(self.ask(connection, load, heard), ANSWER_S)
-        except (Refused, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        except (Refused, OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
             heard.wrong.append(f"{type(error).__name__}: {error}")
             connection.close()
 
@@ -332,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 rows += measure(case, given, Path(folder))
             except MlxrError as error:
-                print(f"served: {error}", file=sys.stderr)
+                print(f"serving: {error}", file=sys.stderr)
                 return 2
             write_rows(given.json, rows, device)
         failed = [row for row in rows if row.get("failed") or row.get("wrong")]

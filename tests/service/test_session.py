@@ -23,7 +23,7 @@ from mlxr.core.stats import EvictionCause
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.service.opening import open_model
 from mlxr.service.requests import ChatRequest, NamedTool, TextRequest, Tool
-from mlxr.service.session import Session
+from mlxr.service.session import FEW_TEXTS, GROUP_CHARACTERS, Session, map_ahead
 from mlxr.service.streams import AsyncStream, Completion, fold_events
 from mlxr.tokenizers import ChatTemplate
 
@@ -303,9 +303,8 @@ def test_embeddings_do_not_depend_on_company() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("processors", [1, 8])
-def test_many_texts_become_tokens_in_their_order(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On threads ahead or one after the other; one that is refused is named by its number, those before it come."""
+def test_many_texts_become_tokens_in_their_order() -> None:
+    """One that is refused is named by its number, and those before it come."""
 
     async def test(session: Session) -> None:
         texts = [f"import os  # {number} " + "x " * (number % 7) for number in range(200)]
@@ -315,17 +314,24 @@ def test_many_texts_become_tokens_in_their_order(processors: int, monkeypatch: p
         with pytest.raises(InvalidRequest, match="text 150: "):
             given.extend(session.encode_each([*texts[:150], [-1], *texts[150:]], "texts"))
         assert given == alone[:150]
-        some = session.encode_each(iter(texts), "texts")  # who stops reading leaves no thread behind
-        assert next(some) == alone[0]
-        some.close()  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
-        for thread in threading.enumerate():
-            if thread.name.startswith("mlxr-encode"):
-                thread.join(10)
-        assert not any(thread.name.startswith("mlxr-encode") for thread in threading.enumerate())
 
-    monkeypatch.setattr("os.cpu_count", lambda: processors)
     run(test)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_groups_of_texts_keep_their_order_on_threads(threads: int) -> None:
+    """Long texts stand alone; who stops reading leaves no thread behind."""
+    texts = [str(number) for number in range(100)] + ["x" * GROUP_CHARACTERS, "y" * GROUP_CHARACTERS, "z"]
+    groups = list(map_ahead(list, texts, threads))
+    assert [text for group in groups for text in group] == texts
+    assert [len(group) for group in groups] == [FEW_TEXTS] * 6 + [5, 1, 1]
+    some = map_ahead(list, iter(texts), threads)
+    assert next(some) == groups[0]
+    some.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("mlxr-encode"):
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_what_a_session_tells_of_itself() -> None:

@@ -139,7 +139,7 @@ def render(now: Look, before: Look, address: str, width: int | None = None) -> l
     columns = ("MODEL", " WEIGHTS", " CACHE", " OF", " PAGES", " RUN", " WAIT", " TOK/S", " PROMPT/S")
     lines += format_table(columns, [_model_row(row, now, before) for row in now.models], width)
     lines += [] if now.models else ["no model is loaded"]
-    lines += [_tell_age(name, row["age_s"]) for name, row in sorted(now.caches.items()) if row["age_s"] >= OLD_S]
+    lines += [_tell_age(name, row["age_s"]) for name, row in sorted(now.caches.items()) if row.get("age_s", 0) >= OLD_S]
     headings = ("REQUEST", "MODEL", "CLIENT", " AGE", " PROMPT", " TOKENS", " TOK/S")
     lines += ["", *format_table(headings, [_request_row(row) for row in now.requests], width)]
     return lines if now.requests else [*lines[:-1], "no request is in flight"]
@@ -168,7 +168,7 @@ def _model_row(row: Row, now: Look, before: Look) -> tuple[str, ...]:
 
 def _request_row(row: Row) -> tuple[str, ...]:
     speed = row["generated_tokens"] / row["seconds"] if row["seconds"] else 0.0
-    is_reading = 0 < row["read_tokens"] < row["prompt_tokens"] and not row["generated_tokens"]
+    is_reading = 0 < row.get("read_tokens", 0) < row["prompt_tokens"] and not row["generated_tokens"]
     read = f"{format_count(row['read_tokens'])}/" if is_reading else ""
     return (
         make_printable(row["path"][:40]),
@@ -198,7 +198,7 @@ def _speed(now: Look, before: Look, row: Row, name: str) -> float | None:
     count, earlier = (-1 if one is None else int(one) for one in counts)
     if min(count, earlier) < 0 or count < earlier:
         return None
-    times = [look.time_s - look.caches[row["name"]]["age_s"] for look in (now, before)]
+    times = [look.time_s - look.caches[row["name"]].get("age_s", 0) for look in (now, before)]
     seconds = times[0] - times[1]
     return round((count - earlier) / seconds, 1) if seconds >= SAME_S else None
 
@@ -211,7 +211,7 @@ def _follow(before: Look, address: str, interval_s: float, take: Callable[[], Lo
         try:
             now = take()
             lines = render(now, before, address, size.columns)
-            before = before if any(row["age_s"] >= OLD_S for row in now.caches.values()) else now
+            before = before if any(row.get("age_s", 0) >= OLD_S for row in now.caches.values()) else now
             shown = [*lines, "", "q ends"]
         except MlxrError as error:
             shown = [*lines, "", make_printable(str(error))]

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Receiver = Callable[[TokenEvent], None]
 PATIENCE_S = 0.25  # that who reads figures waits for a step to end
-KEEP_S = 1.0  # between two readings that are kept while steps follow one another
+KEEP_S = 2.0  # between two readings that are kept while steps follow one another; on a GPU one waits for its queue
 
 
 class Job:
@@ -82,7 +82,7 @@ class Worker:
         self._stop_at_s: float | None = None
         self._broken = self._ending = False
         self.is_computing = False  # a step, which nothing can interrupt
-        self.after_step: Callable[[Engine], None] | None = None
+        self.before_step: Callable[[Engine], None] | None = None
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="mlxr-engine", daemon=True)
         self._thread.start()
@@ -209,9 +209,9 @@ class Worker:
     def _step(self) -> None:
         self.is_computing = True
         try:
+            if self.before_step is not None:
+                self.before_step(self._engine)
             events = self._engine.step()
-            if self.after_step is not None:
-                self.after_step(self._engine)
             self.is_computing = False
         except Exception as error:  # the engine deals with a failing model itself; this is the engine's own failure
             self.is_computing = False
@@ -294,15 +294,16 @@ def _receive(batch: Iterable[tuple[Job, TokenEvent]]) -> None:
 
 
 class Figures(Generic[T]):
-    """What `read` tells of an engine: now where no long step is under way, else as it was after one of the last steps.
+    """What `read` tells of an engine: now where no long step is under way, else as it was before this one or one of the
+    last.
 
-    It is read and kept when this is made, after steps at most once in KEEP_S, and whenever somebody gets it anew.
+    It is read and kept when this is made, before steps at most once in KEEP_S, and whenever somebody gets it anew.
     """
 
     def __init__(self, worker: Worker, read: Callable[[Engine], T]) -> None:
         self._worker, self._read = worker, read
         self._kept: tuple[float, T] = worker.post(self._keep).result()
-        worker.after_step = self._renew
+        worker.before_step = self._renew
 
     def _keep(self, engine: Engine) -> tuple[float, T]:
         self._kept = time.monotonic(), self._read(engine)

@@ -189,6 +189,7 @@ class Generation:
         tells_progress: bool,
     ) -> None:
         self._stream, self._row, self._counts, self._span = stream, row, counts, span
+        self._read_tokens = 0  # of the own prompt
         self._tells_progress = tells_progress
         self.name, self.load_s = lease.name, lease.load_s
         self.prompt_ids: list[int] = stream.prompt_ids
@@ -209,7 +210,8 @@ class Generation:
             self._counts.count_end(event)
             self._span.note(self._row, self._counts.operation, event)
         elif isinstance(event, PromptProgress):
-            self._row.read_tokens = event.read_tokens
+            self._row.read_tokens += event.read_tokens - self._read_tokens  # of several prompts it has the sum
+            self._read_tokens = event.read_tokens
             log_reading(self._row, event)
         elif event.token_ids:
             self._counts.count_tokens(len(event.token_ids))

@@ -320,7 +320,7 @@ def build_engine(
     together = 0
     if loaded.tower is not None and sees:  # it is loaded with the first picture, and has its room from the start
         free_bytes = bound_free_bytes(loaded.ctx, memory_bytes)
-        together = 0 if loaded.ctx.gpu is None else _choose_together(loaded.tower, free_bytes)
+        together = 0 if loaded.ctx.gpu is None else _choose_together(loaded.tower, loaded.ctx.device, free_bytes)
         tokens = max(settings.image_tokens, together)
         work_bytes = loaded.tower.count_work_bytes(tokens, on_gpu=together > 0)
         rows_bytes = ROWS_BYTES if loaded.ctx.uses_host_memory else 0
@@ -338,11 +338,12 @@ def build_engine(
     )
 
 
-def _choose_together(tower: TowerFile, free_bytes: int | None) -> int:
-    """How many tokens of pictures a GPU encodes at once."""
+def _choose_together(tower: TowerFile, device: str, free_bytes: int | None) -> int:
+    """How many tokens of pictures a GPU encodes at once: many where they are soon done, and have room."""
     most, fewest = TOGETHER_TOKENS
-    has_room = free_bytes is None or tower.count_work_bytes(most, on_gpu=True) <= TOGETHER_SHARE * free_bytes
-    return most if has_room else fewest
+    if device != "cuda" or free_bytes is None:
+        return fewest
+    return most if tower.count_work_bytes(most, on_gpu=True) <= TOGETHER_SHARE * free_bytes else fewest
 
 
 def _make_encoder(loaded: LoadedModel, together: int) -> Encoder:

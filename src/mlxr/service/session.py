@@ -12,9 +12,8 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -24,6 +23,7 @@ from typing import TypeVar
 from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Dispatch, LiveReading, MachineLimits, PageRecord, WatchedModel
+from mlxr.core.work_threads import WorkThreads
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.memory_plan import MIN_ARENA_BYTES
 from mlxr.engine.pictures import Pictures
@@ -61,7 +61,8 @@ from mlxr.tokenizers import ChatTemplate, Tokenizer
 logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
-ENCODING_THREADS, FEW_TEXTS = 4, 16  # that make tokens of many texts, so many texts at a time
+ENCODING_THREADS = 4  # that make tokens of many texts beside a GPU
+FEW_TEXTS, GROUP_CHARACTERS = 16, 1 << 16  # that become tokens at a time; the last of them may have more
 T = TypeVar("T")
 
 
@@ -460,13 +461,15 @@ class Session:
                     marked.unpooled = unpooled
             return outcomes
 
-        for number, outcome in enumerate(itertools.chain.from_iterable(_map_ahead(encode, texts))):
-            if isinstance(outcome, ContextFull):
-                reason = f"text {number}: {outcome.reason}"
-                raise ContextFull(field, reason, outcome.prompt_tokens, outcome.context_tokens)
-            if isinstance(outcome, InvalidRequest):
-                raise InvalidRequest(field, f"text {number}: {outcome.reason}")
-            yield outcome
+        threads = 1 if self.loaded.ctx.gpu is None else min(ENCODING_THREADS, (os.cpu_count() or 1) // 2)
+        with closing(map_ahead(encode, texts, threads)) as encoded:
+            for number, outcome in enumerate(itertools.chain.from_iterable(encoded)):
+                if isinstance(outcome, ContextFull):
+                    reason = f"text {number}: {outcome.reason}"
+                    raise ContextFull(field, reason, outcome.prompt_tokens, outcome.context_tokens)
+                if isinstance(outcome, InvalidRequest):
+                    raise InvalidRequest(field, f"text {number}: {outcome.reason}")
+                yield outcome
 
     def _count_unpooled(self, prompt: str) -> int:
         """Count the first tokens of a text that a mean leaves out, where the model's files say that it is without the
@@ -627,28 +630,39 @@ class Session:
         self.loaded.close()
 
 
-def _map_ahead(work: Callable[[list[Prompt]], T], texts: Iterable[Prompt]) -> Iterator[T]:
-    """`work` on groups of FEW_TEXTS texts, in their order; of many texts some are worked on ahead, on other threads
-    where there are processors for these.
+def map_ahead(work: Callable[[list[Prompt]], T], texts: Iterable[Prompt], threads: int) -> Generator[T, None, None]:
+    """`work` on groups of texts, in their order; with several `threads` some groups are worked on ahead.
 
     On a GPU a small encoder computes texts faster than one thread makes tokens of them. A tokenizer lets go of the
     interpreter once for a group: taking it back each time from a busy engine takes longer than a text's tokens.
     """
-    waiting, threads = iter(texts), min(ENCODING_THREADS, (os.cpu_count() or 1) // 2)
-    groups = iter(lambda: list(itertools.islice(waiting, FEW_TEXTS)), [])
+    groups = _group(texts)
     first = list(itertools.islice(groups, 2))
     if threads < 2 or len(first) < 2:
         yield from map(work, itertools.chain(first, groups))
         return
-    pool = ThreadPoolExecutor(threads, "mlxr-encode")
-    started = deque[Future[T]](pool.submit(work, group) for group in first)
+    pool = WorkThreads("mlxr-encode", threads)
+    started = deque(pool.submit(work, group) for group in first)
     try:
         while started:
             result = started.popleft().result()
             started += [pool.submit(work, group) for group in itertools.islice(groups, threads + 1 - len(started))]
             yield result
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.stop()
+
+
+def _group(texts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
+    """Cut texts into groups; long ones stand nearly alone, as all tokens of a group are in memory at once."""
+    group, length = list[Prompt](), 0
+    for text in texts:
+        group.append(text)
+        length += len(text)
+        if len(group) == FEW_TEXTS or length >= GROUP_CHARACTERS:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:

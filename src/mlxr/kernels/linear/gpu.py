@@ -124,12 +124,12 @@ def linear(ctx: Context, x: Value, weight: LinearWeight) -> Value:
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
-    is_single = bias is not None and len(parts) == 1 and not isinstance(x, Buffer)
-    if is_single and gpu.narrow and _choose_part(ctx, parts[0], tokens) == "library":
-        return _add_in_product(ctx, x, parts[0].upload.array, bias)
-    result = _multiply_parts(ctx, x, parts)
-    if bias is not None:
-        result = result + bias
+    if bias is None:
+        result = _multiply_parts(ctx, x, parts)
+    elif _adds_in_product(ctx, x, parts):
+        result = _add_in_product(ctx, x, parts[0].upload.array, bias)
+    else:
+        result = _multiply_parts(ctx, x, parts) + bias
     return result if result.dtype.size <= gpu.activations.size else result.astype(gpu.activations)
 
 
@@ -378,6 +378,15 @@ def _multiply_library(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> Devi
     return ctx.gpu.watch.run_mlx(
         "linear", name_product(matrix), lambda: x.astype(kind) @ matrix.T.astype(kind), x, matrix
     )
+
+
+def _adds_in_product(ctx: Context, x: DeviceArray, parts: list[Part]) -> bool:
+    """Whether the library adds a bias as well as anybody: not in bf16 where more digits of the sum are kept."""
+    gpu = ctx.gpu
+    if len(parts) > 1 or isinstance(x, Buffer) or not gpu.narrow:
+        return False
+    keeps_digits = parts[0].type_name == "bf16" and gpu.activations.size > 2
+    return _choose_part(ctx, parts[0], x.shape[0]) == "library" and not keeps_digits
 
 
 def _add_in_product(ctx: Context, x: DeviceArray, matrix: DeviceArray, bias: DeviceArray) -> DeviceArray:
