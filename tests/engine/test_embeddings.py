@@ -14,6 +14,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.engine_thread import EngineThread
 from mlxr.engine.request import EngineRequest, Pooling
+from mlxr.engine.runner import Pool, StateSum
 from mlxr.service.streams import TEXTS_AT_ONCE, embed_each
 
 TEXT = list(range(30))
@@ -142,3 +143,20 @@ def test_steps_of_many_texts_are_full() -> None:
     server.close()
     np.testing.assert_array_equal(vectors, [expect(text, "mean") for text in texts])
     assert steps <= 2 * len(texts) // TEXTS_AT_ONCE
+
+
+def test_a_pool_takes_states_and_their_sums() -> None:
+    """A text may be computed beside others in one step, and alone in the next."""
+    states = np.random.RandomState(0).standard_normal((30, 8)).astype(np.float32)
+    for first in (True, False):  # again after a preemption
+        pool = Pool("mean", lambda vector: vector)
+        assert pool.takes_sums
+        if not first:
+            pool.add(states, is_first=True)
+        for start, stop, is_summed in ((0, 7, True), (7, 16, False), (16, 30, True)):
+            part = states[start:stop]
+            given = StateSum(part.sum(axis=0, dtype=np.float64).astype(np.float32), stop - start) if is_summed else part
+            pool.add(given, is_first=not start)
+        np.testing.assert_allclose(pool.read(), states.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-7)
+    assert not Pool("mean", lambda vector: vector, 3).takes_sums
+    assert not Pool("last", lambda vector: vector).takes_sums

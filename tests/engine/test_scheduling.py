@@ -8,6 +8,8 @@ from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.request import EngineRequest
+from mlxr.engine.scheduler import Pages, Promises, Scheduler
+from mlxr.engine.sequence import Sequence
 from mlxr.kernels.ragged import RaggedBatch
 
 
@@ -137,3 +139,29 @@ def test_pages_grow_with_the_answer() -> None:
         engine.step()
         used.append(engine.stats().used_pages)
     assert used == [1, 1, 2, 2, 2, 2, 3, 3, 3, 0]
+
+
+def test_promises_are_those_of_all_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is admitted or makes place while others are admitted is counted: as if all were counted anew."""
+    promised: list[Pages] = []
+    open_if_fits = Scheduler._open_if_fits
+
+    def check(scheduler: Scheduler, candidate: Sequence, pages: Pages) -> bool:
+        assert pages == Promises(scheduler._budget, scheduler.running).pages
+        promised.append(pages)
+        return open_if_fits(scheduler, candidate, pages)
+
+    monkeypatch.setattr(Scheduler, "_open_if_fits", check)
+    chance, engine = np.random.RandomState(3), make_engine(pages=24)
+    for _ in range(400):
+        if chance.rand() < 0.5:
+            prompt = chance.randint(0, 50, chance.randint(1, 30)).tolist()
+            engine.submit(
+                EngineRequest(prompt, params(int(chance.randint(1, 12))), priority=int(chance.randint(-3, 4)))
+            )
+        engine.step()
+        engine.check()
+    run_all(engine)
+    assert len(promised) > 300
+    assert len(set(promised)) > 10
+    assert engine.stats().preemptions > 5
