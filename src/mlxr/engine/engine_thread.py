@@ -294,8 +294,7 @@ def _receive(batch: Iterable[tuple[Job, TokenEvent]]) -> None:
 
 
 class Figures(Generic[T]):
-    """What `read` tells of an engine: now where no long step is under way, else as it was before this one or one of the
-    last.
+    """Keeps what `read` says of an engine, so that whoever asks during a long step gets it without waiting.
 
     It is read and kept when this is made, before steps at most once in KEEP_S, and whenever somebody gets it anew.
     """

@@ -270,7 +270,7 @@ class SummingModel(Model, Protocol):
 
     @property
     def sums_states(self) -> bool:
-        """Whether that is worth it."""
+        """Return whether sums are cheaper to have than the states themselves."""
 
     def forward_sums(self, batch: RaggedBatch, arena: ModelArena, counts: Sequence[int]) -> Floats:
         """`forward_hidden`, but of the states of so many output rows each only the sum, (parts, hidden size)."""
@@ -377,7 +377,7 @@ class Runner:
         return Outputs(logits, hidden, kept)
 
     def _takes_sums(self, parts: Sequence[BatchPart]) -> bool:
-        """Whether all that is wanted of a batch are sums of states, and the model makes these."""
+        """Return whether `forward_sums` gives all that is wanted of a batch."""
         wants = all(part.sums or not part.wanted_tokens for part in parts) and any(part.sums for part in parts)
         return wants and getattr(self._model, "sums_states", False)
 
@@ -440,7 +440,7 @@ class Pool:
 
     @property
     def takes_sums(self) -> bool:
-        """Whether of the wanted states of a chunk their sum will do."""
+        """Return whether `add` may get the sum of a chunk's wanted states in their place."""
         return self._pooling == "mean" and not self._unpooled
 
     def add(self, hidden: Floats | StateSum, *, is_first: bool) -> None:

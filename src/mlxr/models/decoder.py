@@ -336,7 +336,7 @@ class Decoder:
 
     @property
     def sums_states(self) -> bool:
-        """Whether `forward_sums` is worth it: on a GPU, which then brings a row a text to the host, not all of them."""
+        """True on a GPU, from which `forward_sums` brings one row of a text to the host, not all of them."""
         return self.ctx.gpu is not None
 
     def forward_sums(self, batch: RaggedBatch, arena: Pools, counts: Sequence[int]) -> FloatArray:

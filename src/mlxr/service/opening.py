@@ -339,7 +339,7 @@ def build_engine(
 
 
 def _choose_together(tower: TowerFile, device: str, free_bytes: int | None) -> int:
-    """How many tokens of pictures a GPU encodes at once: many where they are soon done, and have room."""
+    """Return the tokens of pictures that a GPU encodes at once: many where they are soon done, and have room."""
     most, fewest = TOGETHER_TOKENS
     if device != "cuda" or free_bytes is None:
         return fewest

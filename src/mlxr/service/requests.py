@@ -164,7 +164,7 @@ def find_message_ends(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[i
 
 
 def _are_token_ids(values: Sequence[object], vocab_size: int) -> bool:
-    """Whether all are plain numbers of the vocabulary; quick, as thousands of texts may come one after another."""
+    """Return whether all are ints of the vocabulary, without a call for each: thousands of texts may come at once."""
     return {*map(type, values)} == {int} and min(values) >= 0 and max(values) < vocab_size  # type: ignore[type-var,operator]
 
 
