@@ -381,7 +381,7 @@ def _multiply_library(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> Devi
 
 
 def _adds_in_product(ctx: Context, x: DeviceArray, parts: list[Part]) -> bool:
-    """Return whether the library multiplies all of it and may add the bias: not in bf16 where results keep more digits."""
+    """Return whether the library multiplies all of it and may add the bias: in bf16 not where results are wider."""
     gpu = ctx.gpu
     if len(parts) > 1 or isinstance(x, Buffer) or not gpu.narrow:
         return False
