@@ -137,6 +137,13 @@ class RequestFailed(MlxrError):
         super().__init__(text)
 
 
+TOO_COMPLEX = "the grammar became too complex while the answer grew"  # begins the error of such an answer
+
+
+class TooComplex(MlxrError):
+    """An answer cannot go on: what it must follow has too many meanings here. Whoever asked for it can change that."""
+
+
 class InvalidRequest(MlxrError):
     """The request cannot be served as it was asked; `field` names the offending part."""
 
