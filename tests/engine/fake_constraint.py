@@ -18,7 +18,8 @@ class FakeConstraint:
     """After tokens whose sum is s, the tokens t with (s + t) % `divisor` == 0; accepts nothing else.
 
     From token number `fails_at` on `fill_mask` raises `failure`, after `accepts` tokens `accept` raises, and after
-    `ends_at` tokens nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens `way`.
+    `ends_at` tokens nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens
+    `way`.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ def test_accounts_end_with_the_last_request() -> None:
     assert fair_queue.token_s == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize(("token_s", "tokens"), [(0.00005, 512), (0.0002, 250), (0.01, 128)])
+@pytest.mark.parametrize(("token_s", "tokens"), [(0.00005, 512), (0.0002, 200), (0.01, 128)])
 def test_shared_steps_take_little_time_but_not_too_few_tokens(token_s: float, tokens: int) -> None:
     fair_queue = FairQueue()
     assert fair_queue.limit_chunk(512) == 512  # nothing is known
@@ -161,10 +161,10 @@ def test_the_answer_of_one_waits_little_for_prompts_of_others() -> None:
     world.step()  # the prompt of the other one, and half of what two clients have
     for _ in range(2):
         world.step()
-    assert world.step_tokens[1:] == [125 + 2, 250 + 1, 250 + 1]
+    assert world.step_tokens[1:] == [100 + 2, 200 + 1, 200 + 1]
     world.submit("third", 7, 200)
     world.step()
-    assert world.step_tokens[-1] == 125 + 125 + 2
+    assert world.step_tokens[-1] == 100 + 100 + 2
     world.run()
     assert world.order(flood) == flood
 

@@ -38,7 +38,7 @@ from mlxr.engine.speculative.planner import Planner
 
 _WEIGHT = 0.1  # of the newest value in running means: some ten steps or requests back still count
 _GUESSED_TOKEN_S = 0.001  # until a step has been measured
-SHARED_STEP_S = 0.05  # what prompts may take of a step while several clients share the engine
+SHARED_STEP_S = 0.04  # what prompts may take of a step while several clients share the engine
 LONG_ROWS = 64  # from these on, steps tell how long a token of a prompt takes: weights are read for many
 LEAST_SHARE = 4  # of a chunk's tokens a shared step has this part or more, as weights are read in each step
 ANSWER_TOKENS = 16  # what an answer counts for; how long it will be is not known, and its tokens share their steps
