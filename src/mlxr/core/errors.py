@@ -18,6 +18,7 @@ MlxrError
 ├── NoReplica         a cluster has no replica that can take the request
 ├── EngineStopped     the engine is being stopped and takes no more requests
 ├── Busy              so much of a kind is under way that no more of it is begun
+├── TooComplex        what an answer must follow became too complex while it grew
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── ContextFull   the prompt leaves no room for an answer in the context
