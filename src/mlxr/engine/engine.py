@@ -26,7 +26,7 @@ from mlxr.engine.request import EngineRequest
 from mlxr.engine.requests import Admission, Limits, RequestTable
 from mlxr.engine.runner import BatchPart, Doubles, Model, Runner, choose_chunk_tokens, score_tokens
 from mlxr.engine.scheduler import Chunk, FairQueue, Scheduler
-from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.planner import DraftSource, HeadSource, Planner, can_draft, open_drafts
 from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Live, Work, read_counters, read_queue
@@ -35,6 +35,8 @@ from mlxr.kernels.gpu.graph import MAX_SEQUENCES
 from mlxr.kernels.sample import SampleRow, sample
 
 Progress = Callable[[int, int], None]
+# Of a prompt, in a step that several clients share: fewer take hardly less time, as the weights are expanded for any.
+CUDA_PART_TOKENS = 512
 FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: rows that some kernels have variants for
 DRAWS = (SampleRow(), SampleRow(params=SamplingParams(temperature=1.0), uniform=0.5))
 
@@ -199,7 +201,9 @@ class Engine:
             takes_whole=not self._config.is_causal,
             runs_ahead=ctx.gpu is not None,
             encoder=encoder,
+            least_part_tokens=CUDA_PART_TOKENS if ctx.device == "cuda" else 1,
         )
+        self._ahead: list[Sequence] = []  # whose next tokens a GPU computes already
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._least_pages = [
             group.arena.shape.count_peak(self.context_tokens, step_tokens, self.plan.page_size) for group in groups
@@ -279,7 +283,7 @@ class Engine:
         start = self._clock()
         events = self._requests.end_late(start)
         accepted_tokens = self._work.accepted_tokens
-        chunks = self._scheduler.schedule()
+        chunks, self._ahead = self._scheduler.schedule(self._ahead), []
         if not chunks:
             return events + self._encode(is_alone=True)
         record = self.live.record
@@ -288,6 +292,8 @@ class Engine:
             outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
             drawing = Drawing(self._ctx, outputs.logits, chunks, goes_on=self._goes_on(chunks))
             results = drawing.draw_first()
+            if self._ctx.gpu is not None and self._ctx.gpu.steps.is_ahead:
+                self._ahead = [chunk.sequence for chunk in drawing.chunks]
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._postprocess.fail(chunks, error)
@@ -423,7 +429,9 @@ class Engine:
         self.cache.close()
 
     def _goes_on(self, chunks: list[Chunk]) -> bool:
-        """Whether the next step is likely to compute what is drawn now, without drafts."""
+        """Whether the next step is likely to compute what is drawn now, without drafts and nothing of prompts."""
+        if len(self._scheduler.running) > len(chunks):
+            return False
         if self._planner is None or not self._planner.runs_ahead:
             return True
         drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]

@@ -292,7 +292,8 @@ class Scheduler:
 
     A step computes at most `max_batch_tokens` tokens, at most `prefill_chunk_tokens` of one prompt. At most
     `max_sequences` answers run at a time, and never more than a step has tokens, so that none of them is left out for
-    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
+    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. Several clients whose prompts
+    share a step have at least `least_part_tokens` of it each, as far as they go. With `shares_prefixes`, prompts
     that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
     tokens are drafted for answers in steps that compute no prompt. With `takes_whole` a prompt is computed in one step,
     alone in it if it is longer than all that. With `runs_ahead` a step of answers may start before the one in front was
@@ -313,8 +314,9 @@ class Scheduler:
         takes_whole: bool = False,
         runs_ahead: bool = False,
         encoder: Encoder | None = None,
+        least_part_tokens: int = 1,
     ) -> None:
-        self._cache = cache
+        self._cache, self._least_part_tokens = cache, least_part_tokens
         self._reserve, self._encoder = reserve, encoder
         self._fair_queue = fair_queue
         self._drafts = drafts
@@ -360,8 +362,12 @@ class Scheduler:
         queue.remove(leader)
         bisect.insort(queue, sibling, key=_BY_RANK)
 
-    def schedule(self) -> list[Chunk]:
-        """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
+    def schedule(self, ahead: Items[Sequence] = ()) -> list[Chunk]:
+        """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do.
+
+        `ahead` are those for whose next tokens a step has been started. If it is all that decode, the step is theirs
+        alone, and prompts have the one after it: else what was started would be of no use.
+        """
         self._admit()
         if self._encoder is not None:
             self._encoder.begin_step()
@@ -370,6 +376,8 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for sequence in self.running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
+        if ahead and decoding == [*ahead]:
+            prefilling = []
         for sequence in decoding:
             self._take(sequence, sequence.pending_tokens, chunks)
         quotas = self._share_prompts()
@@ -451,10 +459,8 @@ class Scheduler:
         """
         clients = {sequence.request.client for sequence in self.running}
         self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
-        return {
-            client: self._max_batch_tokens if client is None else max(1, self._prefill_chunk_tokens // self._parts)
-            for client in clients
-        }
+        part_tokens = max(self._prefill_chunk_tokens // self._parts, self._least_part_tokens)
+        return {client: self._max_batch_tokens if client is None else part_tokens for client in clients}
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""
