@@ -145,7 +145,7 @@ class Engine:
         encoder: Encoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config))
+        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config), has_room=ctx.has_room)
         _check_positive(settings, "page_size", "max_waiting")
         _check_positive(sizes, "max_batch_tokens", "max_sequences", "prefill_chunk_tokens")
         self._ctx, self._config, self._clock = ctx, model.config, clock
@@ -292,7 +292,7 @@ class Engine:
             outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
             drawing = Drawing(self._ctx, outputs.logits, chunks, goes_on=self._goes_on(chunks))
             results = drawing.draw_first()
-            if self._ctx.gpu is not None and self._ctx.gpu.steps.is_ahead:
+            if self._ctx.gpu is not None and self._ctx.gpu.steps.goes_on(outputs.logits):
                 self._ahead = [chunk.sequence for chunk in drawing.chunks]
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))

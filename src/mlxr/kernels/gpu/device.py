@@ -142,6 +142,11 @@ class Gpu:
         return read_free_bytes(self.mx, self.device) if self.narrow else None
 
     @property
+    def total_bytes(self) -> int:
+        """All memory of an NVIDIA GPU; 0 of others, and where MLX does not tell."""
+        return int(self.mx.device_info().get("total_memory", 0)) if self.device == "cuda" else 0
+
+    @property
     def recorder(self) -> Recorder:
         """The list that launches go into; for what runs only while a step is recorded."""
         if not isinstance(self.launcher, Recorder):

@@ -130,10 +130,9 @@ class Steps:
         self._current, self._pools = run, pools
         return run.logits
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether a step was started on tokens that nobody has read, or the step that comes next."""
-        return self._ahead is not None
+    def goes_on(self, logits: object) -> bool:
+        """Whether these are the logits of the step that runs now, and the one after it was started."""
+        return self.has(logits) and self._ahead is not None
 
     def finish_ahead(self) -> None:
         """Have a step that runs ahead write before what is launched next; it may be taken up nevertheless."""
