@@ -37,6 +37,9 @@ from mlxr.kernels.sample import SampleRow, sample
 Progress = Callable[[int, int], None]
 # Of a prompt, in a step that several clients share: fewer take hardly less time, as the weights are expanded for any.
 CUDA_PART_TOKENS = 512
+# How much of the time that a step with prompts took answers have to themselves before the next one, on such a GPU. Its
+# time hardly depends on its prompts, as long as they are short, so those that come meanwhile share it.
+CUDA_ANSWERS_SHARE = 1.0
 FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: rows that some kernels have variants for
 DRAWS = (SampleRow(), SampleRow(params=SamplingParams(temperature=1.0), uniform=0.5))
 
@@ -204,6 +207,8 @@ class Engine:
             least_part_tokens=CUDA_PART_TOKENS if ctx.device == "cuda" else 1,
         )
         self._ahead: list[Sequence] = []  # whose next tokens a GPU computes already
+        self._answers_share = CUDA_ANSWERS_SHARE if ctx.device == "cuda" else 0.0
+        self._owed_s = self._decode_s = 0.0  # what answers have to themselves now; what a step of theirs takes
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._least_pages = [
             group.arena.shape.count_peak(self.context_tokens, step_tokens, self.plan.page_size) for group in groups
@@ -283,7 +288,7 @@ class Engine:
         start = self._clock()
         events = self._requests.end_late(start)
         accepted_tokens = self._work.accepted_tokens
-        chunks, self._ahead = self._scheduler.schedule(self._ahead), []
+        chunks, self._ahead = self._scheduler.schedule(self._ahead, gathers=self._owed_s > 0), []
         if not chunks:
             return events + self._encode(is_alone=True)
         record = self.live.record
@@ -310,6 +315,7 @@ class Engine:
             answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._requests.count_step(seconds, computed_rows)
+        self._count_owed(seconds, is_decoding=is_decoding)
         if self._planner is not None and not self._planner.rests:
             answers = len(drawing.chunks)
             tokens = answers + self._work.accepted_tokens - accepted_tokens
@@ -428,10 +434,17 @@ class Engine:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
         self.cache.close()
 
+    def _count_owed(self, seconds: float, *, is_decoding: bool) -> None:
+        """Answers had a step of so many seconds to themselves, or shared it with prompts."""
+        if is_decoding:
+            self._owed_s, self._decode_s = max(0.0, self._owed_s - seconds), seconds
+        else:
+            self._owed_s = self._answers_share * seconds
+
     def _goes_on(self, chunks: list[Chunk]) -> bool:
         """Whether the next step is likely to compute what is drawn now, without drafts and nothing of prompts."""
         if len(self._scheduler.running) > len(chunks):
-            return False
+            return self._owed_s > self._decode_s
         if self._planner is None or not self._planner.runs_ahead:
             return True
         drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]

@@ -362,11 +362,12 @@ class Scheduler:
         queue.remove(leader)
         bisect.insort(queue, sibling, key=_BY_RANK)
 
-    def schedule(self, ahead: Items[Sequence] = ()) -> list[Chunk]:
+    def schedule(self, ahead: Items[Sequence] = (), *, gathers: bool = False) -> list[Chunk]:
         """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do.
 
         `ahead` are those for whose next tokens a step has been started. If it is all that decode, the step is theirs
-        alone, and prompts have the one after it: else what was started would be of no use.
+        alone, and prompts have the one after it: else what was started would be of no use. If it `gathers` prompts, it
+        is theirs, too, unless a prompt has begun or those that wait would fill a step.
         """
         self._admit()
         if self._encoder is not None:
@@ -376,7 +377,7 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for sequence in self.running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
-        if ahead and decoding == [*ahead]:
+        if (ahead and decoding == [*ahead]) or (gathers and decoding and self._are_few(prefilling)):
             prefilling = []
         for sequence in decoding:
             self._take(sequence, sequence.pending_tokens, chunks)
@@ -412,6 +413,15 @@ class Scheduler:
         elif planner is not None and planner.begin_step(len(chunks)):
             planner.end_step(has_drafts=self._add_drafts(planner, chunks), answers=len(chunks))
         return list(chunks.values())
+
+    def _are_few(self, prompts: Iterable[Sequence]) -> bool:
+        """Whether none of the prompts has begun, and all together would not fill a step."""
+        tokens = 0
+        for sequence in prompts:
+            tokens += sequence.pending_tokens
+            if sequence.computed_tokens > sequence.cached_tokens or tokens >= self._max_batch_tokens:
+                return False
+        return True
 
     def _reserve_ahead(self, chunks: Iterable[Sequence]) -> None:
         """Have each answer's page for the step after this one, too, which can start before this one is read then.
