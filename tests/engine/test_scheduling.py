@@ -165,3 +165,103 @@ def test_promises_are_those_of_all_that_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(promised) > 300
     assert len(set(promised)) > 10
     assert engine.stats().preemptions > 5
+
+
+def test_prompts_wait_for_one_step_that_was_started() -> None:
+    """A step that runs ahead is taken up, whatever was submitted meanwhile; at random, with books that stay right."""
+    generator = np.random.default_rng(5)
+    model = FakeModel()
+    engine = make_engine(model, max_batch_tokens=16, prefill_chunk_tokens=8, max_sequences=6)
+    asked: dict[int, tuple[range, int]] = {}
+    events, held, waits = [], 0, 0
+    for _ in range(300):
+        if len(asked) < 40 and generator.random() < 0.3:
+            start, length, wanted = (int(number) for number in generator.integers(1, 20, 3))
+            asked[engine.submit(EngineRequest(range(start, start + length), params(wanted)))] = (
+                range(start, start + length),
+                wanted,
+            )
+        decoding = [row for row in engine._scheduler.running if row.is_decoding]
+        engine._ahead = decoding if not waits and generator.random() < 0.7 else []
+        is_held = bool(engine._ahead)
+        batches = len(model.batches)
+        events += engine.step()
+        engine.check()
+        if is_held and len(model.batches) > batches:
+            assert query_tokens(model.batches[-1]) == [1] * len(decoding)
+        prompts = [row for row in engine._scheduler.running if not row.is_decoding]
+        held += is_held and bool(prompts)
+        waits = is_held and bool(prompts)
+        assert not (waits and engine._goes_on([]))  # so the step after it is theirs
+    events += run_all(engine)
+    assert held > 5
+    for request_id, (prompt, wanted) in asked.items():
+        assert answer_of(events, request_id) == expect_greedy(prompt, wanted)
+
+
+def test_a_step_that_was_started_for_others_holds_nobody_up() -> None:
+    model = FakeModel()
+    engine = make_engine(model)
+    first = [engine.submit(EngineRequest([index], params(9))) for index in range(2)]
+    engine.step()
+    decoding = [*engine._scheduler.running]
+    engine.cancel(first[0])
+    engine.submit(EngineRequest(range(5), params(3)))
+    engine._ahead = decoding
+    engine.step()
+    assert query_tokens(model.batches[-1]) == [1, 5]
+    run_all(engine)
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, [4, 4]), (6, [6, 6]), (99, [9, 3])])
+def test_clients_share_a_step_down_to_the_least_part(least: int, expected: list[int]) -> None:
+    model = FakeModel()
+    engine = make_engine(model, max_batch_tokens=12, prefill_chunk_tokens=8)
+    engine._scheduler._prefill_chunk_tokens, engine._scheduler._least_part_tokens = 9, least
+    for number, client in enumerate(("one", "other")):  # prompts that begin alike would wait for one another
+        engine.submit(EngineRequest(range(number, number + 20), params(1), client=client))
+    engine.step()
+    assert query_tokens(model.batches[0]) == expected
+    run_all(engine)
+
+
+def test_prompts_that_come_one_by_one_are_gathered() -> None:
+    """Answers have steps to themselves after one with prompts, at random; every prompt gets its turn, unchanged."""
+    generator = np.random.default_rng(11)
+    model, clock = FakeModel(), iter(range(10**6))
+    engine = make_engine(model, max_batch_tokens=24, prefill_chunk_tokens=8, max_sequences=8, clock=lambda: next(clock))
+    engine._answers_share = 3.0
+    asked: dict[int, tuple[range, int]] = {}
+    events, held, together = [], 0, 0
+    for _ in range(400):
+        if len(asked) < 60 and generator.random() < 0.25:
+            start, length, wanted = (int(number) for number in generator.integers(1, 20, 3))
+            prompt = range(start, start + length)
+            asked[engine.submit(EngineRequest(prompt, params(wanted)))] = prompt, wanted
+        owed, batches = engine._owed_s, len(model.batches)
+        events += engine.step()
+        engine.check()
+        prompts = [row for row in engine._scheduler.running if not row.is_decoding]
+        if len(model.batches) > batches and owed > 0 and prompts and max(query_tokens(model.batches[-1])) == 1:
+            held += 1
+        together += len(model.batches) > batches and sum(tokens > 1 for tokens in query_tokens(model.batches[-1])) > 1
+    events += run_all(engine)
+    assert held > 5
+    assert together > 5
+    for request_id, (prompt, wanted) in asked.items():
+        assert answer_of(events, request_id) == expect_greedy(prompt, wanted)
+
+
+@pytest.mark.parametrize(("begun", "tokens", "waits"), [(False, 6, True), (True, 6, False), (False, 30, False)])
+def test_prompts_wait_only_while_they_are_few_and_have_not_begun(begun: bool, tokens: int, waits: bool) -> None:
+    model = FakeModel()
+    engine = make_engine(model, max_batch_tokens=16, prefill_chunk_tokens=4)
+    engine.submit(EngineRequest([1], params(20)))
+    engine.step()
+    engine.submit(EngineRequest(range(2, 2 + tokens), params(2)))
+    if begun:
+        engine.step()
+    chunks = engine._scheduler.schedule(gathers=True)
+    assert (len(chunks) == 1) == waits
+    assert len(engine._scheduler.schedule()) == 2
+    run_all(engine)

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 from fake_model import FakeModel
 
-from mlxr.core.model_settings import GPU_SIZES, LIGHT_SIZES, SIZES, USUAL_SIZES, ModelSettings, StepSizes, size_steps
+from mlxr.core.model_settings import (
+    GPU_SIZES,
+    LIGHT_SIZES,
+    ROOM_SIZES,
+    SIZES,
+    USUAL_SIZES,
+    ModelSettings,
+    StepSizes,
+    size_steps,
+)
 from mlxr.engine.memory_plan import is_light
 
 
@@ -25,3 +34,10 @@ def test_small_encoders_have_larger_steps_on_a_gpu(device: str, sizes: StepSizes
     assert is_light(encoder)
     assert not is_light(replace(encoder, heads=2**12))
     assert not is_light(FakeModel().config)
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", USUAL_SIZES), ("cuda", ROOM_SIZES["cuda"])])
+def test_steps_are_larger_on_a_gpu_with_much_memory(device: str, sizes: StepSizes) -> None:
+    assert size_steps(ModelSettings(), device, has_room=True) == sizes
+    assert size_steps(ModelSettings(max_batch_tokens=100), device, has_room=True).max_batch_tokens == 100
+    assert size_steps(ModelSettings(), device, is_light=True, has_room=True) == LIGHT_SIZES.get(device, sizes)

@@ -359,14 +359,18 @@ def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, mo
     ctx = Context("metal")
     settings = ModelSettings(page_size=16, kv_type="f32", draft="off", max_sequences=2)
     engine = Engine(build_hf(ctx, config, seed), ctx, settings, eos_ids=(), pages=12)
-    engine.submit(EngineRequest(tokens[:4].tolist(), SamplingParams(max_tokens=9, ignore_eos=True)))
+    first, _ = (
+        engine.submit(EngineRequest(tokens[start : start + 4].tolist(), SamplingParams(max_tokens=19, ignore_eos=True)))
+        for start in (0, 4)
+    )
     for _ in range(4):
         engine.step()
     for name, owner in (("finish", CompiledStep), ("start", CompiledStep), ("submit", Gpu)):
         note(name, owner)
     engine.step()
     assert events == ["start", "submit"]  # ahead, on what was drawn
-    engine.submit(EngineRequest(tokens[4:8].tolist(), SamplingParams(max_tokens=3, ignore_eos=True)))
+    engine.cancel(first)  # so it computes what nobody wants
+    engine.submit(EngineRequest(tokens[8:12].tolist(), SamplingParams(max_tokens=3, ignore_eos=True)))
     engine.step()
     assert events[2:4] == ["finish", "submit"]
     del events[:]

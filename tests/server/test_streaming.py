@@ -13,7 +13,8 @@ from starlette.requests import Request
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.activity import Activity
 from mlxr.server.errors import ClientGone, ServerError
-from mlxr.server.streaming import KEEP_ALIVE, NDJSON, SSE, EventStream, ndjson, sse, until_disconnected
+from mlxr.server.streaming import CONNECTION, KEEP_ALIVE, NDJSON, SSE, EventStream, ndjson, sse, until_disconnected
+from mlxr.server.streaming import Frames as PouredFrames
 
 Frames = AsyncGenerator[bytes, None]
 
@@ -190,3 +191,71 @@ def test_the_result_and_the_error_of_work_pass_through() -> None:
             await until_disconnected(request, fail())
 
     asyncio.run(main())
+
+
+class Writer:
+    """A connection that writes past the application, as long as it is ready; all that was sent, in order."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.is_ready = True
+        self.poured = 0
+
+    def write(self, frame: bytes) -> None:
+        self.poured += 1
+        self._connection.sent.append(frame)
+
+    def open_writer(self) -> Writer:
+        return self
+
+
+def test_frames_are_poured_while_the_writer_is_ready() -> None:
+    async def main() -> tuple[list[bytes], int]:
+        connection, queue, taken = Connection(), asyncio.Queue[bytes](), []
+        writer = Writer(connection)
+
+        async def frames() -> AsyncGenerator[bytes, None]:
+            yield b"opening"
+            while frame := await queue.get():
+                yield frame
+
+        stream = EventStream(
+            connection.request(), PouredFrames(frames(), taken.append), media_type=SSE, on_error=lambda _: b""
+        )
+        scope = {"type": "http", "state": {CONNECTION: lambda: writer}}
+        task = asyncio.ensure_future(stream(scope, connection.receive, connection.send))  # type: ignore[arg-type]
+        while not taken or connection.sent[-1:] != [b"opening"]:
+            await asyncio.sleep(0)
+        own = taken[0]
+        for number in range(6):
+            writer.is_ready = number % 2 == 0
+            if own.is_ready:
+                own.write(b"%d" % number)
+            else:
+                queue.put_nowait(b"%d" % number)
+                await asyncio.sleep(0.01)
+        queue.put_nowait(b"")
+        await task
+        return connection.sent, writer.poured
+
+    sent, poured = asyncio.run(main())
+    assert b"".join(sent) == b"opening012345"
+    assert poured == 3
+
+
+@pytest.mark.parametrize("found", [None, lambda: None])
+def test_frames_are_given_where_nobody_can_write_them(found: Any) -> None:
+    async def frames() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+
+    async def main() -> list[bytes]:
+        connection, taken = Connection(), []
+        stream = EventStream(
+            connection.request(), PouredFrames(frames(), taken.append), media_type=SSE, on_error=lambda _: b""
+        )
+        state = {} if found is None else {CONNECTION: found}
+        await stream({"type": "http", "state": state}, connection.receive, connection.send)  # type: ignore[arg-type]
+        assert not taken
+        return connection.sent
+
+    assert b"".join(asyncio.run(main())) == b"one"

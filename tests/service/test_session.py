@@ -7,7 +7,7 @@ import gc
 import json
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -428,3 +428,46 @@ def test_reasoning_comes_first_and_the_grammar_after_it() -> None:
         assert len(completion.token_ids) == completion.usage.completion_tokens == len(completion.tokens)
 
     run(test, template=THINKING)
+
+
+def test_what_comes_while_a_reader_waits_is_poured_but_no_end() -> None:
+    async def test(session: Session) -> None:
+        request = TextRequest("import os", SamplingParams(max_tokens=60, ignore_eos=True))
+        expected = await answer(session, request)
+        async with await session.start(request) as stream:
+            poured: list[Event] = []
+            turn = 0
+
+            def take(events: Sequence[Event]) -> bool:
+                nonlocal turn
+                turn += 1
+                if turn % 4 == 0:
+                    return False
+                poured.extend(events)
+                return True
+
+            stream.pour(take)
+            told: list[Event] = []
+            while batch := await stream.take():  # in the order of the answer: both lists are one
+                poured.extend(batch)
+                told.extend(batch)
+        assert fold_events(poured).text == expected.text
+        assert isinstance(told[-1], Finish)
+        assert 1 < len(told) < len(poured)
+
+    run(test)
+
+
+def test_who_pours_and_fails_is_told_by_the_reader() -> None:
+    async def test(session: Session) -> None:
+        def fail(events: Sequence[Event]) -> bool:
+            raise RuntimeError(f"cannot take {len(events)}")
+
+        request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True))
+        async with await session.start(request) as stream:
+            stream.pour(fail)
+            with pytest.raises(RuntimeError, match="cannot take 1"):
+                await stream.take()
+        await wait_for_pages(session)
+
+    run(test)

@@ -309,12 +309,14 @@ class StepSizes:
 USUAL_SIZES = StepSizes(512, 64, 512)
 GPU_SIZES = StepSizes(2048, 128, 2048)  # from where on a GPU's products are bound by arithmetic
 SIZES = {"cuda": GPU_SIZES, "metal": StepSizes(512, 16, 512)}  # by device; a Mac's GPU computes a tenth of that
+ROOM_SIZES = {"cuda": StepSizes(4096, 128, 4096)}  # where there is much room: weights are expanded half as often
 LIGHT_SIZES = {"cuda": StepSizes(16384, 256, 16384)}  # of small encoders, whose launches take longer than their work
 
 
-def size_steps(settings: ModelSettings, device: str, *, is_light: bool = False) -> StepSizes:
-    """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto", and a model that
-    perhaps `is_light`."""
-    usual = (LIGHT_SIZES if is_light else SIZES).get(device) or SIZES.get(device, USUAL_SIZES)
+def size_steps(settings: ModelSettings, device: str, *, is_light: bool = False, has_room: bool = False) -> StepSizes:
+    """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto" and perhaps
+    `has_room`, and a model that perhaps `is_light`."""
+    usual = (LIGHT_SIZES if is_light else ROOM_SIZES if has_room else SIZES).get(device)
+    usual = usual or SIZES.get(device, USUAL_SIZES)
     given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

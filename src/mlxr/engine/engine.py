@@ -26,7 +26,7 @@ from mlxr.engine.request import EngineRequest
 from mlxr.engine.requests import Admission, Limits, RequestTable
 from mlxr.engine.runner import BatchPart, Doubles, Model, Runner, choose_chunk_tokens, score_tokens
 from mlxr.engine.scheduler import Chunk, FairQueue, Scheduler
-from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.speculative import DrafterMaker
 from mlxr.engine.speculative.planner import DraftSource, HeadSource, Planner, can_draft, open_drafts
 from mlxr.engine.stats import CacheMemory, EngineReport, EngineStats, Live, Work, read_counters, read_queue
@@ -35,6 +35,11 @@ from mlxr.kernels.gpu.graph import MAX_SEQUENCES
 from mlxr.kernels.sample import SampleRow, sample
 
 Progress = Callable[[int, int], None]
+# Of a prompt, in a step that several clients share: fewer take hardly less time, as the weights are expanded for any.
+CUDA_PART_TOKENS = 512
+# How much of the time that a step with prompts took answers have to themselves before the next one, on such a GPU. Its
+# time hardly depends on its prompts, as long as they are short, so those that come meanwhile share it.
+CUDA_ANSWERS_SHARE = 1.0
 FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: rows that some kernels have variants for
 DRAWS = (SampleRow(), SampleRow(params=SamplingParams(temperature=1.0), uniform=0.5))
 
@@ -143,7 +148,7 @@ class Engine:
         encoder: Encoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config))
+        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config), has_room=ctx.has_room)
         _check_positive(settings, "page_size", "max_waiting")
         _check_positive(sizes, "max_batch_tokens", "max_sequences", "prefill_chunk_tokens")
         self._ctx, self._config, self._clock = ctx, model.config, clock
@@ -199,7 +204,11 @@ class Engine:
             takes_whole=not self._config.is_causal,
             runs_ahead=ctx.gpu is not None,
             encoder=encoder,
+            least_part_tokens=CUDA_PART_TOKENS if ctx.device == "cuda" else 1,
         )
+        self._ahead: list[Sequence] = []  # whose next tokens a GPU computes already
+        self._answers_share = CUDA_ANSWERS_SHARE if ctx.device == "cuda" else 0.0
+        self._owed_s = self._decode_s = 0.0  # what answers have to themselves now; what a step of theirs takes
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._least_pages = [
             group.arena.shape.count_peak(self.context_tokens, step_tokens, self.plan.page_size) for group in groups
@@ -279,7 +288,7 @@ class Engine:
         start = self._clock()
         events = self._requests.end_late(start)
         accepted_tokens = self._work.accepted_tokens
-        chunks = self._scheduler.schedule()
+        chunks, self._ahead = self._scheduler.schedule(self._ahead, gathers=self._owed_s > 0), []
         if not chunks:
             return events + self._encode(is_alone=True)
         record = self.live.record
@@ -288,6 +297,8 @@ class Engine:
             outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
             drawing = Drawing(self._ctx, outputs.logits, chunks, goes_on=self._goes_on(chunks))
             results = drawing.draw_first()
+            if self._ctx.gpu is not None and self._ctx.gpu.steps.goes_on(outputs.logits):
+                self._ahead = [chunk.sequence for chunk in drawing.chunks]
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._postprocess.fail(chunks, error)
@@ -304,6 +315,7 @@ class Engine:
             answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._requests.count_step(seconds, computed_rows)
+        self._count_owed(seconds, is_decoding=is_decoding)
         if self._planner is not None and not self._planner.rests:
             answers = len(drawing.chunks)
             tokens = answers + self._work.accepted_tokens - accepted_tokens
@@ -422,8 +434,17 @@ class Engine:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
         self.cache.close()
 
+    def _count_owed(self, seconds: float, *, is_decoding: bool) -> None:
+        """Answers had a step of so many seconds to themselves, or shared it with prompts."""
+        if is_decoding:
+            self._owed_s, self._decode_s = max(0.0, self._owed_s - seconds), seconds
+        else:
+            self._owed_s = self._answers_share * seconds
+
     def _goes_on(self, chunks: list[Chunk]) -> bool:
-        """Whether the next step is likely to compute what is drawn now, without drafts."""
+        """Whether the next step is likely to compute what is drawn now, without drafts and nothing of prompts."""
+        if len(self._scheduler.running) > len(chunks):
+            return self._owed_s > self._decode_s
         if self._planner is None or not self._planner.runs_ahead:
             return True
         drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]

@@ -180,7 +180,7 @@ def plan_arena(
     """
     groups, kind = form_groups(config.cache_layers), choose_kv_type(ctx, config, settings)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
-    steps = size_steps(settings, ctx.device, is_light=is_light(config))
+    steps = size_steps(settings, ctx.device, is_light=is_light(config), has_room=ctx.has_room)
     needs = PageNeeds(groups.shapes, plan.page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
     if plan.shares_prefixes:
         needs = replace(needs, snapshot_pages=space_snapshots(page_bytes, needs, settings.snapshot_percent))
@@ -381,7 +381,7 @@ def measure_state_use(ctx: Context, config: ModelShape, settings: ModelSettings,
     context_tokens = choose_context(settings.context_tokens, config.context_length)
     tokens, page_size = min(tokens, context_tokens), settings.page_size
     sizes = measure_pages(ctx, groups, page_size, parse_kv_type(settings.kv_type))
-    steps = size_steps(settings, ctx.device)
+    steps = size_steps(settings, ctx.device, has_room=ctx.has_room)
     needs = PageNeeds(groups.shapes, page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
     spacing_pages = space_snapshots(sizes, needs, settings.snapshot_percent)
     assert spacing_pages is not None

@@ -306,7 +306,8 @@ class Scheduler:
 
     A step computes at most `max_batch_tokens` tokens, at most `prefill_chunk_tokens` of one prompt. At most
     `max_sequences` answers run at a time, and never more than a step has tokens, so that none of them is left out for
-    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
+    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. Several clients whose prompts
+    share a step have at least `least_part_tokens` of it each, as far as they go. With `shares_prefixes`, prompts
     that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
     tokens are drafted for answers in steps that compute no prompt. With `takes_whole` a prompt is computed in one step,
     alone in it if it is longer than all that. With `runs_ahead` a step of answers may start before the one in front was
@@ -327,8 +328,9 @@ class Scheduler:
         takes_whole: bool = False,
         runs_ahead: bool = False,
         encoder: Encoder | None = None,
+        least_part_tokens: int = 1,
     ) -> None:
-        self._cache = cache
+        self._cache, self._least_part_tokens = cache, least_part_tokens
         self._reserve, self._encoder = reserve, encoder
         self._fair_queue = fair_queue
         self._drafts = drafts
@@ -374,8 +376,13 @@ class Scheduler:
         queue.remove(leader)
         bisect.insort(queue, sibling, key=_BY_RANK)
 
-    def schedule(self) -> list[Chunk]:
-        """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
+    def schedule(self, ahead: Items[Sequence] = (), *, gathers: bool = False) -> list[Chunk]:
+        """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do.
+
+        `ahead` are those for whose next tokens a step has been started. If it is all that decode, the step is theirs
+        alone, and prompts have the one after it: else what was started would be of no use. If it `gathers` prompts, it
+        is theirs, too, unless a prompt has begun or those that wait would fill a step.
+        """
         self._admit()
         if self._encoder is not None:
             self._encoder.begin_step()
@@ -384,6 +391,8 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for sequence in self.running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
+        if (ahead and decoding == [*ahead]) or (gathers and decoding and self._are_few(prefilling)):
+            prefilling = []
         for sequence in decoding:
             self._take(sequence, sequence.pending_tokens, chunks)
         quotas = self._share_prompts(prefilling)
@@ -418,6 +427,15 @@ class Scheduler:
         elif planner is not None and planner.begin_step(len(chunks)):
             planner.end_step(has_drafts=self._add_drafts(planner, chunks), answers=len(chunks))
         return list(chunks.values())
+
+    def _are_few(self, prompts: Iterable[Sequence]) -> bool:
+        """Whether none of the prompts has begun, and all together would not fill a step."""
+        tokens = 0
+        for sequence in prompts:
+            tokens += sequence.pending_tokens
+            if sequence.computed_tokens > sequence.cached_tokens or tokens >= self._max_batch_tokens:
+                return False
+        return True
 
     def _reserve_ahead(self, chunks: Iterable[Sequence]) -> None:
         """Have each answer's page for the step after this one, too, which can start before this one is read then.
@@ -467,11 +485,12 @@ class Scheduler:
         """
         clients = {sequence.request.client for sequence in self.running}
         self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
-        share = self._prefill_chunk_tokens // self._parts
+        part_tokens = max(self._prefill_chunk_tokens // self._parts, self._least_part_tokens)
         if self._parts > 1 and not self._runs_ahead:
             prompting = {sequence.request.client for sequence in prefilling}
-            share = min(share, self._fair_queue.limit_chunk(self._prefill_chunk_tokens) // max(1, len(prompting)))
-        return {client: self._max_batch_tokens if client is None else max(1, share) for client in clients}
+            limit = self._fair_queue.limit_chunk(self._prefill_chunk_tokens)
+            part_tokens = min(part_tokens, max(1, limit // max(1, len(prompting))))
+        return {client: self._max_batch_tokens if client is None else part_tokens for client in clients}
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""

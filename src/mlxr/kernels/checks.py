@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.kernels.gpu.deferred import Deferred
+from mlxr.kernels.gpu.kernel import name_type
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES, UINT32
 
 AnyArray = npt.NDArray[Any]
-_DEVICE_FLOATS = frozenset({"mlx.core.float32", "mlx.core.float16", "mlx.core.bfloat16"})
+_DEVICE_FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
 def refuse(operator: str, argument: str, has: object, wants: object) -> NoReturn:
@@ -89,7 +90,7 @@ def is_device_array(array: object) -> bool:
 
 
 def _check_device(operator: str, argument: str, array: Any, kinds: frozenset[str], dimensions: int) -> None:
-    if str(array.dtype) not in kinds:
+    if name_type(array.dtype) not in kinds:
         refuse(operator, argument, array.dtype, " or ".join(sorted(kinds)))
     if array.ndim != dimensions:
         refuse(operator, argument, f"of shape {array.shape}", f"{dimensions} dimensions")

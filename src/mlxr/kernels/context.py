@@ -32,6 +32,7 @@ DEVICES: tuple[str, ...] = get_args(Device)
 ISAS = ("portable", "avx2", "avx512", "neon", "amx")
 MAX_THREADS = 256
 SOURCES = Path(__file__).parents[3] / "csrc"  # there in a checkout, not in a wheel
+ROOM_BYTES = 60 * 2**30
 BUILD_ALL = "`make tiers` in the sources builds the kernels of all processors"
 
 
@@ -104,6 +105,11 @@ class Context:
     def read_free_bytes(self) -> int | None:
         """Bytes that arrays may still take as far as the GPU is concerned; None without one, or if it does not tell."""
         return None if self.gpu is None else self.gpu.read_free_bytes()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the device has so much memory of its own that larger steps take no part of it that matters."""
+        return self.gpu is not None and self.gpu.total_bytes >= ROOM_BYTES
 
     def choose_activations(self, type_names: Iterable[str]) -> None:
         """Choose how results travel between operators, by the types of the weights that will be multiplied.

@@ -31,7 +31,7 @@ from mlxr.server.metrics import RequestMetrics
 from mlxr.server.parts import parts_of
 from mlxr.server.request_fields import ParameterFields
 from mlxr.server.routes import note_ignored
-from mlxr.server.streaming import until_disconnected
+from mlxr.server.streaming import Frames, FrameWriter, until_disconnected
 from mlxr.server.work import look
 from mlxr.service.embedding import PromptChoice, choose_product
 from mlxr.service.identity import Planned, current_identity, find_hooks
@@ -197,13 +197,30 @@ class Generation:
     async def take(self) -> list[Event]:
         """All events that are there, at least one; none when all answers have ended."""
         while taken := await self._stream.take():
-            for event in taken:
-                self._count(event)
-            tells = self._tells_progress
-            events: list[Event] = [event for event in taken if tells or not isinstance(event, PromptProgress)]
+            events = self._sift(taken)
             if events:
                 return events
         return []
+
+    def pour(self, is_ready: Callable[[], bool], write: Callable[[Sequence[Event]], None]) -> None:
+        """Have `write` called with events as they come, while `take` waits for them and it `is_ready`."""
+
+        def pour(taken: Sequence[Event]) -> bool:
+            if not is_ready():
+                return False
+            events = self._sift(taken)
+            if events:
+                write(events)
+            return True
+
+        self._stream.pour(pour)
+
+    def _sift(self, taken: Sequence[Event]) -> list[Event]:
+        """Count events; those that are told."""
+        for event in taken:
+            self._count(event)
+        tells = self._tells_progress
+        return [event for event in taken if tells or not isinstance(event, PromptProgress)]
 
     def _count(self, event: Event) -> None:
         if isinstance(event, Finish):
@@ -255,18 +272,39 @@ async def read_all(request: Request, generations: Sequence[Generation], answers_
     return events
 
 
-async def write_frames(
+def write_frames(
     generations: Sequence[Generation],
     render: Callable[[Event], Iterable[bytes]],
     *,
     answers_each: int = 1,
     opening: bytes = b"",
     end: Callable[[], bytes] | None = None,
-) -> AsyncGenerator[bytes, None]:
+) -> Frames:
     """The frames of a stream: `opening`, then what `render` makes of the events, those of a batch as one, then `end`.
 
-    Raises ServerError after the frames before an answer's failure.
+    The answers to one prompt can be poured, up to the first end of one. Raises ServerError after the frames before an
+    answer's failure.
     """
+
+    def pour(writer: FrameWriter) -> None:
+        def write(events: Sequence[Event]) -> None:
+            frames = b"".join([frame for event in events for frame in render(event)])
+            if frames:
+                writer.write(frames)
+
+        if len(generations) == 1:
+            generations[0].pour(lambda: writer.is_ready, write)
+
+    return Frames(_make_frames(generations, render, answers_each, opening, end), pour)
+
+
+async def _make_frames(
+    generations: Sequence[Generation],
+    render: Callable[[Event], Iterable[bytes]],
+    answers_each: int,
+    opening: bytes,
+    end: Callable[[], bytes] | None,
+) -> AsyncGenerator[bytes, None]:
     if opening:
         yield opening
     async for events in take_batches(generations, answers_each):

@@ -2,7 +2,8 @@
 
 Knows the two framings (server-sent events and one JSON object per line) but no dialect: those hand in an asynchronous
 generator of frames. Beside it runs a watch over the connection. When the client goes, the generator is closed at once,
-and with it what the request had started.
+and with it what the request had started. Frames that are made while nothing else is on its way go past that
+generator and all layers to the socket (`FrameWriter`): there are thousands in a second, and each wakes no task.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 from starlette.requests import Request
@@ -29,6 +30,7 @@ NDJSON = "application/x-ndjson"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
+CONNECTION = "connection"  # in the state of a request's scope: a function that gives its `FrameConnection`, or None
 
 
 def encode_json(value: object) -> bytes:
@@ -72,6 +74,42 @@ async def until_disconnected(request: Request, work: Coroutine[Any, Any, T] | as
         await _end(working, watching)
 
 
+class FrameWriter(Protocol):
+    """Writes frames to a client past the layers between application and socket, once a response has begun."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client still listens and has taken what was written before."""
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame, which is not empty; only while it `is_ready`."""
+
+
+class FrameConnection(Protocol):
+    """A connection to a client."""
+
+    def open_writer(self) -> FrameWriter | None:
+        """The writer for the response that has begun; None where it is not sent in HTTP's chunks."""
+
+
+class Frames:
+    """The frames that `generator` gives; those that need no look at the others can be poured.
+
+    `pour(writer)` has what is made from now on, while somebody waits for the next frame, written at once instead of
+    given, as long as the writer is ready; what cannot be poured is given as before.
+    """
+
+    def __init__(self, generator: AsyncGenerator[bytes, None], pour: Callable[[FrameWriter], None]) -> None:
+        self._generator, self.pour = generator, pour
+
+    def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        return self._generator
+
+    async def aclose(self) -> None:
+        """Close the generator."""
+        await self._generator.aclose()
+
+
 class EventStream(Response):
     """A response of frames. An error among them becomes `on_error(error)`, the last frame.
 
@@ -82,7 +120,7 @@ class EventStream(Response):
     def __init__(
         self,
         request: Request,
-        frames: AsyncGenerator[bytes, None],
+        frames: AsyncGenerator[bytes, None] | Frames,
         *,
         media_type: str,
         on_error: Callable[[ServerError], bytes],
@@ -104,7 +142,7 @@ class EventStream(Response):
             await self._send_start(send)
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
             return
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(scope, send))
         watching = asyncio.ensure_future(self._watch(receive, send))
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,9 +153,11 @@ class EventStream(Response):
             await _end(sending, watching)
             await self._frames.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await self._send_start(send)
         try:
+            if isinstance(self._frames, Frames):
+                self._pour(self._frames, scope)
             async for frame in self._frames:
                 await self._send_body(send, frame)
         except ClientGone:
@@ -129,11 +169,23 @@ class EventStream(Response):
             await self._send_body(send, self._on_error(failure))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _pour(self, frames: Frames, scope: Scope) -> None:
+        """Have frames written at once, where the server that runs the application can do so."""
+        find = scope.get("state", {}).get(CONNECTION)
+        connection: FrameConnection | None = None if find is None else find()
+        writer = None if connection is None else connection.open_writer()
+        if writer is not None:
+            frames.pour(_NotingWriter(self, writer))
+
+    def note_sent(self) -> None:
+        """Something was sent just now."""
+        self._sent_s = monotonic()
+
     async def _send_start(self, send: Send) -> None:
         await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     async def _send_body(self, send: Send, frame: bytes) -> None:
-        self._sent_s = monotonic()
+        self.note_sent()
         await self._send(send, {"type": "http.response.body", "body": frame, "more_body": True})
 
     async def _send(self, send: Send, message: Message) -> None:
@@ -161,6 +213,23 @@ class EventStream(Response):
                     return
         finally:
             await _end(gone)
+
+
+class _NotingWriter:
+    """A writer that tells `stream` of what is sent."""
+
+    __slots__ = ("_stream", "_writer")
+
+    def __init__(self, stream: EventStream, writer: FrameWriter) -> None:
+        self._stream, self._writer = stream, writer
+
+    @property
+    def is_ready(self) -> bool:
+        return self._writer.is_ready
+
+    def write(self, frame: bytes) -> None:
+        self._stream.note_sent()
+        self._writer.write(frame)
 
 
 async def _end(*tasks: Awaitable[Any]) -> None:

@@ -30,6 +30,8 @@ class StopScanner:
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Add a piece; returns the text that is now certain, and the stop string found (then nothing may follow)."""
+        if not self.stops:
+            return text, None
         buffer = self._held + text
         found = self._find_first(buffer)
         if found is not None:

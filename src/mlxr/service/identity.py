@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import Random
@@ -67,14 +66,19 @@ def current_identity() -> Identity | None:
     return _current.get()
 
 
-@contextmanager
-def use_identity(identity: Identity | None) -> Iterator[None]:
+class use_identity:  # noqa: N801 - used as a function; a class, since this is entered with each token
     """Within, this task's ids, times and seeds come from `identity`."""
-    token = _current.set(identity)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_identity", "_token")
+
+    def __init__(self, identity: Identity | None) -> None:
+        self._identity = identity
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._identity)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 def draw_hex(count: int, purpose: str) -> str:

@@ -82,16 +82,17 @@ class AnswerStream(ABC):
         if answer.finished:
             return
         was_over = answer.is_over
-        try:
-            with use_identity(self._identity):  # this runs outside of the request's own task
+        with use_identity(self._identity):  # this runs outside of the request's own task
+            try:
                 events = answer.push(event)
-        except Exception as error:  # one answer's failure must not take along the others of this step
-            logger.exception("an answer failed")
-            events = answer.fail(f"{type(error).__name__}: {error}")
-        has_ended = answer.finished or (answer.is_over and not was_over)
-        if has_ended and event.finish_reason is None and self._ticket is not None:
-            self._ticket.cancel(event.index)  # the engine does not know yet
-        self._hand_out(events)
+            except Exception as error:  # one answer's failure must not take along the others of this step
+                logger.exception("an answer failed")
+                events = answer.fail(f"{type(error).__name__}: {error}")
+            has_ended = answer.finished or (answer.is_over and not was_over)
+            if has_ended and event.finish_reason is None and self._ticket is not None:
+                self._ticket.cancel(event.index)  # the engine does not know yet
+            if events:
+                self._hand_out(events)
 
     def cancel(self) -> None:
         """Stop all answers before the next step; their last events, each a Finish(CANCELLED), can still be fetched.
@@ -122,16 +123,35 @@ class AsyncStream(AnswerStream):
         super().__init__(prepared)
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Callable[[Sequence[Event]], bool] | None = None
+
+    def pour(self, taker: Callable[[Sequence[Event]], bool]) -> None:
+        """Give `taker` what comes while the reader waits, instead of waking it, but never the end of an answer.
+
+        It says whether it took the events, else the reader gets them; the reader gets the error where it fails.
+        """
+        self._taker = taker
 
     def _hand_out(self, events: Sequence[Event]) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._events.extend(events)
+            return
+        if self._taker is not None and not any(isinstance(event, Finish) for event in events):
+            try:
+                if self._taker(events):
+                    return
+            except Exception as error:  # as above
+                waiter.set_exception(error)
+                return
         self._events.extend(events)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter.set_result(None)
 
     def close(self) -> None:
         """Stop what still grows and forget it; there are no more events."""
         super().close()
         self._events.clear()
+        self._taker = None
 
     async def take(self) -> list[Event]:
         """All events that are there, at least one; none when all answers have ended."""

@@ -89,9 +89,8 @@ def attend(
 ) -> DeviceArray:
     """Every query token against the pages of its sequence, (T, heads * head_dim)."""
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
-    _check_pages(batch, k_pool, scores.sliding_window)
     results = []
-    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool, scores)):
+    for kind, first, last in _plan_runs(ctx, batch, k_pool, scores):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
         if kind in BY_TILES:
@@ -104,6 +103,21 @@ def attend(
             results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scores))
     joined = results[0] if len(results) == 1 else mx.concatenate(results)
     return joined.reshape(tokens, heads * (scores.value_dim or head_dim))
+
+
+Runs = list[tuple[str, int, int]]
+
+
+def _plan_runs(ctx: Context, batch: RaggedBatch, pool: Pool, scores: Scores) -> Runs:
+    """What is computed together, of a batch whose pages are checked: made once for all layers of a step."""
+    parts = ctx.gpu.place(batch).parts
+    capped, biased = scores.softcap is not None, scores.biases is not None
+    key = ("runs", pool.shape, pool.kind, scores.sliding_window, scores.value_dim, scores.symmetric, capped, biased)
+    found: Runs | None = parts.get(key)
+    if found is None:
+        _check_pages(batch, pool, scores.sliding_window)
+        found = parts[key] = [*_runs(batch, _list_kinds(ctx, pool, scores))]
+    return found
 
 
 def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:

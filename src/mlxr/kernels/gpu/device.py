@@ -104,6 +104,7 @@ class Gpu:
         self.last_expanded: DeviceArray | None = None  # the product that last read the scratch array
         self.last_turn: DeviceArray | None = None  # what ranks last gave each other: the next time comes after it
         self._scratch: dict[str, DeviceArray] = {}
+        self._matrices: dict[tuple[int, int, str], DeviceArray] = {}  # parts of these
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, DeviceArray] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
@@ -139,6 +140,11 @@ class Gpu:
     def read_free_bytes(self) -> int | None:
         """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
         return read_free_bytes(self.mx, self.device) if self.narrow else None
+
+    @property
+    def total_bytes(self) -> int:
+        """All memory of an NVIDIA GPU; 0 of others, and where MLX does not tell."""
+        return int(self.mx.device_info().get("total_memory", 0)) if self.device == "cuda" else 0
 
     @property
     def recorder(self) -> Recorder:
@@ -262,7 +268,19 @@ class Gpu:
         if held is None or held.size < count:
             held = self._scratch[str(kind)] = self.mx.zeros((count,), kind)
             self.mx.eval(held)
+            self._matrices.clear()
         return held
+
+    def reserve_matrix(self, rows: int, columns: int, kind: NumberType) -> DeviceArray:
+        """The beginning of that memory as a matrix; outside of traces the same array each time."""
+        whole, key = self.reserve(rows * columns, kind), (rows, columns, str(kind))
+        found = self._matrices.get(key)
+        if found is None or self.is_traced:
+            found = whole[: rows * columns].reshape(rows, columns)
+            if not self.is_traced:
+                self.mx.eval(found)
+                self._matrices[key] = found
+        return found
 
     def fetch_written(self, array: DeviceArray) -> AnyArray:
         """A copy on the host of an array that launches write in place, once all that was started is done."""

@@ -94,12 +94,13 @@ OPENS = "OPENS"
 _OPEN = '  asm volatile("griddepcontrol.launch_dependents;");\n'
 
 
+@cache
 def name_type(kind: object) -> str:
     """MLX's name of a type of numbers."""
     return str(kind).rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body.
 
@@ -126,7 +127,7 @@ class Kernel:
     cuda_only: bool = False
     metal_only: bool = False
     operator: str = ""  # as the ledger counts launches; that of the folder's name if there is none
-    type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
+    type_names: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def count_rows(self, shape: Sequence[int]) -> int:
         """The rows of experts in a first output of this shape; 0 where the kernel has nothing to do with experts."""

@@ -63,14 +63,14 @@ class Watch:
 
     def run(self, call: Call, launch: Callable[[Call], list[DeviceArray]]) -> list[DeviceArray]:
         """Launch, and count it, and the rows of experts that it multiplies."""
-        kernel, constants, types = call.kernel, call.constants, call.types
-        key = kernel, tuple(constants.items()), types.get(NUMBERS)
+        kernel = call.kernel
+        key = kernel, *call.constants.items(), call.types.get(NUMBERS)
         part = self._names.get(key)
         if part is None:
-            part = self._names[key] = name_launch(kernel, constants, types)
+            part = self._names[key] = name_launch(kernel, call.constants, call.types)
         self.ledger.count(*part)
-        if rows := call.rows:
-            self.ledger.count(*name_rows(part), rows)
+        if kernel.counts_rows:
+            self.ledger.count(*name_rows(part), call.rows)
         if self.watched is None:
             return launch(call)
         nbytes = count_bytes(kernel.inputs, call.inputs)
@@ -178,6 +178,7 @@ class Launcher(Launches):
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
         self.is_lazy = self.emulator is None
         self._compiled: dict[tuple[object, ...], Any] = {}
+        self._codes: dict[tuple[object, ...], tuple[str, bytes]] = {}
         self._held_numbers: dict[tuple[NumberType, tuple[float, ...]], DeviceArray] = {}
 
     def numbers(self, *values: float) -> DeviceArray:
@@ -212,7 +213,10 @@ class Launcher(Launches):
         }
         result: list[DeviceArray]
         if self._code is not None:
-            name, compiled = self._code.find(call.kernel, call.variant)
+            found = self._codes.get(kind := call.kind)
+            if found is None:
+                found = self._codes[kind] = self._code.find(call.kernel, call.variant)
+            name, compiled = found
             result = self._mx.fast.precompiled_cuda_kernel(
                 name=name,
                 compiled_source=compiled,

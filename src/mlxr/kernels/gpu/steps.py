@@ -130,6 +130,10 @@ class Steps:
         self._current, self._pools = run, pools
         return run.logits
 
+    def goes_on(self, logits: object) -> bool:
+        """Whether these are the logits of the step that runs now, and the one after it was started."""
+        return self.has(logits) and self._ahead is not None
+
     def finish_ahead(self) -> None:
         """Have a step that runs ahead write before what is launched next; it may be taken up nevertheless."""
         if self._ahead is not None:

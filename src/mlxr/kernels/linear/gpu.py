@@ -376,7 +376,7 @@ def _multiply_library(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> Devi
         return ctx.gpu.recorder.multiply(_narrow(ctx, x, matrix), matrix)
     kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
     return ctx.gpu.watch.run_mlx(
-        "linear", name_product(matrix), lambda: x.astype(kind) @ matrix.T.astype(kind), x, matrix
+        "linear", name_product(matrix.dtype), lambda: x.astype(kind) @ matrix.T.astype(kind), x, matrix
     )
 
 
@@ -393,7 +393,11 @@ def _add_in_product(ctx: Context, x: DeviceArray, matrix: DeviceArray, bias: Dev
     """x Wᵀ + b by the library, which adds b in 16 bits of its own before it rounds."""
     gpu, kind = ctx.gpu, matrix.dtype
     return gpu.watch.run_mlx(
-        "linear", name_product(matrix), lambda: gpu.mx.addmm(bias.astype(kind), x.astype(kind), matrix.T), x, matrix
+        "linear",
+        name_product(matrix.dtype),
+        lambda: gpu.mx.addmm(bias.astype(kind), x.astype(kind), matrix.T),
+        x,
+        matrix,
     )
 
 

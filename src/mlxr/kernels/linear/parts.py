@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
@@ -260,9 +261,9 @@ def multiply_expanded(gpu: Gpu, x: DeviceArray, weights: list[tuple[int, int, De
         for index, start, stop in pieces:
             number, rows, planes = weights[index]
             sizes = gpu.launcher.numbers(stop - start, start, rows, place, count)
-            after = _fill(gpu, number, columns, [planes, mx.flatten(after)[:8].view(mx.uint8), scratch, sizes], count)
+            after = _fill(gpu, number, columns, [planes, after, scratch, sizes], count)
             place += stop - start
-        outputs.append(_multiply(gpu, after, x, scratch[: count * columns].reshape(count, columns)))
+        outputs.append(_multiply(gpu, after, x, gpu.reserve_matrix(count, columns, kind)))
         gpu.last_expanded = outputs[-1]
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
@@ -300,12 +301,14 @@ def _fill(gpu: Gpu, number: int, columns: int, inputs: list[DeviceArray], zeros:
 
 def _multiply(gpu: Gpu, zeros: DeviceArray, x: DeviceArray, matrix: DeviceArray) -> DeviceArray:
     """The product waits for what made the zeros, as it adds them to every row, which costs nothing."""
-    return gpu.watch.run_mlx("linear", name_product(matrix), lambda: gpu.mx.addmm(zeros, x, matrix.T), x, matrix)
+    name = name_product(matrix.dtype)
+    return gpu.watch.run_mlx("linear", name, lambda: gpu.mx.addmm(zeros, x, matrix.T), x, matrix)
 
 
-def name_product(matrix: DeviceArray) -> str:
-    """What the ledger calls MLX's product with a matrix."""
-    kind = name_type(matrix.dtype)
+@cache
+def name_product(dtype: NumberType) -> str:
+    """What the ledger calls MLX's product with a matrix of such numbers."""
+    kind = name_type(dtype)
     return f"matmul {SHORT_NAMES.get(kind, kind)}"
 
 

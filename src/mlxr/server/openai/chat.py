@@ -488,14 +488,17 @@ class ChatChunks(Chunks):
             case PromptProgress():
                 yield {**self.make_chunk(_make_choice(event.index, {})), **describe_progress(event)}
             case TextDelta():
-                logprobs = self._describe_tokens(event.tokens)
-                yield self.make_chunk(_make_choice(event.index, {"content": event.text}, logprobs))
+                yield self.make_text(event.index, event.text, self._describe_tokens(event.tokens))
             case ReasoningDelta():
                 yield self.make_chunk(_make_choice(event.index, {"reasoning_content": event.text}))
             case ToolCallDelta():
                 yield self.make_chunk(_make_choice(event.index, {"tool_calls": [_describe_call(change)]}))
             case Finish():
                 yield self.make_last_chunk(_make_choice(event.index, {}, None, name_finish(event.reason)))
+
+    def make_text(self, index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
+        """A chunk with more of the text of an answer."""
+        return self.make_chunk(_make_choice(index, {"content": text}, logprobs))
 
     def _describe_tokens(self, tokens: Sequence[TokenInfo]) -> JsonObject | None:
         if self.token_bytes is None or not tokens:

@@ -205,9 +205,13 @@ class CompletionChunks(Chunks):
             logprobs = None
             if self.token_bytes is not None and event.tokens:
                 logprobs = self._offsets[event.index].describe(event.tokens, self.token_bytes).model_dump()
-            yield self.make_chunk(_make_choice(event.index, event.text, logprobs))
+            yield self.make_text(event.index, event.text, logprobs)
         elif isinstance(event, Finish):
             yield self.make_last_chunk(_make_choice(event.index, "", None, name_text_finish(event.reason)))
+
+    def make_text(self, index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
+        """A chunk with more of the text of an answer."""
+        return self.make_chunk(_make_choice(index, text, logprobs))
 
 
 def _make_choice(

@@ -7,18 +7,18 @@ the events, one by one. llama.cpp's dialect takes its counts and times from here
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from starlette.requests import Request
 
-from mlxr.core.events import Event, PromptProgress, TokenInfo
+from mlxr.core.events import Event, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.types import Timings, TokenLogprob
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import Generation, write_frames
 from mlxr.server.routes import JsonObject, ReplyModel, describe_errors, describe_stream, make_id, note_ignored, optional
-from mlxr.server.streaming import DONE, SSE, EventStream, sse
+from mlxr.server.streaming import DONE, SSE, EventStream, encode_json, sse
 from mlxr.service.identity import read_clock
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
@@ -311,6 +311,22 @@ class StreamExtras:
     token_bytes: TokenBytes | None = None  # spells tokens, where log-probabilities were asked for
 
 
+MARK = "\0text\0"  # what a template has in place of a text; what a client names comes before it
+
+
+class Template:
+    """A server-sent event of which only a text changes: the last value that is MARK."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, value: JsonObject) -> None:
+        self._before, _, self._after = sse(value).rpartition(encode_json(MARK))
+
+    def fill(self, text: str) -> bytes:
+        """The event with `text`."""
+        return self._before + encode_json(text) + self._after
+
+
 class Chunks(ABC):
     """Makes the chunks of a stream: plain dictionaries, since there is one for every token."""
 
@@ -319,6 +335,25 @@ class Chunks(ABC):
         self.fold, self.token_bytes = fold, extras.token_bytes
         self._head = {**head, "usage": None} if extras.includes_usage else head
         self._extras = extras
+        self._texts: dict[int, Template] = {}  # of answers of which a text has come
+
+    def render(self, event: Event) -> Iterable[bytes]:
+        """Put an event into the fold, and write its chunks as server-sent events.
+
+        Those of plain text differ in nothing else, so all but the first of an answer are written by a template.
+        """
+        if not isinstance(event, TextDelta) or self.token_bytes is not None or self._extras.times_tokens:
+            return map(sse, self.push(event))
+        template = self._texts.get(event.index)
+        if template is None:
+            self._texts[event.index] = Template(self.make_text(event.index, MARK))
+            return map(sse, self.push(event))
+        self.fold.add(event)
+        return (template.fill(event.text),)
+
+    @abstractmethod
+    def make_text(self, index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
+        """A chunk with more of the text of an answer."""
 
     @abstractmethod
     def push(self, event: Event) -> Iterator[JsonObject]:
@@ -346,8 +381,5 @@ def stream_chunks(request: Request, generations: Sequence[Generation], chunks: C
     def end() -> bytes:
         return b"".join([*map(sse, chunks.end()), DONE])
 
-    def write(event: Event) -> Iterator[bytes]:
-        return map(sse, chunks.push(event))
-
-    frames = write_frames(generations, write, answers_each=chunks.fold.answers_each, end=end)
+    frames = write_frames(generations, chunks.render, answers_each=chunks.fold.answers_each, end=end)
     return EventStream(request, frames, media_type=SSE, on_error=error_frame)

@@ -54,7 +54,15 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuMemFree_v2": [c_uint64],
     "cuGraphExecDestroy": [c_void_p],
     "cuMemsetD8_v2": [c_uint64, ctypes.c_ubyte, c_size_t],
+    "cuEventQuery": [c_void_p],
+    "cuStreamQuery": [c_void_p],
 }
+# What waits for nothing. The interpreter is kept meanwhile: each time it is given up beside a busy thread, as that of a
+# server with many streams, it comes back milliseconds later, and there are some twenty such calls in a step.
+_QUICK = (
+    *("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuGraphLaunch"),
+    *("cuEventRecord", "cuEventQuery", "cuStreamQuery", "cuCtxSetCurrent"),
+)
 
 
 class _Handle(ctypes.Structure):
@@ -80,7 +88,9 @@ class CudaDriver:
     """Device 0. Raises DeviceError where the driver, the compiler or its headers are missing."""
 
     def __init__(self) -> None:
-        self._cuda = load_library(("libcuda.so.1",))
+        self._cuda, quick = (load_library(("libcuda.so.1",), kind) for kind in (ctypes.CDLL, ctypes.PyDLL))
+        for name in _QUICK:
+            setattr(self._cuda, name, getattr(quick, name))
         self._compiler = load_library(_COMPILERS)
         self._headers = _find_headers()
         self.compiler = name_compiler(self._compiler)
@@ -185,11 +195,13 @@ class CudaDriver:
 
     def wait(self, event: int) -> None:
         """Wait until `event` has happened."""
-        self._call("cuEventSynchronize", event)
+        if self._cuda.cuEventQuery(event):  # not yet, or it has failed, which is told then
+            self._call("cuEventSynchronize", event)
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
-        self._call("cuStreamSynchronize", self.stream)
+        if self._cuda.cuStreamQuery(self.stream):  # or has failed, which is told then
+            self._call("cuStreamSynchronize", self.stream)
 
     def copy_in(self, address: int, host_address: int, size_bytes: int) -> None:
         """From the host, which leaves its memory as it is until the stream has come here."""
@@ -324,11 +336,11 @@ def _check(code: int) -> None:
         raise DeviceError(f"CUDA: the run-time compiler failed with error {code}")
 
 
-def load_library(names: Sequence[str]) -> Any:
+def load_library(names: Sequence[str], kind: type[ctypes.CDLL] = ctypes.CDLL) -> Any:
     """The first of these shared libraries that loads; DeviceError when none does."""
     for name in names:
         try:
-            return ctypes.CDLL(name)
+            return kind(name)
         except OSError:
             continue
     raise DeviceError(f"CUDA: none of {', '.join(names)} loads")
