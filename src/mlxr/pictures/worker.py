@@ -1,4 +1,4 @@
-"""The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It answers once and ends.
+"""The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It waits, answers once and ends.
 
 Standard input is a line of JSON, the `sizes` of the files in bytes and a `rule`, then the files. Standard output is for
 each file a line of JSON, what is wrong with it or the `grid` of its tiles and their `sizes`, [height, width], and their
@@ -230,7 +230,7 @@ def main() -> None:
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.simplefilter("ignore")  # `read` looks at sizes itself
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    asked: dict[str, Any] = json.loads(source.readline())
+    asked: dict[str, Any] = json.loads(source.readline() or '{"sizes": []}')  # nobody asked, and who might is gone
     for size in asked["sizes"]:
         try:
             tiles, grid = prepare(source.read(size), asked["rule"])
