@@ -1,15 +1,18 @@
 """A model that sees: how soon it answers when a conversation about pictures goes on, and what hostile pictures cost.
 
-    python bench/pictures.py turns [--model FILE] [--mmproj FILE] [--json FILE]     # on an idle machine
+    python bench/pictures.py turns [--model FILE] [--mmproj FILE] [--tiny] [--json FILE]     # on an idle machine
     python bench/pictures.py hostile [--pictures 500] [--model FILE] [--mmproj FILE] [--json FILE]
 
 `turns` has ten turns about two pictures with a real `mlxr serve` that keeps pages on disk: the time to the first token
 of each, the same last prompt after a restart, and on a server that knows nothing. Exit code 1 unless the first token
-comes ten times sooner than there, no more than 5 % of what was known is computed again, and nothing is encoded again.
+comes ten times sooner than there, also after the restart, no more than 5 % of what was known is computed again, and
+nothing is encoded again. Without a model it writes one of the sizes of Qwen3.5 0.8B with random weights, 0.7 GB;
+`--tiny` takes the tests' instead, whose prompts take no longer than what every process does once, and times do not
+count.
 
 `hostile` sends the pictures of `hostile_pictures.py` while another client reads streamed answers. Exit code 1 when the
 99th percentile of the time between its tokens grows by more than 100 ms, memory by more than 200 MiB, or an answer is
-neither one nor a refusal with a reason. Without a model both take the tiny one of the tests.
+neither one nor a refusal with a reason. Without a model it takes the tiny one of the tests.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,10 @@ from server_process import ServerProcess, start_own
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 TURNS, MAX_SHARE, LEAST_GAIN = 10, 0.05, 10.0
+TEMPLATE = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
 QUESTION = "What is the difference between the two, and which of them would you rather have on your wall, and why?"
 
 
@@ -105,7 +113,8 @@ def run_turns(folder: Path, model: str, flags: list[str], given: argparse.Namesp
         "gain": cold["first_ms"] / rows[-1]["first_ms"],
         "gain_restarted": cold["first_ms"] / again["first_ms"],
     }
-    holds = encoded == 2 and encoded_again == 0 and figures["gain"] >= LEAST_GAIN
+    gain = min(figures["gain"], figures["gain_restarted"])
+    holds = encoded == 2 and encoded_again == 0 and (given.tiny or gain >= LEAST_GAIN)
     shares = figures["again_share"], figures["again_share_restarted"]
     return figures, holds and max(shares) <= MAX_SHARE
 
@@ -163,11 +172,29 @@ def write_tiny(folder: Path) -> Path:
     return write_chat_folder(folder / "eyes", "qwen35", context_tokens=8192)
 
 
+def write_large(folder: Path) -> Path:
+    """A model of Qwen3.5 0.8B's sizes and its tower's, with random weights."""
+    from synthetic import SHAPES, make_bpe_vocabulary, write_model
+    from towers import QWEN35_SMALL, write_tower
+
+    def make_vocabulary(size: int) -> dict[str, object]:
+        made: dict[str, Any] = make_bpe_vocabulary(size)
+        reserved = made["tokenizer.ggml.tokens"].index("<|reserved_special_token_0|>")
+        made["tokenizer.ggml.tokens"][reserved : reserved + 3] = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+        return made | {"tokenizer.chat_template": TEMPLATE}
+
+    shape = replace(SHAPES["qwen3.5-0.8b"], vocabulary=make_vocabulary, context_length=8192)
+    write_model(path := folder / "eyes.gguf", shape, "q4_k_m", 0, lambda *_: None)
+    write_tower(folder / "mmproj-f16.gguf", QWEN35_SMALL, shape.hidden, "f16")
+    return path
+
+
 def main() -> int:
     """Measure, print and tell whether the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["turns", "hostile"])
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="take the tiny model of the tests for `turns`, too")
     parser.add_argument("--mmproj", type=Path)
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--side", type=int, default=512, help="of the pictures of `turns`, in pixels")
@@ -176,7 +203,8 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mlxr-pictures-") as name:
         folder = Path(name)
-        model = given.model or write_tiny(folder)
+        is_tiny = given.tiny or given.what == "hostile"
+        model = given.model or (write_tiny if is_tiny else write_large)(folder)
         flags = ["--mmproj", str(given.mmproj)] if given.mmproj else []
         run = run_turns if given.what == "turns" else run_hostile
         figures, holds = run(folder, str(model), flags, given)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,54 +45,74 @@ from mlxr.models import Decoder  # noqa: E402
 from mlxr.models.families import model_from_gguf  # noqa: E402
 from mlxr.models.tower import Tower  # noqa: E402
 
-HIDDEN, FEATURES, LAYERS, HEADS, LEAST_GAIN = 1152, 4304, 27, 16, 2.0
-MAX_DELAY_S, ALONE_TOKENS, CONTEXT_TOKENS = 0.25, 300, 8192
-CASES = {"gemma3": (896, 14), "qwen3vl": (1024, 16)}  # pixels of a side, and of a patch
+LEAST_GAIN, MAX_DELAY_S, ALONE_TOKENS, CONTEXT_TOKENS = 2.0, 0.25, 300, 8192
 
 
-def write_tower(path: Path, case: str, type_name: str, layers: int) -> Path:
-    """A random tower of the real one's sizes, whose rows fit the tiny text of the tests."""
-    side, patch = CASES[case]
-    columns = read_golden(case).config["text_config"]["hidden_size"]
-    taps = len(read_golden(case).config["vision_config"].get("deepstack_visual_indexes", ()))
+@dataclass(frozen=True)
+class Sizes:
+    """A tower's; the sides of a picture and of a patch in pixels, and the layers whose outputs are added to the text's.
+
+    Those of Gemma's kind see pictures of one size, the others are Qwen's.
+    """
+
+    side: int
+    patch: int
+    hidden: int
+    features: int
+    layers: int
+    heads: int
+    taps: tuple[int, ...] = ()
+    is_gemma: bool = False
+
+
+CASES = {
+    "gemma3": Sizes(896, 14, 1152, 4304, 27, 16, is_gemma=True),
+    "qwen3vl": Sizes(1024, 16, 1152, 4304, 27, 16, taps=(8, 16, 24)),
+}
+QWEN35_SMALL = Sizes(1024, 16, 768, 3072, 12, 12)  # that of 0.8B
+
+
+def write_tower(path: Path, sizes: Sizes, columns: int, type_name: str) -> Path:
+    """A random tower, whose rows fit a text of so many `columns`."""
+    side, patch, hidden = sizes.side, sizes.patch, sizes.hidden
     random = np.random.RandomState(7)
     shapes: dict[str, tuple[int, ...]] = {
-        "v.patch_embd.weight": (HIDDEN, 3, patch, patch),
-        "v.patch_embd.bias": (HIDDEN,),
+        "v.patch_embd.weight": (hidden, 3, patch, patch),
+        "v.patch_embd.bias": (hidden,),
     }
-    shapes |= {f"v.post_ln.{end}": (HIDDEN,) for end in ("weight", "bias")}
-    for index in range(layers):
-        shapes |= dict(_list_layer(f"v.blk.{index}.", joins=case == "qwen3vl"))
+    shapes |= {f"v.post_ln.{end}": (hidden,) for end in ("weight", "bias")}
+    for index in range(sizes.layers):
+        shapes |= dict(_list_layer(f"v.blk.{index}.", sizes))
     metadata: dict[str, Any] = {
         "general.architecture": "clip",
-        "clip.projector_type": {"gemma3": "gemma3", "qwen3vl": "qwen3vl_merger"}[case],
+        "clip.projector_type": "gemma3" if sizes.is_gemma else "qwen3vl_merger",
         "clip.has_vision_encoder": True,
         "clip.use_gelu": True,
-        "clip.vision.embedding_length": HIDDEN,
-        "clip.vision.block_count": layers,
-        "clip.vision.attention.head_count": HEADS,
-        "clip.vision.feed_forward_length": FEATURES,
+        "clip.vision.embedding_length": hidden,
+        "clip.vision.block_count": sizes.layers,
+        "clip.vision.attention.head_count": sizes.heads,
+        "clip.vision.feed_forward_length": sizes.features,
         "clip.vision.patch_size": patch,
-        "clip.vision.image_size": side if case == "gemma3" else 48 * patch,
+        "clip.vision.image_size": side if sizes.is_gemma else 48 * patch,
         "clip.vision.projection_dim": columns,
         "clip.vision.image_mean": [0.5] * 3,
         "clip.vision.image_std": [0.5] * 3,
         "clip.vision.attention.layer_norm_epsilon": 1e-6,
     }
-    if case == "gemma3":
+    if sizes.is_gemma:
         metadata["clip.vision.projector.scale_factor"] = 4
-        shapes |= {"v.position_embd.weight": ((side // patch) ** 2, HIDDEN), "mm.soft_emb_norm.weight": (HIDDEN,)}
-        shapes["mm.input_projection.weight"] = HIDDEN, columns
+        shapes |= {"v.position_embd.weight": ((side // patch) ** 2, hidden), "mm.soft_emb_norm.weight": (hidden,)}
+        shapes["mm.input_projection.weight"] = hidden, columns
     else:
-        deep = [at * layers // LAYERS for at in (8, 16, 24)][:taps]
         metadata["clip.vision.spatial_merge_size"] = 2
         metadata["clip.vision.image_min_pixels"], metadata["clip.vision.image_max_pixels"] = 1 << 16, 1 << 24
-        metadata["clip.vision.is_deepstack_layers"] = [index in deep for index in range(layers)]
-        shapes |= {"v.patch_embd.weight.1": shapes["v.patch_embd.weight"], "v.position_embd.weight": (48**2, HIDDEN)}
-        shapes |= dict(_list_merger("mm.0", "mm.2", columns))
-        for index in deep:
-            shapes |= dict(_list_merger(f"v.deepstack.{index}.fc1", f"v.deepstack.{index}.fc2", columns))
-            shapes |= {f"v.deepstack.{index}.norm.{end}": (4 * HIDDEN,) for end in ("weight", "bias")}
+        metadata["clip.vision.is_deepstack_layers"] = [index in sizes.taps for index in range(sizes.layers)]
+        shapes |= {"v.patch_embd.weight.1": shapes["v.patch_embd.weight"], "v.position_embd.weight": (48**2, hidden)}
+        shapes |= dict(_list_merger("mm.0", "mm.2", 4 * hidden, columns))
+        for index in sizes.taps:
+            names = f"v.deepstack.{index}.fc1", f"v.deepstack.{index}.fc2"
+            shapes |= dict(_list_merger(*names, 4 * hidden, columns))
+            shapes |= {f"v.deepstack.{index}.norm.{end}": (4 * hidden,) for end in ("weight", "bias")}
     tensors = []
     for name, shape in shapes.items():
         values = random.standard_normal(shape).astype(np.float32) * (
@@ -106,25 +127,34 @@ def write_tower(path: Path, case: str, type_name: str, layers: int) -> Path:
     return path
 
 
-def _list_layer(prefix: str, *, joins: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    parts = [("attn_qkv", 3 * HIDDEN, HIDDEN)] if joins else [(f"attn_{part}", HIDDEN, HIDDEN) for part in "qkv"]
+def _list_layer(prefix: str, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, features = sizes.hidden, sizes.features
+    apart = [(f"attn_{part}", hidden, hidden) for part in "qkv"]
     for name, rows, columns in (
-        *parts,
-        ("attn_out", HIDDEN, HIDDEN),
-        ("ffn_up", FEATURES, HIDDEN),
-        ("ffn_down", HIDDEN, FEATURES),
+        *(apart if sizes.is_gemma else [("attn_qkv", 3 * hidden, hidden)]),
+        ("attn_out", hidden, hidden),
+        ("ffn_up", features, hidden),
+        ("ffn_down", hidden, features),
     ):
         yield f"{prefix}{name}.weight", (rows, columns)
         yield f"{prefix}{name}.bias", (rows,)
     for name in ("ln1", "ln2"):
-        yield f"{prefix}{name}.weight", (HIDDEN,)
-        yield f"{prefix}{name}.bias", (HIDDEN,)
+        yield f"{prefix}{name}.weight", (hidden,)
+        yield f"{prefix}{name}.bias", (hidden,)
 
 
-def _list_merger(first: str, second: str, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for name, rows, width in ((first, 4 * HIDDEN, 4 * HIDDEN), (second, columns, 4 * HIDDEN)):
-        yield f"{name}.weight", (rows, width)
+def _list_merger(first: str, second: str, joined: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, rows in ((first, joined), (second, columns)):
+        yield f"{name}.weight", (rows, joined)
         yield f"{name}.bias", (rows,)
+
+
+def choose_sizes(case: str, layers: int | None) -> Sizes:
+    """Those of a case, with as many layers as are asked for; the tiny text takes as many of them as there are."""
+    sizes, own = CASES[case], read_golden(case).config["vision_config"].get("deepstack_visual_indexes", ())
+    layers = sizes.layers if layers is None else layers
+    taps = tuple(at * layers // sizes.layers for at in sizes.taps[: len(own)])
+    return replace(sizes, layers=layers, taps=taps)
 
 
 def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -132,12 +162,13 @@ def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any
     text = write_chat_folder(folder / case, case, CONTEXT_TOKENS)
     model_path, on_cpu = folder / f"{case}.gguf", given.device == "cpu"
     assert run_command(["convert", str(text), str(model_path), "--type", "f32"]) == 0
-    mmproj = write_tower(folder / f"mmproj-{case}.gguf", case, given.type, given.layers)
+    sizes, columns = choose_sizes(case, given.layers), read_golden(case).config["text_config"]["hidden_size"]
+    mmproj = write_tower(folder / f"mmproj-{case}.gguf", sizes, columns, given.type)
     opened, ctx = open_gguf(model_path), Context(given.device, threads=given.threads if on_cpu else None)
     config = model_from_gguf(opened.metadata, opened.tensors)
     file, reason = find_tower(model_path, opened, config, mmproj)
     assert file is not None, reason
-    tower, pixels = file.load(ctx), draw_picture(CASES[case][0], CASES[case][0])
+    tower, pixels = file.load(ctx), draw_picture(sizes.side, sizes.side)
     if on_cpu:
         found = measure_beside(tower, pixels, model_path, mmproj, given)
     else:
@@ -222,7 +253,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--type", choices=["f16", "bf16", "q8_0"], default="f16", help="of the tower's weights")
     parser.add_argument("--case", choices=sorted(CASES), action="append")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of the towers")
+    parser.add_argument("--layers", type=int, help="of the towers, if not all")
     parser.add_argument("--together", type=int, default=1, help="pictures that a GPU encodes at once")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

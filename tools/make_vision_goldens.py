@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.util
+import io
 import json
 import sys
 from pathlib import Path
@@ -412,6 +414,8 @@ PIXEL_SIZES = (
     *((64, 64), (256, 256), (333, 111), (20, 3000), (1000, 5), (97, 211), (2, 400), (3000, 15), (72, 40), (40, 24)),
     *((88, 88), (100, 100), (56, 112), (500, 499), (641, 359), (359, 641), (7, 9), (1, 3), (130, 65), (384, 512)),
 )
+# The processor of LFM2-VL fails where a whole picture beside its tiles is longer than they are.
+SPREAD_SIZES = *(size for size in PIXEL_SIZES if max(size) < 3000), (300, 40), (120, 500)
 Pixels = list[np.ndarray]
 Answer = tuple[dict[str, Any], Pixels, list[list[int]]]  # for the model; tiles; the words of each picture
 
@@ -642,6 +646,8 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
         return (max(1, grid[0]), max(1, grid[1])), list_tiles(made["pixel_values"][0])
 
     rules.append(({"kind": "tiles", "tile": 32, "longest": 128, "most": 99}, cut))
+    if importlib.util.find_spec("torchvision") is not None:
+        rules.append(make_spread_rule())
     pixtral = PixtralImageProcessorPil(size={"longest_edge": 420}, patch_size={"height": 28, "width": 28}, **RAW)
     rules.append(
         (
@@ -652,12 +658,34 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
     return rules
 
 
+def make_spread_rule() -> tuple[dict[str, Any], Any]:
+    """That of LFM2-VL, whose processor has torchvision alone: shades may differ by one, and Pillow's are stated."""
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    from mlxr.pictures import worker
+
+    bounds = {"min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 10}
+    processor = Lfm2VlImageProcessor(encoder_patch_size=8, tile_size=64, return_row_col_info=True, **bounds, **RAW)
+    rule = {"kind": "spread", "factor": 16, "least": 1024, "most": 4096, "tile": 64, "most_tiles": 10}
+
+    def spread(one: Any) -> tuple[tuple[int, int], Pixels]:
+        made = processor(one, return_tensors="np")
+        one.save(file := io.BytesIO(), "PNG")
+        own = [np.asarray(tile) for tile in worker.prepare(file.getvalue(), rule)[0]]
+        for patches, (rows, columns), tile in zip(made["pixel_values"], made["spatial_shapes"], own, strict=True):
+            parts = patches[: rows * columns].reshape(rows, columns, 8, 8, 3).transpose(0, 2, 1, 3, 4)
+            assert np.abs(parts.reshape(rows * 8, columns * 8, 3).astype(int) - tile).max() <= 1, one.size
+        return (int(made["image_rows"][0]), int(made["image_cols"][0])), own
+
+    return rule, spread
+
+
 def write_pixels() -> None:
     """Write what pictures of many sizes become by each rule: the grid of tiles, their sizes and a checksum."""
     stated = []
     for rule, prepare in list_pixel_rules():
         rows = []
-        for seed, (height, width) in enumerate(PIXEL_SIZES):
+        for seed, (height, width) in enumerate(SPREAD_SIZES if rule["kind"] == "spread" else PIXEL_SIZES):
             grid, tiles = prepare(Image.fromarray(draw_picture(height, width, seed)))
             digest = hashlib.sha256(b"".join(tile.tobytes() for tile in tiles)).hexdigest()[:32]
             rows.append([height, width, list(grid), [list(tile.shape[:2]) for tile in tiles], digest])

@@ -1,8 +1,10 @@
 """Equal bits with pictures, whatever else runs: random schedules of each kind of mask, which are causal ones by three
-axes (of attention alone, and of a hybrid), and those that see all of a picture, in all layers or those with a window.
+axes (of attention alone, with rows for later layers, and of a hybrid) and by one (with a picture's rows in several
+places, and with layers that share their cache), and those that see all of a picture, in all layers or with a window.
 
 Chunks, batch mates, preemption, prefixes that end inside a picture, restarts from disk, rows that were given up and
-made again, drafts, forks, threads and instruction sets. Each answer must be the one that is given alone.
+made again, pictures that are encoded together, drafts, forks, threads and instruction sets. Each answer must be the one
+that is given alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from vision_models import draw_picture, read_golden, write_folder
 from mlxr.cache.shapes import form_groups
 from mlxr.core.model_settings import ModelSettings
 from mlxr.engine.engine import Engine
-from mlxr.engine.pictures import STEP_S, Encoder, Picture, Pictures, Placed
+from mlxr.engine.pictures import STEP_S, Encoder, Encoding, Picture, Pictures, Placed
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.speculative.planner import DraftSource
@@ -38,10 +40,10 @@ from mlxr.model_files.tower import take_folder_tower
 from mlxr.models import Decoder
 from mlxr.models.tower import Tower
 
-PLACE, LONGEST = 120, 200
+PLACE, BREAK, LONGEST = 120, 121, 200
 SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures in rows, which so are 24, 6 and 14
-KINDS = "qwen3vl", "qwen35", "gemma3", "gemma4"
-SCHEDULES, THOROUGH_SCHEDULES = 200, 4  # of each case
+KINDS = "qwen3vl", "qwen35", "gemma3", "gemma4", "gemma4e", "mistral3"
+SCHEDULES, THOROUGH_SCHEDULES, DAILY_SCHEDULES = 200, 4, 2  # of each case
 Asked = tuple[tuple[int, ...], tuple[int, ...], int, int]  # tokens, pictures, tokens of an answer, answers
 
 
@@ -67,25 +69,41 @@ def make_picture(case: str, number: int) -> Picture:
     return Picture(pixels, spec.find_grid(pixels), b"tower")
 
 
-def see(model: Decoder, tower: Tower, **options: Any) -> Encoder:
+def see(model: Decoder, tower: Tower, happened: Counter[str], **options: Any) -> Encoder:
+    """What encodes pictures for a model, and counts how often several were encoded at once."""
+
+    def encode(*pixels: Any) -> Encoding:
+        happened["together"] += len(pixels) > 1
+        return tower.encode(*pixels)
+
     config = model.config
-    return Encoder(tower.encode, turns=config.turns_pictures, is_whole=config.sees_whole_pictures, **options)
+    return Encoder(encode, turns=config.turns_pictures, is_whole=config.sees_whole_pictures, **options)
 
 
 def write_prompt(case: str, parts: list[list[int] | int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens of texts and of the pictures with these numbers, and the latter."""
     tokens: list[int] = []
     for part in parts:
-        tokens += [PLACE] * make_picture(case, part).tokens if isinstance(part, int) else part
+        tokens += [token for line in cut(case, part) for token in line] if isinstance(part, int) else part
     return tuple(tokens), tuple(part for part in parts if isinstance(part, int))
+
+
+def cut(case: str, number: int) -> list[list[int]]:
+    """The tokens of a picture, line by line where a token of a text ends each, else all together."""
+    rows, columns = make_picture(case, number).grid
+    if build(case)[1].spec.words.row_break:
+        return [[*[PLACE] * columns, BREAK]] * rows
+    return [[PLACE] * (rows * columns)]
 
 
 def make_request(case: str, asked: Asked) -> EngineRequest:
     tokens, numbers, most, n = asked
     placed, at = [], 0
     for number in numbers:
-        placed.append(Placed(make_picture(case, number), tokens.index(PLACE, at)))
-        at = placed[-1].stop
+        first = 0
+        for count in (line.count(PLACE) for line in cut(case, number)):
+            placed.append(Placed(make_picture(case, number), tokens.index(PLACE, at), first, count))
+            at, first = placed[-1].stop, first + count
     shown = Pictures(tuple(placed), len(tokens)) if placed else None
     return EngineRequest(tokens, make_params(most, n), pictures=shown)
 
@@ -95,7 +113,8 @@ def answer_alone(case: str, kv_type: str, asked: Asked) -> dict[int, Answer]:
     """By an engine that keeps all positions, in one page for each sequence."""
     model, tower = build(case)
     options: dict[str, Any] = {"kv_cache": "simple", "kv_type": kv_type, "pages": 4, "draft": "off"}
-    with closing(open_engine(model, model.ctx, max_sequences=4, encoder=see(model, tower), **options)) as engine:
+    options |= {"max_sequences": 4, "encoder": see(model, tower, Counter())}
+    with closing(open_engine(model, model.ctx, **options)) as engine:
         engine.submit(make_request(case, asked))
         events = []
         while engine.has_work:
@@ -120,6 +139,7 @@ def watch_openings(engine: Engine, happened: Counter[str], monkeypatch: pytest.M
         if shown is not None and table.length_tokens:
             happened["cached"] += 1
             happened["inside a picture"] += any(one.start < table.length_tokens < one.stop for one in shown.placed)
+            happened["as far as a picture"] += any(one.stop <= table.length_tokens for one in shown.placed)
         return table
 
     monkeypatch.setattr(Scheduler, "_open_table", open_table)
@@ -132,7 +152,8 @@ def run_schedule(
     tiers = [isa for isa in ISAS if isa in load_native().available_isas()]
     model, tower = build(case, chance.choice([1, 2]), chance.choice(tiers))
     kv_type, page_size = chance.choice(["bf16", "f32", "f16"]), chance.choice([1, 5, 16, 32])
-    chunk_tokens, kept_bytes = chance.choice([3, 40, 200]), chance.choice([1, 1 << 20])
+    chunk_tokens, together = chance.choice([3, 40, 200]), chance.choice([0, 40])
+    kept_bytes = chance.choice([1, 1 << 20])
     shapes = form_groups(model.config.cache_layers).paged
     longest_chunk = max(chunk_tokens, *(make_picture(case, number).tokens for number in range(len(SIZES))))
     least_pages = max((shape.count_peak(LONGEST, longest_chunk, page_size) for shape in shapes), default=1)
@@ -142,9 +163,9 @@ def run_schedule(
     vocabulary = model.config.vocab_size
     drafter = build("qwen3vl")[0] if kind == "model" and vocabulary == build("qwen3vl")[0].config.vocab_size else None
     texts: list[list[int]] = []
-    for _ in range(1 if folder is None else 2):
+    for start in range(1 if folder is None else 2):
         times = itertools.accumulate(chance.choice([0.1, 0.6, 2.0]) * STEP_S for _ in itertools.count())
-        encoder = see(model, tower, nbytes=kept_bytes, clock=times.__next__)
+        encoder = see(model, tower, happened, nbytes=kept_bytes, together=together, clock=times.__next__)
         settings = ModelSettings(
             kv_type=kv_type,
             page_size=page_size,
@@ -172,12 +193,13 @@ def run_schedule(
         watch_openings(engine, happened, monkeypatch)
         with closing(engine):
             ask(chance, engine, case, kv_type, text, texts, happened)
+        store = engine.cache.read_store()
         monkeypatch.undo()
         happened["encoded again"] += encoder.encoded > len(SIZES)
         happened["preempted"] += engine._scheduler.preemptions
         happened["drafted"] += engine._work.accepted_tokens
         happened["with a model"] += drafter is not None
-        happened["restarted"] += folder is not None
+        happened["read after a restart"] += start > 0 and store is not None and store.read_pages > 0
 
 
 def ask(
@@ -217,13 +239,15 @@ def ask(
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.timeout(3000 if amounts.is_exhaustive else 300)
 @pytest.mark.parametrize("case", KINDS)
 def test_no_schedule_with_pictures_changes_a_bit(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened = Counter[str]()
-    for seed in range(max(choose_schedules(SCHEDULES), amounts.is_thorough and THOROUGH_SCHEDULES)):
+    for seed in range(max(choose_schedules(SCHEDULES), THOROUGH_SCHEDULES if amounts.is_thorough else DAILY_SCHEDULES)):
         folder = tmp_path / str(seed) if seed % 4 == 0 else None
         run_schedule(random.Random(seed), case, folder, happened, monkeypatch)
     print(case, dict(happened))
     if amounts.is_exhaustive and not amounts.family_schedules:
-        kinds = {"preempted", "inside a picture", "encoded again", "restarted", "drafted", "four answers"}
+        kinds = {"preempted", "cached", "inside a picture", "encoded again", "drafted", "four answers"}
+        kinds |= {"read after a restart", "together", "answers about pictures"}
         assert not kinds - {kind for kind, times in happened.items() if times}

@@ -7,8 +7,11 @@ import contextlib
 import hashlib
 import io
 import json
+import signal
 import struct
+import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -174,7 +177,7 @@ def test_a_picture_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, rule = Decoder(), {"kind": "square", "side": 16, "resample": 2}
     first = decoder.decode([GOOD, GOOD], ["a", "b"], rule)
     assert first[0] is first[1]
-    monkeypatch.setattr(decoding.subprocess, "run", None)
+    monkeypatch.setattr(Decoder, "_ask", None)
     assert decoder.decode([GOOD], ["a"], rule)[0] is first[0]
     with pytest.raises(TypeError):
         decoder.decode([GOOD], ["a"], rule | {"side": 17})
@@ -187,3 +190,55 @@ def test_a_picture_that_is_kept_holds_no_others() -> None:
     while isinstance(held, np.ndarray):
         held = held.base
     assert len(held) == pixels.nbytes
+
+
+def get_spare() -> Any:
+    spare = Decoder._spare._process
+    assert spare is not None
+    return spare
+
+
+def test_a_process_waits_for_pictures_and_is_replaced() -> None:
+    Decoder().prepare()
+    first = get_spare()
+    Decoder().prepare()
+    assert get_spare() is first
+    decode(GOOD)
+    assert first.returncode == 0  # it has answered
+    second = get_spare()
+    second.kill()
+    second.wait()
+    decode(GOOD)
+    third = get_spare()
+    assert third is not second
+    assert third.poll() is None
+    Decoder._spare.stop()
+    assert third.returncode == -signal.SIGKILL
+
+
+def test_who_waits_ends_with_whoever_would_ask() -> None:
+    """Also where that one is ended at once, and others that it was forked into live on."""
+    program = (
+        "import os, sys\n"
+        "from mlxr.pictures.decoding import Decoder\n"
+        "Decoder().prepare()\n"
+        "print(Decoder._spare._process.pid, flush=True)\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "assert Decoder._spare._process is None\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        waiting = process.stdout.readline().strip()
+        end_s = time.monotonic() + 60
+        while (state := list_states(waiting)) and not state.startswith("Z"):
+            assert time.monotonic() < end_s, state
+            time.sleep(0.02)
+        process.communicate()
+
+
+def list_states(process_id: str) -> str:
+    """What the system says of a process, nothing where it is gone."""
+    return subprocess.run(["ps", "-o", "stat=", "-p", process_id], capture_output=True, text=True, check=False).stdout

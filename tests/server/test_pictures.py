@@ -343,25 +343,29 @@ def test_a_chat_shows_pictures(
 
 
 @pytest.mark.slow
-def test_a_conversation_encodes_its_pictures_once(tmp_path: Path) -> None:
-    """Ten turns about two pictures: little is computed again, and nothing encoded again, also after a restart."""
-    eyes = write_chat_folder(tmp_path / "eyes", "qwen35", 4096)
+@pytest.mark.parametrize("case", ["qwen35", "qwen3vl", "gemma3", "gemma4", "lfm2vl"])
+def test_a_conversation_encodes_its_pictures_once(case: str, tmp_path: Path) -> None:
+    """Ten turns about two pictures: little is computed again, and nothing encoded again, also where each of three
+    processes goes on where the one before it ended, the last one with a question that was asked before."""
+    eyes = write_chat_folder(tmp_path / "eyes", case, 4096)
     settings: dict[str, Any] = {"threads": 1, "arena_bytes": "64M", "page_size": 16, "store_bytes": "64M"}
     settings["store_folder"] = tmp_path / "store"
     pictures = [{"type": "image", "image": make_png(seed)} for seed in range(2)]
     messages: list[dict[str, Any]] = []
     known = lost = before = 0
     params = SamplingParams(max_tokens=8, temperature=0)
-    with LLM(eyes, **settings) as llm:
-        for turn in range(10):
-            question = {"type": "text", "text": f"{turn} " + "the quick brown fox jumps over the lazy dog " * 6}
-            messages.append({"role": "user", "content": [*(pictures if turn == 0 else ()), question]})
-            found = llm.chat(messages, params)
-            lost += max(0, before - found.usage.cached_tokens)
-            known += before
-            before = found.usage.prompt_tokens
-            assert llm.stats().engine.encoded_pictures == 2
-            asked, messages = messages, [*messages, {"role": "assistant", "content": found.text}]
+    tiles = 5 if case == "lfm2vl" else 1
+    for encoded, turns in ((2 * tiles, range(5)), (0, range(5, 10))):
+        with LLM(eyes, **settings) as llm:
+            for turn in turns:
+                question = {"type": "text", "text": f"{turn} " + "the quick brown fox jumps over the lazy dog " * 6}
+                messages.append({"role": "user", "content": [*(pictures if turn == 0 else ()), question]})
+                found = llm.chat(messages, params)
+                lost += max(0, before - found.usage.cached_tokens)
+                known += before
+                before = found.usage.prompt_tokens
+                assert llm.stats().engine.encoded_pictures == encoded
+                asked, messages = messages, [*messages, {"role": "assistant", "content": found.text}]
     assert lost <= 0.05 * known, (lost, known)
     with LLM(eyes, **settings) as llm:
         again = llm.chat(asked, params)

@@ -7,6 +7,7 @@ says nothing to whoever pressed Ctrl-C.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import resource
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
+END_S = 10.0  # until the system has ended a process that was killed
 _OWN_FOLDER = str(Path(__file__).parents[2])
 
 
@@ -41,16 +43,80 @@ def limit(kind: int, amount: int) -> None:
 
 def ask(module: str, data: bytes, seconds: float, *arguments: str) -> bytes:
     """Run `python -m module arguments` on `data`; return its output. Raises TimeoutExpired when it was stopped."""
-    return subprocess.run(
+    return _finish(_start(module, *arguments), data, seconds)
+
+
+def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
-        input=data,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=make_environment(),
-        timeout=seconds,
-        check=False,
         process_group=0,
-    ).stdout
+    )
+
+
+def _finish(process: subprocess.Popen[bytes], data: bytes, seconds: float) -> bytes:
+    with process:
+        try:
+            return process.communicate(data, timeout=seconds)[0]
+        except BaseException:
+            process.kill()
+            raise
+
+
+class Spare:
+    """A process for strangers, `python -m module`, that is there before it is asked: it has imported what it needs.
+
+    It answers once; then another one is started. It ends with this process, as its input does. Safe to use from several
+    threads; one that finds none there starts its own.
+    """
+
+    _process: subprocess.Popen[bytes] | None
+
+    def __init__(self, module: str) -> None:
+        self._module, self._process = module, None
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.stop)
+
+    def prepare(self) -> None:
+        """Start one unless one waits, and do not wait for it. Where the system has none, whoever asks hears of it."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._process is None:
+                self._process = _start(self._module)
+
+    def ask(self, data: bytes, seconds: float) -> bytes:
+        """Return what it answers to `data`, as `ask` does. Raises TimeoutExpired when it was stopped."""
+        try:
+            return _finish(self._take() or _start(self._module), data, seconds)
+        finally:
+            self.prepare()
+
+    def stop(self) -> None:
+        """End the one that waits, if there is one."""
+        process = self._take()
+        if process is not None:
+            process.kill()
+            _finish(process, b"", END_S)
+
+    def _take(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None or process.poll() is None:
+            return process
+        _finish(process, b"", END_S)  # ended by others
+        return None
+
+    def _forget(self) -> None:
+        """Begin without one: at first, and in a process that is forked from this one, which must not hold its input."""
+        self._lock, process = threading.Lock(), self._process
+        self._process = None
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # it is not ours to wait for
 
 
 def end_on_terminate() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.processes import ask
+from mlxr.core.processes import Spare, ask
 from mlxr.pictures.fetching import Address
 from mlxr.pictures.sounds import is_sound as is_sound  # also for the service
 
@@ -84,10 +84,16 @@ class Decoder:
     """Decodes pictures for a tower, and sounds for an ear. Safe to use from several threads."""
 
     _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # of all models
+    _spare = Spare("mlxr.pictures.worker")  # starting one takes longer than decoding most pictures
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[bytes, bytes], Prepared] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Let a process wait for pictures, so that the first ones do not wait for it."""
+        if _has_pillow():
+            self._spare.prepare()
 
     def decode(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
         """Each picture or sound as `rule` has it. Raises InvalidRequest naming its field."""
@@ -116,17 +122,23 @@ class Decoder:
 
     def _ask(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
         hears = rule["kind"] in _HEARS
-        if not hears and importlib.util.find_spec("PIL") is None:
+        if not hears and not _has_pillow():
             raise InvalidRequest(fields[0], "cannot be read: Pillow is not installed; pip install pillow")
         asked = json.dumps({"sizes": [*map(len, files)], "rule": dict(rule)}).encode() + b"\n" + b"".join(files)
         with self._turns:
             try:
-                answers = ask(f"mlxr.pictures.{'sounds' if hears else 'worker'}", asked, MAX_DECODE_S)
+                answers = (
+                    ask("mlxr.pictures.sounds", asked, MAX_DECODE_S) if hears else self._spare.ask(asked, MAX_DECODE_S)
+                )
             except subprocess.TimeoutExpired:
                 raise InvalidRequest(
                     fields[0], f"took longer than {MAX_DECODE_S:g} s to decode; it was stopped"
                 ) from None
         return _read_answers(answers, fields)
+
+
+def _has_pillow() -> bool:
+    return importlib.util.find_spec("PIL") is not None
 
 
 def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Prepared]:

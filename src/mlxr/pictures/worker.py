@@ -1,4 +1,4 @@
-"""The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It answers once and ends.
+"""The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It waits, answers once and ends.
 
 Standard input is a line of JSON, the `sizes` of the files in bytes and a `rule`, then the files. Standard output is for
 each file a line of JSON, what is wrong with it or the `grid` of its tiles and their `sizes`, [height, width], and their
@@ -77,9 +77,12 @@ def _flatten(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def choose_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
-    """Height and width as a tower takes them: near the picture's own, and of `least` to `most` pixels."""
-    rows, columns = (round(side / factor) * factor for side in (height, width))
+def choose_size(height: int, width: int, factor: int, least: int, most: int, fewest: int = 0) -> tuple[int, int]:
+    """Height and width as a tower takes them: near the picture's own, and of `least` to `most` pixels.
+
+    What is thinner than half of `factor` counts as `fewest` of it: 0, and it grows, or 1.
+    """
+    rows, columns = (max(fewest, round(side / factor)) * factor for side in (height, width))
     if rows * columns > most:
         shrink = math.sqrt(height * width / most)
         rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
@@ -167,9 +170,7 @@ def _take_spread(image: Image.Image, rule: dict[str, int]) -> Tiles:
     """The picture near its own size, or where it is too large for that in tiles, and near a smaller one (lfm2_vl)."""
     factor, tile, most = rule["factor"], rule["tile"], rule["most"]
     height, width = image.height, image.width
-    rows, columns = (max(1, round(side / factor)) * factor for side in (height, width))
-    if rows * columns > most or rows * columns < rule["least"]:
-        rows, columns = choose_size(height, width, factor, rule["least"], most)
+    rows, columns = choose_size(height, width, factor, rule["least"], most, fewest=1)
     small = image.resize((columns, rows), Image.Resampling.BILINEAR)
     area = max(factor // 2, round(height / factor) * factor) * max(factor // 2, round(width / factor) * factor)
     if rule["most_tiles"] < 2 or area <= 2 * most:
@@ -230,7 +231,7 @@ def main() -> None:
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.simplefilter("ignore")  # `read` looks at sizes itself
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    asked: dict[str, Any] = json.loads(source.readline())
+    asked: dict[str, Any] = json.loads(source.readline() or '{"sizes": []}')  # nobody asked, and who might is gone
     for size in asked["sizes"]:
         try:
             tiles, grid = prepare(source.read(size), asked["rule"])

@@ -219,6 +219,8 @@ class Sight:
         own = self._spec, self._ear  # and the tokens of their places
         self._place_ids = [None if one is None else tokenizer.token_id(one.words.place) for one in own]
         self._decoder = Decoder()
+        if self.is_there:
+            self._decoder.prepare()
 
     @property
     def is_there(self) -> bool:
