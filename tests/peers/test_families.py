@@ -239,7 +239,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon-mamba",
         {"time_step_rank": 256, "intermediate_size": 512, "mixer_rms_eps": 1e-4},  # which llama.cpp has of all norms
     ),
-    "jamba": ("jamba", {"intermediate_size": 256, "mamba_dt_rank": 256}),
+    "jamba": ("jamba", {"intermediate_size": 256, "mamba_dt_rank": 256, "num_hidden_layers": 3}),
     "mamba2": ("mamba2", {"num_heads": 8}),
     "gpt2": ("gpt2", {"num_key_value_heads": 4}),
     "starcoder": ("starcoder", {"num_key_value_heads": 1}),
@@ -435,8 +435,8 @@ def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:
             if re.fullmatch(pattern, name):
                 weights[name] *= np.float32(scale)
     for name, values in weights.items():
-        if config["model_type"] == "gemma3n_text" and re.fullmatch(CUT, name):
-            values *= np.float32(0.02)
+        if config["model_type"] == "gemma3n_text" and ".post_" in name:
+            values *= np.float32(0.02 if re.fullmatch(CUT, name) else 0.3)  # as layers are many
         for pattern, axis in CENTRED.items():
             if config["model_type"] == "phimoe" and re.fullmatch(pattern, name):
                 values -= values.mean(axis=axis, keepdims=True)
