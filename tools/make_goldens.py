@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,10 @@ def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     if unexpected or [name for name in missing if not (config["tie_word_embeddings"] and name == "lm_head.weight")]:
         raise SystemExit(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
+    largest = config.get("attn_config", {}).get("alibi_bias_max")
+    if largest is not None:  # which 5.24 does not read, as MosaicML's own code does
+        made = model.transformer.build_mpt_alibi_tensor
+        model.transformer.build_mpt_alibi_tensor = partial(made, alibi_bias_max=largest)
     return model
 
 

@@ -219,8 +219,9 @@ void append_balance_streams(PythonLayers& self, int64_t streams, Vector scale, V
 }
 
 // Into `target`; with `adds` what a block gave is added to the streams.
-void append_blend_streams(PythonLayers& self, int64_t streams, bool has_gains, bool adds, const char* target) {
-    mlxr::Operator& op = self.append(mlxr::Kind::blend_streams, adds ? "delta" : "streams", adds ? "streams" : target);
+void append_blend_streams(PythonLayers& self, int64_t streams, bool has_gains, bool adds, const char* target,
+                          const char* source) {
+    mlxr::Operator& op = self.append(mlxr::Kind::blend_streams, adds ? source : "streams", adds ? "streams" : target);
     check_between("layers: streams", streams, 1, mlxr::kMostStreams);
     check_streams(self, mlxr::Register::streams, streams);
     if (has_gains || adds) {
@@ -232,6 +233,21 @@ void append_blend_streams(PythonLayers& self, int64_t streams, bool has_gains, b
     op.has_gains = has_gains || adds;
     op.adds = adds;
     self.write("layers: columns of streams", op.target, adds ? streams * self.columns : self.columns);
+}
+
+void append_level_streams(PythonLayers& self, int64_t streams) {
+    mlxr::Operator& op = self.append(mlxr::Kind::level_streams, "x", "streams");
+    check_streams(self, mlxr::Register::x, streams);
+    op.cuts = streams;
+    op.columns = self.columns;
+    self.write("layers: columns of streams", op.target, streams * self.columns);
+}
+
+void append_cut_gates(PythonLayers& self, int64_t features, float factor) {
+    mlxr::Operator& op = self.append(mlxr::Kind::cut_gates);
+    check_between("layers: columns that are cut", features, 1, self.width(op.source));
+    op.features = features;
+    op.factor = factor;
 }
 
 void append_ngrams(PythonLayers& self, const std::string& type, mlxr::RawBlocks data, int64_t columns, int64_t end,
@@ -371,6 +387,18 @@ void append_mamba2(PythonLayers& self, Vector rates, Vector bias, Vector skip, i
     append_recurrence(self, mlxr::Kind::mamba2, rule, rule.prepare.decays, first, at);
 }
 
+void append_scan(PythonLayers& self, Matrix rates, Vector skip, int64_t at) {
+    mlxr::Operator& op = self.append(mlxr::Kind::scan);
+    op.scan = check_scan(rates, skip);
+    check_size("layers: columns of a scan", self.width(mlxr::Register::x), op.scan.channels);
+    check_size("layers: steps of a scan", self.width(mlxr::Register::steps), op.scan.channels);
+    check_size("layers: rows of a scan", self.width(mlxr::Register::other), 2 * op.scan.rows);
+    op.scan.states.first = at;
+    self.keep_state(at, op.scan.rows * op.scan.channels);
+    self.matrices.push_back(rates);
+    self.arrays.push_back(skip);
+}
+
 }  // namespace
 
 void bind_layers(nb::module_& m) {
@@ -413,7 +441,9 @@ void bind_layers(nb::module_& m) {
         .def("append_balance_streams", &append_balance_streams, nb::arg("streams"), array("scale"), array("base"),
              nb::arg("turns"), nb::arg("eps"))
         .def("append_blend_streams", &append_blend_streams, nb::arg("streams"), nb::arg("has_gains"), nb::arg("adds"),
-             nb::arg("target"))
+             nb::arg("target"), nb::arg("source"))
+        .def("append_level_streams", &append_level_streams, nb::arg("streams"))
+        .def("append_cut_gates", &append_cut_gates, nb::arg("features"), nb::arg("factor"))
         .def("append_ngrams", &append_ngrams, nb::arg("type_name"), array("data"), nb::arg("columns"), nb::arg("end"),
              nb::arg("multipliers"), nb::arg("sizes"), nb::arg("offsets"), nb::arg("at"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
@@ -427,5 +457,6 @@ void bind_layers(nb::module_& m) {
              nb::arg("value_heads"), nb::arg("rows"), nb::arg("columns"), nb::arg("tiled"), nb::arg("eps"),
              nb::arg("scale"), nb::arg("bound"), nb::arg("first"), nb::arg("at"))
         .def("append_mamba2", &append_mamba2, array("rates"), array("bias"), array("skip"), nb::arg("groups"),
-             nb::arg("rows"), nb::arg("columns"), nb::arg("first"), nb::arg("at"));
+             nb::arg("rows"), nb::arg("columns"), nb::arg("first"), nb::arg("at"))
+        .def("append_scan", &append_scan, array("rates"), array("skip"), nb::arg("at"));
 }

@@ -92,8 +92,10 @@ struct PythonLayers {
         if (name == "turned") return Register::turned;
         if (name == "streams") return Register::streams;
         if (name == "gains") return Register::gains;
+        if (name == "steps") return Register::steps;
         if (name != "other") {
-            refuse("layers: register", name, "stream, streams, gains, delta, normed, turned, x, kept, other or inputs");
+            refuse("layers: register", name,
+                   "stream, streams, gains, steps, delta, normed, turned, x, kept, other or inputs");
         }
         return Register::other;
     }

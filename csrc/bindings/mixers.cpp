@@ -91,6 +91,26 @@ void run_mamba2(Runtime& runtime, Matrix xbc, Matrix x, int64_t first, Vector ra
     run_alone(runtime, [&] { mlxr::spread_mamba2(runtime, rule.prepare, rule.call); });
 }
 
+void run_scan(Runtime& runtime, Matrix u, Matrix steps, Matrix bc, Matrix rates, Vector skip, MatrixOut out,
+              MatrixOut pool, int64_t at, Ints reads, Ints writes, Ints starts) {
+    const int64_t tokens = size_of(out, 0);
+    mlxr::ScanCall call = check_scan(rates, skip);
+    for (const Matrix* each : {&u, &steps, &bc}) check_size("scan: rows of u, steps or bc", size_of(*each, 0), tokens);
+    for (const Matrix* each : {&u, &steps}) {
+        check_size("scan: columns of u or steps", size_of(*each, 1), call.channels);
+    }
+    check_size("scan: columns of bc", size_of(bc, 1), 2 * call.rows);
+    check_size("scan: columns of out", size_of(out, 1), call.channels);
+    call.u = u.data();
+    call.steps = steps.data();
+    call.b = bc.data();
+    call.c = call.b + call.rows;
+    call.bc_stride = size_of(bc, 1);
+    call.out = out.data();
+    call.states = check_states("scan", pool, at, call.rows * call.channels, reads, writes, starts, tokens);
+    run_alone(runtime, [&] { mlxr::spread_scan(runtime, call); });
+}
+
 void run_gated_norm(Runtime& runtime, Matrix x, Matrix gate, int64_t first, OptionalVector weight, int64_t width,
                     float eps, bool gate_first, MatrixOut out) {
     const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
@@ -141,6 +161,8 @@ void bind_mixers(nb::module_& m) {
     m.def("mamba2", &run_mamba2, nb::arg("runtime"), array("xbc"), array("x"), nb::arg("first"), array("rates"),
           array("bias"), array("skip"), nb::arg("groups"), nb::arg("rows"), array("out"), array("pool"), nb::arg("at"),
           array("reads"), array("writes"), array("starts"));
+    m.def("scan", &run_scan, nb::arg("runtime"), array("u"), array("steps"), array("bc"), array("rates"), array("skip"),
+          array("out"), array("pool"), nb::arg("at"), array("reads"), array("writes"), array("starts"));
     m.def("ngrams", &run_ngrams, nb::arg("runtime"), array("ids"), nb::arg("type_name"), array("data"),
           nb::arg("columns"), nb::arg("end"), nb::arg("multipliers"), nb::arg("sizes"), nb::arg("offsets"),
           array("out"), array("pool"), nb::arg("at"), array("reads"), array("writes"), array("starts"));

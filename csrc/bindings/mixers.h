@@ -78,6 +78,18 @@ struct Recurrence {
     }
 };
 
+// The numbers of a scan.
+inline mlxr::ScanCall check_scan(const Matrix& rates, const Vector& skip) {
+    mlxr::ScanCall call{};
+    call.rows = size_of(rates, 0);
+    call.channels = size_of(rates, 1);
+    if (call.rows < 1 || call.channels < 1) refuse("scan: rates", "empty", "some of each channel");
+    check_size("scan: length of skip", size_of(skip, 0), call.channels);
+    call.rates = rates.data();
+    call.skip = skip.data();
+    return call;
+}
+
 // Without a weight there is no norm.
 inline mlxr::GatedNormCall check_gated_norm(const OptionalVector& weight, int64_t columns, int64_t width, float eps,
                                             bool gate_first) {

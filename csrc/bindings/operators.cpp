@@ -222,6 +222,24 @@ void run_hadamard(Runtime& runtime, Matrix x, OptionalVector signs, std::optiona
     run_alone(runtime, [&] { mlxr::spread_hadamard(runtime, call, rows); });
 }
 
+void run_level_streams(Runtime& runtime, Matrix x, Matrix base, int64_t streams, float least, MatrixOut out) {
+    const int64_t rows = size_of(base, 0), columns = size_of(base, 1);
+    check_streams("level_streams: shape of x", x, rows, streams, columns);
+    check_size("level_streams: rows of out", size_of(out, 0), rows);
+    check_size("level_streams: columns of out", size_of(out, 1), streams * columns);
+    const mlxr::LevelStreamsCall call{x.data(), base.data(), out.data(), streams, columns, least};
+    run_alone(runtime, [&] { mlxr::run_streams(runtime, call, rows); });
+}
+
+// The first `columns` of x; the others of `out` stay as they are.
+void run_cut_gates(Runtime& runtime, Matrix x, int64_t columns, float factor, MatrixOut out) {
+    check_between("cut_gates: columns", columns, 1, size_of(x, 1));
+    check_size("cut_gates: rows of out", size_of(out, 0), size_of(x, 0));
+    check_size("cut_gates: columns of out", size_of(out, 1), size_of(x, 1));
+    const mlxr::CutGatesCall call{x.data(), size_of(x, 1), out.data(), columns, factor};
+    run_alone(runtime, [&] { mlxr::spread_cut_gates(runtime, call, size_of(x, 0)); });
+}
+
 // Without v values are in keys, and v_pool is not written.
 void run_write_pages(Runtime& runtime, Heads k, std::optional<Heads> v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
     mlxr::WritePagesCall keys = check_write(k_pool, v_pool, slots, size_of(k, 0)), values = keys;
@@ -302,6 +320,10 @@ void bind_operators(nb::module_& m) {
           nb::arg("least"), array("out"));
     m.def("balance_streams", &run_balance_streams, nb::arg("runtime"), array("x"), array("scale"), array("base"),
           nb::arg("streams"), nb::arg("turns"), nb::arg("eps"), array("out"));
+    m.def("level_streams", &run_level_streams, nb::arg("runtime"), array("x"), array("base"), nb::arg("streams"),
+          nb::arg("least"), array("out"));
+    m.def("cut_gates", &run_cut_gates, nb::arg("runtime"), array("x"), nb::arg("columns"), nb::arg("factor"),
+          array("out"));
     m.def("blend_streams", &run_blend_streams, nb::arg("runtime"), array("x"), array("gains").none(),
           array("added").none(), nb::arg("streams"), array("out"));
     m.def("hadamard", &run_hadamard, nb::arg("runtime"), array("x"), array("signs").none(), array("order").none(),

@@ -56,6 +56,8 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
         case Kind::gated_delta:
         case Kind::mamba2:
             return op.recurrence.value_heads * op.recurrence.columns;
+        case Kind::scan:
+            return op.scan.channels;
         case Kind::route:
             return 2 * op.router.used;
         case Kind::mix:
@@ -68,6 +70,8 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
         case Kind::balance_streams:
         case Kind::blend_streams:
             return op.columns;
+        case Kind::level_streams:
+            return op.cuts * op.columns;
         case Kind::ngrams:
             return op.ngrams.heads() * (op.columns + 1);
         default:
@@ -96,7 +100,7 @@ class LayersRun {
 
   private:
     static constexpr size_t kOne = 1, kThree = 3;
-    static constexpr float kLeastMatch = 1e-6f;
+    static constexpr float kLeastMatch = 1e-6f, kLeastSquare = 1e-5f;
 
     // Memory for all operators from `first` on up to the next block.
     void reserve_block(const Layer& layer, const std::vector<Operator>& ops, size_t first) {
@@ -147,7 +151,7 @@ class LayersRun {
                 return kOne;
             }
             case Kind::activate:
-                activate(op);
+                activate(op, feeds_product(ops, at));
                 return kOne;
             case Kind::hadamard:
                 transform(ops, at);
@@ -188,11 +192,23 @@ class LayersRun {
             }
             case Kind::blend_streams: {
                 const float *const streams = find(Register::streams), *const added =
-                                                                          op.adds ? read(Register::delta) : nullptr;
+                                                                          op.adds ? read(op.source) : nullptr;
                 const float* const gains = op.has_gains ? read(Register::gains) : nullptr;
                 float* const out = op.adds ? find(op.target) : write(op.target, op.columns);
                 run_streams(runtime_, BlendStreamsCall{streams, gains, added, out, op.cuts, op.columns}, call_.tokens);
-                if (op.adds) registers_.drop_delta();
+                if (op.adds && op.source == Register::delta) registers_.drop_delta();
+                return kOne;
+            }
+            case Kind::level_streams: {
+                const float *const x = read(Register::x), *const base = read(Register::stream);
+                float* const out = write(op.target, op.cuts * op.columns);
+                run_streams(runtime_, LevelStreamsCall{x, base, out, op.cuts, op.columns, kLeastSquare}, call_.tokens);
+                return kOne;
+            }
+            case Kind::cut_gates: {
+                float* const x = find(Register::x);
+                spread_cut_gates(runtime_, {x, registers_.columns(Register::x), x, op.features, op.factor},
+                                 call_.tokens);
                 return kOne;
             }
             case Kind::ngrams:
@@ -238,6 +254,9 @@ class LayersRun {
             case Kind::mamba2:
                 mixer_.recur(layer, op);
                 return kOne;
+            case Kind::scan:
+                mixer_.scan(layer, op);
+                return kOne;
         }
         return kOne;
     }
@@ -272,10 +291,15 @@ class LayersRun {
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 
-    // Whether a product comes next, or behind a transform of what it reads.
+    // Whether a product that comes next reads what an operator writes, or reads a transform of it.
     static bool feeds_product(const std::vector<Operator>& ops, size_t at) {
-        const size_t next = at + 1 < ops.size() && ops[at + 1].kind == Kind::hadamard ? at + 2 : at + 1;
-        return next < ops.size() && ops[next].kind == Kind::product;
+        Register made = ops[at].target;
+        size_t next = at + 1;
+        if (next < ops.size() && ops[next].kind == Kind::hadamard && ops[next].source == made) {
+            made = ops[next].target;
+            ++next;
+        }
+        return next < ops.size() && ops[next].kind == Kind::product && ops[next].source == made;
     }
 
     // The product that follows makes the rows itself, as it makes those that they are made of.
@@ -381,7 +405,8 @@ class LayersRun {
         }
     }
 
-    void activate(const Operator& op) {
+    // With `fuses` the next product makes the rows of its input itself.
+    void activate(const Operator& op, bool fuses) {
         const int64_t x_columns = (op.gated ? 2 : 1) * op.features;
         const float* const source = read(Register::x);
         ActivateCall call{source,      nullptr,       write(Register::x, op.features),
@@ -394,7 +419,11 @@ class LayersRun {
             call.up = read(Register::inputs) + op.first;
             call.up_stride = op.columns;
         }
-        pending_ = fuse_activate(runtime_, call);
+        if (fuses) {
+            pending_ = fuse_activate(runtime_, call);
+        } else {
+            spread_activate(runtime_, call, call_.tokens);
+        }
     }
 
     float* find(Register place) const { return registers_.find(place); }

@@ -22,9 +22,9 @@ namespace mlxr {
 // blocks begin with; what is passed on within a block; what a block beside another one adds; what all layers get of
 // each token besides the stream, the columns of one layer after those of another; what a block keeps for its later
 // operators; what it begins with in the basis of rotated weights; the residual streams of a model that has several side
-// by side; and by how much each of these takes what a block gives.
-enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept, turned, streams, gains };
-constexpr int kRegisters = 10;
+// by side; by how much each of these takes what a block gives; and the steps by which states of channels forget.
+enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept, turned, streams, gains, steps };
+constexpr int kRegisters = 11;
 
 struct Norm {
     const float* weight;
@@ -44,6 +44,7 @@ enum class Kind : uint8_t {
     project_parts,  // parts, passed: see PartsProduct
     activate,       // activation, parameters, features, gated; or first, where the inputs multiply
     scale,          // factor, softcap, columns
+    cut_gates,      // factor, features: of x, which has so many columns first
     join,           // factor, columns: the target becomes (target + other) * factor
     rows,           // table, columns
     hadamard,       // hadamard
@@ -53,6 +54,7 @@ enum class Kind : uint8_t {
     short_conv,   // conv; reads only what was kept
     gated_delta,  // prepare, recurrence
     mamba2,       // the same
+    scan,         // scan; besides x it reads the steps, and `other` has b and c
     route,        // router: the experts of each token and their shares, by the logits in x
     mix,          // experts: a token goes to those that were chosen for it
     gate_rows,    // columns: a token is multiplied by the sigmoid of the one number in x
@@ -63,6 +65,7 @@ enum class Kind : uint8_t {
     match_streams,    // gate_scale: how alike x and what was kept are becomes the gains
     balance_streams,  // balance: what is in x becomes the gains
     blend_streams,    // has_gains, adds
+    level_streams,    // the streams that follow are those in x, as long as the stream, which is the first of them
     ngrams,           // table, ngrams: the rows of a table that tokens name by themselves and those before them
 };
 
@@ -114,6 +117,7 @@ struct Operator {
     ShortConvCall conv;
     PrepareRecurrenceCall prepare;
     RecurrenceCall recurrence;
+    ScanCall scan;
     RouteCall router;  // but for logits and results
     const Experts* experts;
 };

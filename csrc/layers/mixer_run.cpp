@@ -43,6 +43,18 @@ void MixerRun::recur(const Layer& layer, const Operator& op) {
     spread_gated_delta(runtime_, prepare, recurrence);
 }
 
+void MixerRun::scan(const Layer& layer, const Operator& op) {
+    ScanCall scan = op.scan;
+    scan.u = registers_.find(Register::x);
+    scan.steps = registers_.find(Register::steps);
+    scan.b = registers_.find(Register::other);
+    scan.c = scan.b + scan.rows;
+    scan.bc_stride = 2 * scan.rows;
+    scan.states = states_of(layer, scan.states);
+    scan.out = registers_.write(Register::x, scan.channels);
+    spread_scan(runtime_, scan);
+}
+
 void MixerRun::gate_and_norm(const Operator& op) {
     GatedNormCall norm = op.gated_norm;
     norm.x = registers_.find(Register::x);

@@ -15,6 +15,7 @@ class MixerRun {
 
     void convolve(const Layer& layer, const Operator& op);
     void recur(const Layer& layer, const Operator& op);
+    void scan(const Layer& layer, const Operator& op);
     void gate_and_norm(const Operator& op);
 
   private:

@@ -45,9 +45,10 @@ class Registers {
             return call_.delta;
         }
         if (place == Register::stream) return call_.stream;
-        if (place == Register::inputs || place == Register::streams) {  // no model has both
+        if (place == Register::inputs || place == Register::streams) {
             const size_t bytes = static_cast<size_t>(call_.tokens * columns) * sizeof(float);
-            return set(place, reinterpret_cast<float*>(runtime_.scratch(Scratch::inputs, bytes)), columns);
+            const Scratch use = place == Register::inputs ? Scratch::inputs : Scratch::streams;
+            return set(place, reinterpret_cast<float*>(runtime_.scratch(use, bytes)), columns);
         }
         return set(place, take(columns), columns);
     }

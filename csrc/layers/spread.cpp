@@ -109,7 +109,7 @@ void count_streams(Runtime& runtime, const Call& call, int64_t rows, int form, i
     const int64_t columns = call.streams * call.columns;
     does_floats(counted, times * rows * columns);
     const OperatorTable& table = *operator_table(runtime.isa);
-    constexpr int64_t kCosts[] = {4, 1, 1, 64, 2};
+    constexpr int64_t kCosts[] = {4, 1, 1, 64, 2, 2};
     run_ranges(runtime, rows, kCosts[form] * columns, [&](int64_t first, int64_t last) { body(table, first, last); });
 }
 
@@ -143,6 +143,21 @@ void run_streams(Runtime& runtime, const BlendStreamsCall& call, int64_t rows) {
     count_streams(
         runtime, call, rows, 4, call.added == nullptr ? 1 : 2,
         [&](const OperatorTable& table, int64_t first, int64_t last) { table.blend_streams(call, first, last); });
+}
+
+void run_streams(Runtime& runtime, const LevelStreamsCall& call, int64_t rows) {
+    count_streams(runtime, call, rows, 5, 2, [&](const OperatorTable& table, int64_t first, int64_t last) {
+        table.level_streams(call, first, last);
+    });
+}
+
+void spread_cut_gates(Runtime& runtime, const CutGatesCall& call, int64_t rows) {
+    constexpr int kCut = 4;
+    Counted counted(runtime.tally, {OperatorName::scale, KernelName::plain, kCut});
+    does_floats(counted, 2 * rows * call.columns);
+    const OperatorTable& table = *operator_table(runtime.isa);
+    run_ranges(runtime, rows, 3 * call.columns,
+               [&](int64_t first, int64_t last) { table.cut_gates(call, first, last); });
 }
 
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall* values) {

@@ -22,6 +22,8 @@ void run_streams(Runtime& runtime, const SpreadStreamsCall& call, int64_t rows);
 void run_streams(Runtime& runtime, const MatchStreamsCall& call, int64_t rows);
 void run_streams(Runtime& runtime, const BalanceStreamsCall& call, int64_t rows);
 void run_streams(Runtime& runtime, const BlendStreamsCall& call, int64_t rows);
+void run_streams(Runtime& runtime, const LevelStreamsCall& call, int64_t rows);
+void spread_cut_gates(Runtime& runtime, const CutGatesCall& call, int64_t rows);
 // Keys and values of the same tokens; `values` is null where they are in keys.
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall* values);
 

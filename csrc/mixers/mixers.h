@@ -1,4 +1,5 @@
-// What recurrent mixers take: short convolutions, the gated delta rule, Mamba-2, and the norm with a gate after them.
+// What recurrent mixers take: short convolutions, the gated delta rule, Mamba-2, Mamba, and the norm with a gate after
+// them.
 // Strides and sizes count floats. Pointers are checked by the caller.
 //
 // Token t of a sequence is computed from the state before it, by the same steps in the same order whether its tokens
@@ -92,6 +93,28 @@ static inline RecurrenceTask find_recurrence_task(const RecurrenceCall& call, in
     const int64_t keys = index / (parts * sharing), one = index / parts % sharing, key_head = keys % call.key_heads;
     const int64_t head = call.tiled ? one * call.key_heads + key_head : key_head * sharing + one;
     return {keys / call.key_heads, key_head, head, index % parts};
+}
+
+// Mamba: each channel has a state of `rows` numbers S, which forget at a rate each. With d = softplus(step)
+// S = S * e**(rate * d) + b (u * d), out = c S + skip * u; channels share b and c. S is the sequence's state: (rows,
+// channels).
+struct ScanCall {
+    const float *u, *steps;  // (tokens, channels)
+    const float *b, *c;      // (tokens, rows) in rows of bc_stride
+    int64_t bc_stride;
+    const float* rates;  // (rows, channels)
+    const float* skip;   // (channels)
+    float* out;          // (tokens, channels)
+    int64_t rows, channels;
+    States states;
+};
+// Parts of a sequence's channels, which tasks compute.
+static inline int64_t scan_parts(const ScanCall& call) {
+    return (call.channels + kRecurrenceColumns - 1) / kRecurrenceColumns;
+}
+// Floats of memory that a task works in: a state's numbers, and their rates.
+static inline int64_t scan_scratch_floats(const ScanCall& call) {
+    return 2 * call.rows * kRecurrenceColumns;
 }
 
 // Groups of `width` columns, each normed by its root mean square, and times the silu of a gate: before the norm or

@@ -123,6 +123,32 @@ void spread_mamba2(Runtime& runtime, PrepareRecurrenceCall prepare, RecurrenceCa
     spread_recurrence(runtime, OperatorName::mamba2, prepare, call);
 }
 
+void spread_scan(Runtime& runtime, const ScanCall& call) {
+    Counted counted(runtime.tally, {OperatorName::scan, KernelName::plain, 0});
+    const int64_t tokens = tokens_of(call.states), state = call.rows * call.channels;
+    counted.does([&] {
+        const int64_t token_floats = 3 * call.channels + 2 * call.rows;
+        return Tally::Work{.nanoseconds = 0,
+                           .bytes = kFloat * (2 * call.states.sequences * state + tokens * token_floats),
+                           .macs = 3 * tokens * state};
+    });
+    const OperatorTable& table = *operator_table(runtime.isa);
+    const int64_t threads = runtime.pool.threads(), own = round_floats(scan_scratch_floats(call));
+    const size_t bytes = static_cast<size_t>(kFloat * threads * own);
+    float* const memory = reinterpret_cast<float*>(runtime.scratch(Scratch::mixers, bytes));
+    const int64_t parts = scan_parts(call), tasks = call.states.sequences * parts;
+    const auto run = [&](int64_t first, int64_t last, int thread) {
+        for (int64_t task = first; task < last; ++task) {
+            table.scan(call, task / parts, task % parts, memory + thread * own);
+        }
+    };
+    if (threads == 1 || tokens * state < kSerialElements) return run(0, tasks, 0);
+    const int64_t ranges = std::min(tasks, 8 * threads);
+    runtime.pool.parallel_for(static_cast<int>(ranges), [&](int range, int thread) {
+        run(tasks * range / ranges, tasks * (range + 1) / ranges, thread);
+    });
+}
+
 void spread_gated_norm(Runtime& runtime, const GatedNormCall& call, int64_t rows) {
     Counted counted(runtime.tally, {OperatorName::gated_norm, KernelName::plain,
                                     call.weight == nullptr ? 2

@@ -15,6 +15,8 @@ void spread_gated_delta(Runtime& runtime, PrepareRecurrenceCall prepare, Recurre
 // The same, but q and k are read as they are.
 void spread_mamba2(Runtime& runtime, PrepareRecurrenceCall prepare, RecurrenceCall call);
 
+void spread_scan(Runtime& runtime, const ScanCall& call);
+
 void spread_gated_norm(Runtime& runtime, const GatedNormCall& call, int64_t rows);
 
 }  // namespace mlxr

@@ -153,6 +153,25 @@ struct BlendStreamsCall {
     int64_t streams, columns;
 };
 
+// Of rows of streams the first becomes `base`, and each other is scaled to be as long as that, whatever its mean square
+// is, but for one below `least`.
+struct LevelStreamsCall {
+    const float* x;     // (rows, streams, columns)
+    const float* base;  // (rows, columns)
+    float* out;         // as x
+    int64_t streams, columns;
+    float least;
+};
+
+// Of rows their first `columns` numbers less their mean and `factor` times their deviation, or 0 where that is below.
+struct CutGatesCall {
+    const float* x;  // (rows, columns) in rows of x_stride
+    int64_t x_stride;
+    float* out;  // the same, and may be x
+    int64_t columns;
+    float factor;
+};
+
 // How experts are chosen by their logits, and what each one's share is: scores are the softmax of all logits or the
 // sigmoid of each, and shares are the scores of the chosen; or logits choose, and shares are the softmax of the chosen.
 // With the sparsemixer logits choose, too, and a share is that of the chosen one in the softmax of the logits x that
@@ -336,6 +355,8 @@ struct OperatorTable {
     void (*match_streams)(const MatchStreamsCall& call, int64_t row_first, int64_t row_last);
     void (*balance_streams)(const BalanceStreamsCall& call, int64_t row_first, int64_t row_last);
     void (*blend_streams)(const BlendStreamsCall& call, int64_t row_first, int64_t row_last);
+    void (*level_streams)(const LevelStreamsCall& call, int64_t row_first, int64_t row_last);
+    void (*cut_gates)(const CutGatesCall& call, int64_t row_first, int64_t row_last);
     // Blocks of a for some of the call's rows; then, when all of these are there, blocks of b.
     void (*lora_reduce)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);
     void (*lora_expand)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);
@@ -358,6 +379,8 @@ struct OperatorTable {
                       float* q, float* k);
     // `scratch` has room for rows * kRecurrenceColumns.
     void (*recur)(const RecurrenceCall& call, const RecurrenceTask& task, const KeyRows& keys, float* scratch);
+    // One part of the channels of a sequence, in `scratch` of scan_scratch_floats.
+    void (*scan)(const ScanCall& call, int64_t sequence, int64_t part, float* scratch);
     void (*gated_norm)(const GatedNormCall& call, int64_t row_first, int64_t row_last);
 
     // Bytes of scratch that one thread needs in attend.

@@ -26,6 +26,7 @@ enum class Scratch : int {
     blocks,
     gated,
     inputs,
+    streams,
     mixers,
     experts,
     adapters,

@@ -18,9 +18,9 @@ constexpr const char* kKernels[] = {
 #include "tables/kernels.def"
 };
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
-constexpr const char* kScales[] = {"f32", "f32+softcap", "hadamard", "inverse hadamard"};
+constexpr const char* kScales[] = {"f32", "f32+softcap", "hadamard", "inverse hadamard", "cut"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
-constexpr const char* kStreams[] = {"mix", "spread", "match", "balance", "blend"};
+constexpr const char* kStreams[] = {"mix", "spread", "match", "balance", "blend", "level"};
 constexpr const char* kActivations[] = {
 #define ACTIVATION(name, parameters) #name,
 #include "tables/activations.def"
@@ -47,6 +47,8 @@ std::string name_form(OperatorName what, int form) {
         case OperatorName::gated_delta:
         case OperatorName::mamba2:
             return form == 1 ? "decay of each channel" : "decay of each head";
+        case OperatorName::scan:
+            return "decay of each number";
         case OperatorName::gated_norm:
             return form == 2 ? "gate alone" : form == 1 ? "gate first" : "norm first";
         case OperatorName::short_conv:

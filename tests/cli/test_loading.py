@@ -74,9 +74,9 @@ def test_a_truncated_file_names_itself(gguf: Path, tmp_path: Path) -> None:
 def test_other_kinds_of_model_are_refused_by_name(gguf: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     with open_gguf(gguf) as source:
-        write_gguf(other, {**source.metadata, "general.architecture": "mamba"}, [])
+        write_gguf(other, {**source.metadata, "general.architecture": "rwkv7"}, [])
         for use in (load, open_source):
-            with pytest.raises(ModelError, match=r"^\S*/other\.gguf: general\.architecture is 'mamba'"):
+            with pytest.raises(ModelError, match=r"^\S*/other\.gguf: general\.architecture is 'rwkv7'"):
                 use(other)
         write_gguf(other, source.metadata, [])
         with pytest.raises(ModelError, match=r"token_embd\.weight"):

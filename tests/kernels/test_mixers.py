@@ -8,20 +8,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from amounts import choose_each
-from mixer_cases import AHEAD, BOUNDED, MIXERS, SLOTS, Mixer, make_batch, sigmoid
+from mixer_cases import AHEAD, MIXERS, ON_PROCESSORS, SLOTS, Mixer, make_batch, sigmoid
 from variants import Floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.norms import gated_norm
-from mlxr.kernels.recurrent import Convolution, DeltaRule, StateSpace, gated_delta, mamba2, short_conv
+from mlxr.kernels.recurrent import (
+    Convolution,
+    DeltaRule,
+    SelectiveScan,
+    StateSpace,
+    gated_delta,
+    mamba2,
+    scan,
+    short_conv,
+)
 
 REFERENCE = Context("reference")
 
 
-@pytest.fixture(params=MIXERS | BOUNDED, name="mixer")
+@pytest.fixture(params=MIXERS | ON_PROCESSORS, name="mixer")
 def each_mixer(request: pytest.FixtureRequest) -> Mixer:
-    return (MIXERS | BOUNDED)[request.param]
+    return (MIXERS | ON_PROCESSORS)[request.param]
 
 
 def run_parts(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], cuts: Sequence[int]) -> tuple[Floats, Floats]:
@@ -156,12 +165,14 @@ def test_softplus_and_decay_over_all_steps(cpu: Context) -> None:
 
 def test_calls_are_counted_by_their_form(cpu: Context) -> None:
     rules = "delta rule", "delta rule, a decay of each channel"
-    for name in ("gated convolution", "convolution with silu", *rules, "mamba", "mamba"):
-        run_parts(cpu, MIXERS[name], MIXERS[name].inputs(2), [2])
+    mixers = MIXERS | ON_PROCESSORS
+    for name in ("gated convolution", "convolution with silu", *rules, "mamba", "mamba", "scan"):
+        run_parts(cpu, mixers[name], mixers[name].inputs(2), [2])
     assert cpu.ledger.snapshot().dispatches == [
         Dispatch("gated_delta", "cpu", "decay of each channel", 1),
         Dispatch("gated_delta", "cpu", "decay of each head", 1),
         Dispatch("mamba2", "cpu", "decay of each head", 2),
+        Dispatch("scan", "cpu", "decay of each number", 1),
         Dispatch("short_conv", "cpu", "gated", 1),
         Dispatch("short_conv", "cpu", "silu", 1),
     ]
@@ -221,6 +232,11 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
             gated_delta(ctx, x, x, rule, batch, pool)
         with pytest.raises(ValueError, match="gated_delta: first column is 9, expected 0 to 8"):
             gated_delta(ctx, x[:, :8].copy(), x, rule, batch, pool, first=9)
+        scanned = SelectiveScan(random_floats(4, 3, 12), random_floats(5, 12))
+        with pytest.raises(ValueError, match="scan: columns of bc is 12, expected 6"):
+            scan(ctx, x, x, x, scanned, batch, pool)
+        with pytest.raises(ValueError, match="scan: floats of a slot is 8, expected at least 36"):
+            scan(ctx, x, x, x[:, :6].copy(), scanned, batch, pool)
         bounded = replace(rule, bound=0.5)
         with pytest.raises(ValueError, match=r"gated_delta: bound is 0\.5"):
             bounded.check("gated_delta")

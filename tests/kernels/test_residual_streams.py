@@ -11,7 +11,15 @@ from variants import Floats, assert_equal_bits, random_floats, run_everywhere
 
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.context import Context
-from mlxr.kernels.elementwise import balance_streams, blend_streams, match_streams, mix_streams, spread_streams
+from mlxr.kernels.elementwise import (
+    balance_streams,
+    blend_streams,
+    cut_gates,
+    level_streams,
+    match_streams,
+    mix_streams,
+    spread_streams,
+)
 from mlxr.kernels.embed import Ngrams, embed_ngrams
 from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.norms import rms_norm
@@ -87,6 +95,36 @@ def test_balanced_streams(cpu: Context, rows: int, streams: int, columns: int, t
         results = run_everywhere(lambda ctx, given=given: blend_streams(ctx, held, streams, *given))
         for result in (results, blend_streams(REFERENCE, held, streams, *given)):
             np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "streams", "columns"), [(1, 2, 1), (3, 4, 37), (40, 4, 256), (2, 3, 1000)])
+def test_streams_become_as_long_as_the_first(cpu: Context, rows: int, streams: int, columns: int) -> None:
+    x, base = random_floats(1, rows, streams * columns), 3 * random_floats(2, rows, columns)
+    x[0, columns : 2 * columns] = 1e-4  # whose square is below the least
+    parts = x.reshape(rows, streams, columns).astype(np.float64)
+    squares, wanted = (parts**2).mean(axis=2), (base.astype(np.float64) ** 2).mean(axis=1)
+    exact = parts * np.sqrt(wanted[:, None] / np.maximum(squares, 1e-5))[:, :, None]
+    exact[:, 0] = base
+    made = run_everywhere(lambda ctx: level_streams(ctx, x, base, streams))
+    for result in (made, level_streams(REFERENCE, x, base, streams)):
+        np.testing.assert_allclose(result, exact.reshape(x.shape), rtol=1e-5, atol=1e-6)
+    assert_equal_bits(made[:1], level_streams(cpu, x[:1], base[:1], streams))
+
+
+@pytest.mark.parametrize(("rows", "columns", "others"), [(1, 1, 1), (3, 37, 37), (40, 256, 256), (2, 1000, 3)])
+@pytest.mark.parametrize("factor", [1.6448536, 0.0, -0.5])
+def test_what_of_gates_does_not_stand_out_is_zero(
+    cpu: Context, rows: int, columns: int, others: int, factor: float
+) -> None:
+    x = random_floats(1, rows, columns + others) + np.float32(2)
+    part = x[:, :columns].astype(np.float64)
+    cut = part.mean(axis=1, keepdims=True) + factor * part.std(axis=1, keepdims=True)
+    exact = np.concatenate([np.maximum(part - cut, 0), x[:, columns:]], axis=1)
+    made = run_everywhere(lambda ctx: cut_gates(ctx, x, columns, factor))
+    for result in (made, cut_gates(REFERENCE, x, columns, factor)):
+        np.testing.assert_allclose(result, exact, rtol=1e-5, atol=2e-6)
+    assert_equal_bits(made[:1], cut_gates(cpu, x[:1], columns, factor))
+    assert (made[:, columns:] == x[:, columns:]).all()
 
 
 def test_a_norm_with_weights_of_each_part(cpu: Context) -> None:
@@ -167,6 +205,10 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
             balance_streams(ctx, x, x[0, :3], x[0], 4, turns=2, eps=1e-6)
         with pytest.raises(ValueError, match="blend_streams: gains is of shape"):
             blend_streams(ctx, x, 2, x)
+        with pytest.raises(ValueError, match="level_streams: base is of shape"):
+            level_streams(ctx, x, x, 2)
+        with pytest.raises(ValueError, match="cut_gates: columns is 13, expected 1 to 12"):
+            cut_gates(ctx, x, 13, 1.0)
         with pytest.raises(ValueError, match="blend_streams: gains is None, expected given"):
             blend_streams(ctx, x, 2, None, np.ascontiguousarray(x[:, :6]))
     batch, pool = with_ids(make_batch([1], [-1], [0]), [1]), np.zeros((9, 2), np.float32)

@@ -30,12 +30,14 @@ from mlxr.kernels.rope_and_write_kv import HeadNormKind, Projected
 from mlxr.models import components
 from mlxr.models.components import (
     NO_ROPE,
+    AltUp,
     Attention,
     DenseAndExperts,
     Experts,
     FeedForward,
     GatedDelta,
     LayerInputs,
+    Mamba,
     Mamba2,
     Norms,
     ParallelMixers,
@@ -74,12 +76,15 @@ class Kind:
     residual_scale: float = 1.0
     output_scale: float = 1.0
     softcap: float | None = None
+    clamp: float | None = None
     sinks: bool = False
     ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
     inputs: bool = False  # what layers get of each token besides the stream
     experts: int = 0  # beside one block that all tokens have
-    recurrent: str = ""  # conv, delta, mamba: the mixer of the first layer and the last
+    recurrent: str = ""  # conv, delta, scan, mamba: the mixer of the first layer and the last
     beside: bool = False  # attention in all layers, then
+    streams: int = 0  # of alternating updates
+    cut: float | None = None  # of gates
 
 
 @cache
@@ -104,7 +109,8 @@ def make_values(rng: np.random.Generator, kind: Kind, name: str, shape: Shape) -
 
 def make_tensor(rng: np.random.Generator, kind: Kind, name: str, shape: Shape) -> TensorSource:
     values = make_values(rng, kind, name, shape)
-    is_product = len(shape) > 1 and not any(part in name for part in ("norm", "gate_inp", "conv1d", "shortconv.conv"))
+    exact = "norm", "gate_inp", "conv1d", "shortconv.conv", "altup_router", "_coef"
+    is_product = len(shape) > 1 and not any(part in name for part in exact)
     weight_type = kind.weight_type if is_product and name not in ("ssm_a", "ssm_d") else "f32"
     if is_product and "ffn_down" in name:
         weight_type = kind.down_type or kind.weight_type
@@ -121,7 +127,9 @@ def make_zeros(layer: components.Layer, hidden: int) -> dict[str, TensorSource]:
 def describe_layers(kind: Kind) -> list[components.Layer]:
     rule = RoutingRule(2, "sigmoid", renormalises=True)
     numbers = (1.1, 0.7, 0.5, -0.003) if kind.activation == "xielu" else ()
-    dense = FeedForward(kind.forward, kind.activation, bias=kind.bias, gated=kind.gated, parameters=numbers)
+    dense = FeedForward(
+        kind.forward, kind.activation, bias=kind.bias, gated=kind.gated, parameters=numbers, cut=kind.cut
+    )
     second: components.FeedForward | Experts | DenseAndExperts = dense
     if kind.experts:
         experts = Experts(kind.experts, kind.forward, kind.activation, rule, choice_bias=True)
@@ -131,9 +139,15 @@ def describe_layers(kind: Kind) -> list[components.Layer]:
             if is_beside
             else replace(experts, shared_features=kind.forward, shared_gate=True)
         )
-    recurrent = {"conv": ShortConv(192, 3), "delta": GatedDelta(1, 4, 32, 16, 3), "mamba": Mamba2(4, 32, 2, 16, 3)}
+    recurrent = {
+        "conv": ShortConv(192, 3),
+        "delta": GatedDelta(1, 4, 32, 16, 3),
+        "scan": Mamba(160, 16, 32, 3, "weighted", 1e-5),
+        "mamba": Mamba2(4, 32, 2, 16, 3),
+    }
     inputs = LayerInputs(INPUTS, kind.activation, table_scale=0.6, scale=0.7, eps=1e-3) if kind.inputs else None
     norms = Norms(1e-5, kind.norm_kind, bias=kind.norm_kind == "layer", places=kind.norms)
+    streams = {"streams": AltUp(kind.streams, 32)} if kind.streams else {}
     layers = []
     for index in range(LAYERS):
         attention = Attention(
@@ -144,6 +158,7 @@ def describe_layers(kind: Kind) -> list[components.Layer]:
             NO_ROPE,
             window=kind.other_window if kind.groups and index % 2 else kind.window,
             softcap=kind.softcap,
+            clamp=kind.clamp,
             head_norms=kind.head_norms if kind.norms_heads else None,
             projected=kind.projected,
             qkv_bias=kind.bias,
@@ -157,7 +172,8 @@ def describe_layers(kind: Kind) -> list[components.Layer]:
         elif kind.recurrent and index != 1:
             mixer = recurrent[kind.recurrent]
         scales = {"residual_scale": kind.residual_scale, "scales_output": kind.output_scale != 1.0}
-        layers.append(components.Layer(mixer, second, norms, kind.parallel, **scales, inputs=inputs))
+        ends = {"is_last": index + 1 == LAYERS}
+        layers.append(components.Layer(mixer, second, norms, kind.parallel, **scales, inputs=inputs, **streams, **ends))
     return layers
 
 
@@ -168,6 +184,9 @@ def make_tensors(kind: Kind, seed: int = 5) -> dict[str, TensorSource]:
             made[f"blk.{index}.{name}"] = make_tensor(rng, kind, name, shape)
         if layer.inputs is not None and not index:
             for name, shape in layer.inputs.model_tensors(LAYERS, kind.hidden, 7):
+                made[name] = make_tensor(rng, kind, name, shape)
+        if layer.streams is not None and not index:
+            for name, shape in layer.streams.model_tensors(kind.hidden):
                 made[name] = make_tensor(rng, kind, name, shape)
     return made
 
@@ -284,15 +303,30 @@ KINDS = {
     "gemma4e": Kind(
         "q8_0", norms="both", activation="gelu_tanh", norms_heads=True, values=True, output_scale=0.7, inputs=True
     ),
+    "gemma3n": Kind(
+        "q8_0",
+        norms="both",
+        activation="gelu_tanh",
+        norms_heads=True,
+        values=True,
+        groups=True,
+        other_window=40,
+        inputs=True,
+        streams=4,
+        cut=0.4,
+    ),
     "experts": Kind("q8_0", experts=4),
     "experts beside a block": Kind("q8_0", norms="both", activation="gelu_tanh", output_scale=0.7, experts=4),
     "experts of two types": Kind("q4_k", "q6_k", hidden=256, forward=256, experts=5, residual_scale=0.22),
     "inputs and scales": Kind("f16", residual_scale=0.22, inputs=True),
     "keys as values": Kind("q8_0", norms_heads=True, values=True, projected="qk", sinks=True),
     "raw keys as values": Kind("f16", projected="qk"),
+    "clamped queries, keys and values": Kind("q8_0", clamp=0.6),
+    "clamped and normed": Kind("f16", clamp=0.6, norms_heads=True, values=True),
     "queries alone": Kind("q8_0", norms_heads=True, projected="q"),
     "lfm2": Kind("q8_0", recurrent="conv", norms_heads=True),
     "qwen3.5": Kind("q4_0", "q8_0", recurrent="delta", norms_heads=True),
+    "jamba": Kind("q8_0", recurrent="scan", experts=4),
     "granite 4 h": Kind("f16", recurrent="mamba", residual_scale=0.22, experts=4),
     "falcon-h1": Kind("q8_0", recurrent="mamba", beside=True),
     "spans and groups": Kind("q2_k", "q8_0", hidden=256, forward=544),
@@ -332,7 +366,7 @@ def test_equal_to_the_operators_one_by_one(shape: str, name: str, isa: str) -> N
         states = make_states(kind, batch)
         step = StepInput(batch, tables, keys, values, states)
         summed, delta = run.run_layers(ctx, stream.copy(), layers, step)
-        assert (delta is None) == (kind.output_scale != 1.0)
+        assert (delta is None) == (kind.output_scale != 1.0 or kind.streams > 0)
         last = summed if delta is None else delta
         arrays = [summed, last, *keys, *values, *(pool for pool in states if pool is not None)]
         results.append([array.tobytes() for array in arrays])
@@ -359,6 +393,20 @@ def test_the_ledger_says_whether_gate_and_up_were_activated_in_their_panels(
     assert list_ran(cpu, "linear") == products
     assert list_ran(cpu, "activate") == {"fused silu": LAYERS}
     assert list_ran(cpu, "rms_norm") == {"fused f32": 1, "fused f32+residual": 2 * LAYERS - 1}
+
+
+def test_an_activation_that_no_product_reads_is_computed(cpu: Context) -> None:
+    """What is clamped goes to the rotation, so no product makes its rows in passing."""
+    batch, table = make_batch([75], [0]), build_table(96, DIM, 10000.0, interleaved=False)
+    stream = np.random.default_rng(9).standard_normal((75, HIDDEN)).astype(np.float32)
+    found = []
+    for clamp in (0.6, 1e5):
+        made = make_layers(cpu, Kind("q8_0", clamp=clamp))
+        keys, values = make_pools(cpu, batch, "f32")
+        run_layers(cpu, stream.copy(), prepare_layers(cpu, made), StepInput(batch, [table], keys, values))
+        found.append(max(float(np.abs(pool).max()) for pool in values))
+    assert found[0] == np.float32(0.6) < found[1]
+    assert list_ran(cpu, "activate") == {"clamp+ungated": 2 * LAYERS, "fused silu": 2 * LAYERS}
 
 
 def test_what_does_not_fit_is_refused(cpu: Context) -> None:

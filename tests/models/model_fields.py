@@ -55,8 +55,7 @@ def look(model: Model, name: str) -> Any:
     latent = next((layer.latent for layer in model.layers if layer.latent is not None), None)
     attends = attention or latent
     if name in OF_ROPE:
-        assert attends is not None
-        return getattr(attends.rope, OF_ROPE[name])
+        return None if attends is None else getattr(attends.rope, OF_ROPE[name])
     if name in OF_ATTENTION:
         return getattr(attends, name, False)
     match name:
@@ -153,8 +152,8 @@ def _change_layer(model: Model, at: int, name: str, value: Any) -> Layer:
             return with_attention(layer, lambda one: one if one.window is None else replace(one, window=value))
         case "attention_scale":
             return with_attention(layer, lambda one: replace(one, scale=value or one.head_dim**-0.5))
-        case "biases":
-            return with_attention(layer, lambda one: replace(one, biases=value))
+        case "biases" | "clamp":
+            return with_attention(layer, lambda one: replace(one, **{name: value}))
         case "head_norms":
             return with_attention(layer, lambda one: replace(one, head_norms=value))
         case "attention_softcap":

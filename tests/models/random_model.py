@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.models import families
+from mlxr.models.components.layer import ALTUP_PRODUCTS
 from mlxr.models.families import read_folder, read_model
 from mlxr.models.folders.tensors import LAYER_NAMES, MODEL_NAMES, WHOLE_NAMES
 from mlxr.models.weights import expected_tensors
@@ -28,12 +29,15 @@ Config = Mapping[str, Any]
 _MODULES = {
     **{kind: {"ffn_up": "mlp.gate_up_proj"} for kind in ("glm", "glm4", "phi3")},
     **{kind: {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"} for kind in ("gpt2", "gpt_bigcode", "starcoder2")},
-    "phi": {"output_norm": "model.final_layernorm"},
+    **{kind: {"output_norm": "model.final_layernorm"} for kind in ("phi", "jamba")},
     "gpt_neox": {"output": "lm_head"},
 }
-_LAYERS = {"gpt_neox": "gpt_neox.layers", "mpt": "transformer.blocks"} | dict.fromkeys(
-    ("gpt2", "gpt_bigcode", "gptj", "bloom", "falcon"), "transformer.h"
-)
+_LAYERS = {
+    "gpt_neox": "gpt_neox.layers",
+    **dict.fromkeys(("mpt", "dbrx"), "transformer.blocks"),
+    **dict.fromkeys(("mamba", "falcon_mamba"), "backbone.layers"),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "bloom", "falcon"), "transformer.h"),
+}
 _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  # whose names `list_mixture` knows
 
 
@@ -60,11 +64,18 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     }
     layers = _LAYERS.get(kind, "model.layers")
     wholes = {name: folder_name for folder_name, name in reversed(WHOLE_NAMES.items())}
-    wholes |= {name: folder_name for folder_name, name in stated.layout.names.items() if name in wholes}
+    ends = ".weight", ".bias"
+    for folder_name, name in stated.layout.names.items():
+        if name in wholes or (name.endswith(ends) and not folder_name.endswith(ends)):
+            wholes[name] = folder_name
     shapes: dict[str, tuple[int, ...]] = {}
     for full_name, shape in expected_tensors(read_model(stated)).items():
         if stated.layout.exchanges and full_name.startswith("blk.") and len(shape) == 2:
             shape = shape[::-1]
+        if full_name in ALTUP_PRODUCTS:  # of which folders have the matrices one by one
+            parts = {f"{full_name.removesuffix('weight')}{part}.weight": shape[1:] for part in range(shape[0])}
+            shapes |= {outside[part]: own_shape for part, own_shape in parts.items()}
+            continue
         if full_name in outside:
             name, _, end = full_name.rpartition(".")
             shapes[f"{modules[name]}.{end}" if name in modules else outside[full_name]] = shape
@@ -86,7 +97,9 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}self_attn.kv_b_proj.weight"] = (shape[0] * (shape[2] + config["v_head_dim"]), shape[1])
         elif name != "attn_v_b":
             shape = (1, 1, *shape) if part == "ssm_a" and kind == "kimi_linear" else shape
-            shapes[layer + (wholes[part] if part in wholes else f"{modules[name]}.{end}")] = shape
+            shape = (shape[0], 1, shape[1]) if part == "ssm_conv1d.weight" else shape
+            is_whole = part in wholes and name not in stated.layout.names.values()
+            shapes[layer + (wholes[part] if is_whole else f"{modules[name]}.{end}")] = shape
         if name == "attn_q_b" and "index_topk" in config:
             heads, size = config["index_n_heads"], config["index_head_dim"]
             own = {"wq_b.weight": (heads * size, config["q_lora_rank"]), "wk.weight": (size, config["hidden_size"])}
@@ -144,6 +157,7 @@ def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
 
 def count_experts(config: Config) -> int:
     """How many experts a layer with a mixture has; 0 if none has one."""
+    config = {**config, **config.get("ffn_config", {})}
     return next(
         (
             config[key]
@@ -410,7 +424,12 @@ def has_experts(config: Config, index: int) -> bool:
 
 def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a mixture, as folders of its family have them."""
-    kind, experts, hidden = config["model_type"], count_experts(config), config["hidden_size"]
+    kind, experts = config["model_type"], count_experts(config)
+    if kind == "dbrx":
+        hidden, rows = config["d_model"], experts * config["ffn_config"]["ffn_hidden_size"]
+        stacks = {f"ffn.experts.mlp.{name}": (rows, hidden) for name in ("w1", "v1", "w2")}
+        return {"ffn.router.layer.weight": (experts, hidden)} | stacks
+    hidden = config["hidden_size"]
     ffn = config.get("moe_intermediate_size") or config["intermediate_size"]
     if kind in ("granitemoe", "granitemoeshared"):
         return _list_granite(config, experts, ffn)
@@ -439,6 +458,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
             "feed_forward.experts.down_proj": (experts, ffn, hidden),
         } | {f"feed_forward.shared_expert.{name}.weight": shape for name, shape in parts.items()}
     block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
+    if kind == "jamba":
+        products = [(f"experts.{expert}.{name}", shape) for expert in range(experts) for name, shape in names.items()]
+        return {f"feed_forward.{name}.weight": shape for name, shape in [("router", (experts, hidden)), *products]}
     if kind in ("mixtral", "minimax_m2", "phimoe", "lfm2_moe", "kimi_linear"):
         block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
@@ -531,7 +553,9 @@ def _make_all(config: Config, shapes: Mapping[str, tuple[int, ...]], seed: int) 
         )
         if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
             values -= np.float32(1.0)  # as these families store them
-        if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
+        if config["model_type"] in ("gemma3n_text", "gemma4_text") and name.endswith(
+            ("q_norm.weight", "k_norm.weight")
+        ):
             values *= np.float32(0.4)  # as scores are not divided by the root of the head size
         if name.endswith("experts.gate_up_proj") and config["model_type"] == "gpt_oss":
             values *= np.float32(4.0)  # so that some are clamped

@@ -32,7 +32,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.rope import QueryTemperature
 from mlxr.model_files.files import read_contents
 from mlxr.models import Decoder, Model, model_from_folder, model_from_gguf
-from mlxr.models.components import BalancedStreams, ChannelDelta, Experts, FeedForward, GatedDelta
+from mlxr.models.components import BalancedStreams, ChannelDelta, Experts, FeedForward, GatedDelta, Mamba
+from mlxr.models.components.attention import Slopes
 from mlxr.models.rotations import LONG_FACTORS, SHORT_FACTORS
 from mlxr.models.weights import arrange_tensors
 
@@ -141,6 +142,13 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("bloom", {"biases": None}),
         ("mpt", {"biases": None}),
         ("mpt", {"activation": "silu"}),
+        ("mpt-clamped", {"clamp": None}),
+        ("mpt-clamped", {"biases": Slopes(128)}),
+        ("olmo-clamped", {"clamp": None}),
+        ("dbrx", {"clamp": None}),
+        ("dbrx", {"rope_theta": 10000.0}),
+        ("dbrx", {"rope_interleaved": True}),
+        ("dbrx", {"rms_eps": 1e-2}),
         ("olmo", {"rope_theta": 10000.0}),
         ("jais2", {"activation": "silu"}),
         ("granite-swa", {"rope_layers": None}),
@@ -198,6 +206,13 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("glm5-next", {"recurrence": ChannelDelta(4, 24, 4, has_flat_rates=True)}),
         ("qwen4exp", {"rope_theta": 10000.0}),
         ("qwen4exp", {"recurrence": GatedDelta(2, 6, 32, 32, 4, tiled=True)}),
+        ("mamba", {"rms_eps": 1e-2}),
+        ("mamba", {"recurrence": Mamba(192, 8, 10, 4, "bare", 1e-4)}),
+        ("falcon-mamba", {"recurrence": Mamba(192, 8, 6, 4)}),
+        ("falcon-mamba", {"recurrence": Mamba(192, 8, 6, 4, "bare", 1e-4)}),
+        ("jamba", {"rms_eps": 1e-2}),
+        ("jamba", {"recurrence": Mamba(192, 8, 10, 3, "weighted", 1e-2)}),
+        ("jamba", {"rope_layers": None}),
         ("lfm2", {"rope_theta": 10000.0}),
         ("lfm2", {"rms_eps": 1e-2}),
         ("lfm2", {"rope_interleaved": True}),
@@ -247,6 +262,13 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("gemma4", {"sliding_window": 9}),
         ("gemma4", {"window_rope_theta": 10000.0}),
         ("gemma4-shared", {"sliding_window": 8}),
+        ("gemma3n", {"sliding_window": 8}),
+        ("gemma3n", {"window_rope_theta": None}),
+        ("gemma3n", {"rope_theta": 500.0}),
+        ("gemma3n", {"attention_scale": None}),
+        ("gemma3n", {"final_softcap": None}),
+        ("gemma3n", {"embedding_scale": 1.0}),
+        ("gemma3n", {"rms_eps": 1e-2}),
         ("gemma4e", {"activation": "silu"}),
         ("gemma4e", {"embedding_scale": 1.0}),
         ("gemma4e", {"rms_eps": 1e-5}),
@@ -288,6 +310,15 @@ def test_goldens_see_how_streams_mix_and_what_limits_gates() -> None:
         assert_seen("glm5-next", replace(model, layers=tuple(made.get(one, one) for one in model.layers)))
 
 
+def test_goldens_see_what_is_cut_of_gates() -> None:
+    model = model_from_folder(read_golden("gemma3n")[0])
+    blocks = [layer.feed_forward for layer in model.layers]
+    assert [isinstance(block, FeedForward) and block.cut for block in blocks][2:4] == [None, None]
+    for cut in (None, 0.3):
+        layers = tuple(replace(one, feed_forward=replace(one.feed_forward, cut=cut)) for one in model.layers)  # type: ignore[type-var]
+        assert_seen("gemma3n", replace(model, layers=layers))
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "change"),
@@ -300,6 +331,10 @@ def test_goldens_see_how_streams_mix_and_what_limits_gates() -> None:
         ("mixtral", {"used": 3}),
         ("mellum", {"renormalises": False}),
         ("cohere2moe", {"scoring": "softmax"}),
+        ("dbrx", {"renormalises": False}),
+        ("dbrx", {"used": 2}),
+        ("jamba", {"renormalises": True}),
+        ("jamba", {"used": 1}),
         ("hunyuan3", {"scale": 1.0}),
         ("phimoe", {"scoring": "softmax_chosen"}),
         ("phimoe", {"scoring": "softmax"}),
@@ -365,6 +400,14 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("granite4h", "mamba.D"),
         ("granite4h-moe", "mamba.D"),
         ("granite4h-moe", "shared_mlp.output_linear.weight"),
+        ("mamba", "mixer.conv1d.bias"),
+        ("mamba", "mixer.dt_proj.bias"),
+        ("mamba", "mixer.A_log"),
+        ("mamba", "mixer.D"),
+        ("jamba", "mamba.dt_layernorm.weight"),
+        ("jamba", "mamba.b_layernorm.weight"),
+        ("jamba", "mamba.c_layernorm.weight"),
+        ("jamba", "self_attn.o_proj.weight"),
         ("falcon-h1", "self_attn.o_proj.weight"),
         ("falcon-h1", "mamba.out_proj.weight"),
         ("falcon-h1", "mamba.D"),
@@ -390,6 +433,14 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("glm4moe", "mlp.gate.e_score_correction_bias"),
         ("glm4moe-groups", "mlp.gate.e_score_correction_bias"),
         ("glm4moe", "mlp.shared_experts.down_proj.weight"),
+        ("gemma3n", "altup.modality_router.weight"),
+        ("gemma3n", "altup.prediction_coefs.weight"),
+        ("gemma3n", "altup.correction_coefs.weight"),
+        ("gemma3n", "altup.correct_output_scale"),
+        ("gemma3n", "laurel.linear_right.weight"),
+        ("gemma3n", "altup_projections.2.weight"),
+        ("gemma3n", "altup_unembed_projections.0.weight"),
+        ("gemma3n", "per_layer_projection.weight"),
         ("gemma4moe", "router.scale"),
         ("gemma4moe", "router.per_expert_scale"),
         ("gemma4moe", "post_feedforward_layernorm_1.weight"),
@@ -621,7 +672,7 @@ def test_cpu_equals_golden(case: str, threads: int) -> None:
 
 
 # Relative error (of the logits' spread) that storing weights, activations and cache in fewer bits may cause.
-MOVED_MORE = {"qwen35": 2}  # a state adds up what rounding moved before
+MOVED_MORE = {"qwen35": 2, "falcon-mamba": 2}  # a state adds up what rounding moved before
 CPU_ERRORS = [
     ("f16", "f32", 0.0015),
     ("f32", "f16", 0.001),

@@ -89,6 +89,8 @@ PHI_ROPE = {  # for heads of 64
 # Of Phi-3.5-MoE llama.cpp takes no means away (LLM_NORM_RMS), so the two agree where these are 0: what the stream is
 # made of has means of 0 in the test's weights. A file that states no jitter shares as llama.cpp does.
 CENTRED = {r"model\.embed_tokens\.weight": 1, r".*\.(o_proj|w2)\.(weight|bias)": 0}
+# Of Gemma 3n's first layers llama.cpp measures by one number less how gates deviate, so their blocks say little.
+CUT = r"model\.layers\.\d\.post_feedforward_layernorm\.weight"
 JITTER = b"phimoe.router_jitter_noise"
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,6 +108,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
+    # There the first 20 layers have keys, the first 10 cut gates, the rank is 64, and logits are capped at 30.
+    "gemma3n": (
+        "gemma3n",
+        {
+            "num_hidden_layers": 30,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
+            "num_kv_shared_layers": 10,
+            "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 1305,
+            "laurel_rank": 64,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "gemma4": ("gemma4", {}),
     "gemma4-values": ("gemma4-values", {"per_layer_config": None, "global_head_dim": 96}),
     "gemma4-shared": ("gemma4-shared", {}),
@@ -206,6 +222,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # With groups of experts, rounding to eight bits chooses another group for a token in fifty, which moves it by nats.
     "dots1": ("dots1", {"moe_intermediate_size": 256, "num_key_value_heads": 4, "attention_bias": False}),
+    "dbrx": (
+        "dbrx",
+        {
+            "d_model": 256,
+            "n_heads": 4,
+            "max_seq_len": 512,
+            "attn_config": {"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 20000.0},
+            "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "mpt-clamped": ("mpt-clamped", {"d_model": 256, "n_heads": 4, "max_seq_len": 512, "hidden_act": "gelu_new"}),
+    "olmo-clamped": ("olmo-clamped", {"num_key_value_heads": 4}),
+    "mamba": ("mamba", {"time_step_rank": 256, "intermediate_size": 512}),
+    "falcon-mamba": (
+        "falcon-mamba",
+        {"time_step_rank": 256, "intermediate_size": 512, "mixer_rms_eps": 1e-4},  # which llama.cpp has of all norms
+    ),
+    "jamba": ("jamba", {"intermediate_size": 256, "mamba_dt_rank": 256, "num_hidden_layers": 3}),
     "mamba2": ("mamba2", {"num_heads": 8}),
     "gpt2": ("gpt2", {"num_key_value_heads": 4}),
     "starcoder": ("starcoder", {"num_key_value_heads": 1}),
@@ -304,8 +338,8 @@ def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
         run("convert", folder, model, "--type", kind)
         if family == "phimoe":
             model.write_bytes(model.read_bytes().replace(JITTER, b"phimoe.unread_jitter_noise"))
-        if family in INDEXERS:
-            model = add_indexer(model, *INDEXERS[family])
+        if family in UNREAD:
+            model = add_unread(model, *UNREAD[family])
         tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
         theirs = compute_their_losses(model, tokens)
         worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
@@ -334,18 +368,26 @@ def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Pat
     assert worst < BOUNDS["q4_k_m"]
 
 
-# Of an indexer the tensors of layer 1, and keys.
-INDEXERS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any]]] = {
+_INDEXER = {"indexer.head_count": 2, "indexer.key_length": 32}
+# Tensors of some layers, and keys: those of an indexer; keys and values of layers that read those of another one.
+UNREAD: dict[str, tuple[range, dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "gemma3n": (
+        range(20, 30),
+        {"attn_k.weight": (128, 256), "attn_v.weight": (128, 256), "attn_k_norm.weight": (64,)},
+        {},
+    ),
     "qwen4exp": (
+        range(1, 2),
         {
             "indexer.q_proj.weight": (64, 256),
             "indexer.k_proj.weight": (32, 256),
             "indexer.q_norm.weight": (32,),
             "indexer.k_norm.weight": (32,),
         },
-        {"compress_ratios": [0, 4]},
+        {**_INDEXER, "compress_ratios": [0, 4]},
     ),
     "glm5-next": (
+        range(1, 2),
         {
             "indexer.attn_q_b.weight": (64, 256),
             "indexer.attn_k.weight": (32, 256),
@@ -355,22 +397,22 @@ INDEXERS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any]]] = {
             "indexer_compressor_ape.weight": (8, 32),
             "indexer_compressor_gate.weight": (32, 256),
         },
-        {},
+        _INDEXER,
     ),
 }
 
 
-def add_indexer(path: Path, shapes: dict[str, tuple[int, ...]], keys: dict[str, Any]) -> Path:
-    """Give a file the indexer that llama.cpp asks for and `mlxr convert` leaves out: one that chooses all tokens."""
-    file, random, out = open_gguf(path), np.random.RandomState(3), path.with_suffix(".indexed.gguf")
+def add_unread(path: Path, layers: range, shapes: dict[str, tuple[int, ...]], keys: dict[str, Any]) -> Path:
+    """Give a file what llama.cpp asks for and `mlxr convert` leaves out, such as an indexer that chooses all tokens."""
+    file, random, out = open_gguf(path), np.random.RandomState(3), path.with_suffix(".unread.gguf")
     tensors = [
         TensorToWrite.from_source(tensor, name=name, type_name=tensor.type_name)
         for name, tensor in file.tensors.items()
     ]
-    for name, shape in shapes.items():
-        values = random.standard_normal(shape).astype(np.float32)
-        tensors.append(TensorToWrite.from_array(f"blk.1.{name}", "f32", values))
-    keys = {"indexer.head_count": 2, "indexer.key_length": 32} | keys
+    for layer in layers:
+        for name, shape in shapes.items():
+            values = random.standard_normal(shape).astype(np.float32)
+            tensors.append(TensorToWrite.from_array(f"blk.{layer}.{name}", "f32", values))
     architecture = file.metadata["general.architecture"]
     metadata = {f"{architecture}.attention.{key}": value for key, value in keys.items()}
     write_gguf(out, {**file.metadata, **metadata}, tensors, metadata_types=file.metadata_types)
@@ -393,6 +435,8 @@ def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:
             if re.fullmatch(pattern, name):
                 weights[name] *= np.float32(scale)
     for name, values in weights.items():
+        if config["model_type"] == "gemma3n_text" and ".post_" in name:
+            values *= np.float32(0.02 if re.fullmatch(CUT, name) else 0.3)  # as layers are many
         for pattern, axis in CENTRED.items():
             if config["model_type"] == "phimoe" and re.fullmatch(pattern, name):
                 values -= values.mean(axis=axis, keepdims=True)

@@ -13,7 +13,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "mlxr"
 WHERE = ("models/families/", "tokenizers/")
 NAMES = {name for _, folder in FOLDERS for name in (folder.model_type, folder.hf_class, folder.older_class)}
 NAMES |= {family.name for family in FAMILIES}
-SHARED = {"bert": 2}  # the `model_type` of JinaBERT's folders, too
+SHARED = {"bert": 2, "mamba": 3}  # the `model_type` of JinaBERT's folders, too; layers of Granite and Nemotron-H
 RECURRENCES = {"mamba2"}  # which a family is called after
 
 

@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.recurrent import Convolution, ConvolutionKind, DeltaRule, StateSpace, gated_delta, mamba2, short_conv
+from mlxr.kernels.recurrent import (
+    Convolution,
+    ConvolutionKind,
+    DeltaRule,
+    SelectiveScan,
+    StateSpace,
+    gated_delta,
+    mamba2,
+    scan,
+    short_conv,
+)
 from mlxr.kernels.tensor import PoolArray
 
 Floats = NDArray[np.float32]
@@ -170,6 +180,27 @@ def make_space(heads: int, head_dim: int, groups: int, state_dim: int) -> Mixer:
     return Mixer((space.columns, first + heads + 1), space.state_floats, run, compute, heads)
 
 
+def make_scan(channels: int, state_dim: int) -> Mixer:
+    rng = np.random.default_rng([channels, state_dim])
+    rates, skip = rng.uniform(0.1, 2, (state_dim, channels)).astype(np.float32), rng.uniform(0.1, 2, channels)
+    rule = SelectiveScan(-rates, skip.astype(np.float32))
+
+    def run(ctx: Context, inputs: Sequence[Any], batch: RaggedBatch, pool: PoolArray, at: int) -> Any:
+        return scan(ctx, *inputs, rule, batch, pool, at=at)
+
+    def compute(inputs: Sequence[Doubles], state: Doubles) -> tuple[Doubles, Doubles]:
+        held, out = state.reshape(state_dim, channels).copy(), []
+        for u, steps, bc in zip(*inputs, strict=True):
+            size = np.log1p(np.exp(steps))
+            for channel in range(channels):
+                held[:, channel] *= np.exp(-rates[:, channel] * size[channel])
+                held[:, channel] += bc[:state_dim] * size[channel] * u[channel]
+            out.append(bc[state_dim:] @ held + rule.skip * u)
+        return np.array(out), held.reshape(-1)
+
+    return Mixer((channels, channels, 2 * state_dim), rule.state_floats, run, compute)
+
+
 MIXERS = {
     "gated convolution": make_convolution(3, 40, "gated", bias=False, first=1),
     "gated convolution with a bias": make_convolution(3, 17, "gated", bias=True),
@@ -187,7 +218,10 @@ MIXERS = {
     "mamba, odd sizes": make_space(3, 5, 1, 7),
     "mamba, large heads": make_space(2, 64, 1, 128),
 }
-BOUNDED = {  # which no GPU runs
+ON_PROCESSORS = {  # which no GPU runs
+    "scan": make_scan(64, 16),
+    "scan, odd sizes": make_scan(21, 5),
+    "scan, many channels": make_scan(200, 16),
     "delta rule, a bounded decay of each channel": make_delta(2, 2, 21, 48, channels=True, bound=-2.5),
     "delta rule, a bounded decay": make_delta(1, 2, 16, 40, bound=-0.7),
 }

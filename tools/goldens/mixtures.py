@@ -33,6 +33,21 @@ _GLM: dict[str, Any] = {
 }
 
 CASES: dict[str, Config] = {
+    "dbrx": make_config(
+        "dbrx",
+        4,
+        None,
+        None,
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+        **dict.fromkeys(("rms_norm_eps", "hidden_act", "rope_theta", "max_position_embeddings")),
+        d_model=96,
+        n_layers=2,
+        n_heads=4,
+        max_seq_len=128,
+        rope_parameters={"rope_type": "default", "rope_theta": 20000.0},
+        attn_config={"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 20000.0},
+        ffn_config={"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 3},
+    ),
     "llama4": make_config(
         "llama4_text",
         4,

@@ -112,6 +112,24 @@ CASES: dict[str, Config] = {
         rope_theta=None,
         attn_config={"alibi": True},
     ),
+    "mpt-clamped": make_config(
+        "mpt",
+        6,
+        None,
+        None,
+        **_LAYER_NORMS,
+        **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads")),
+        d_model=96,
+        n_layers=2,
+        n_heads=6,
+        intermediate_size=None,
+        hidden_act=None,
+        rope_theta=None,
+        attn_config={"alibi": True, "alibi_bias_max": 16, "clip_qkv": 0.8},
+    ),
+    "olmo-clamped": make_config(
+        "olmo", 4, 2, None, hidden_size=128, rms_norm_eps=None, rope_theta=50000.0, clip_qkv=0.6
+    ),
     "olmo": make_config("olmo", 4, 2, None, hidden_size=128, rms_norm_eps=None, rope_theta=50000.0),
     "jais2": make_config(
         "jais2", 4, 2, None, hidden_size=128, rms_norm_eps=None, layer_norm_eps=1e-4, hidden_act="relu2"

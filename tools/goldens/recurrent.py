@@ -81,6 +81,16 @@ DELTA_EXPERTS: Config = {
     "num_experts_per_tok": 3,
 }
 
+_MAMBA: dict[str, Any] = {
+    **dict.fromkeys(("num_attention_heads", "intermediate_size", "rope_theta", "rms_norm_eps")),
+    "state_size": 8,
+    "conv_kernel": 4,
+    "expand": 2,
+    "layer_norm_epsilon": 1e-4,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+
 CASES: dict[str, Config] = {
     "qwen4exp": make_config(
         "qwen4_exp_text",
@@ -233,6 +243,29 @@ CASES: dict[str, Config] = {
         routed_scaling_factor=1.7,
         norm_topk_prob=True,
         **_NEMOTRON,
+    ),
+    "mamba": make_config("mamba", 6, None, None, **_MAMBA, time_step_rank=10),
+    "falcon-mamba": make_config(
+        "falcon_mamba", 6, None, None, **_MAMBA | {"tie_word_embeddings": False}, mixer_rms_eps=1e-2
+    ),
+    "jamba": make_config(
+        "jamba",
+        4,
+        2,
+        None,
+        num_hidden_layers=4,
+        rope_theta=None,
+        rms_norm_eps=1e-4,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mamba_d_state=8,
+        mamba_d_conv=3,
+        mamba_dt_rank=10,
+        pad_token_id=0,
     ),
     "mamba2": make_config(
         "mamba2",

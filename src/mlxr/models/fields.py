@@ -254,7 +254,9 @@ OWN_KEYS = {
     "parallel_blocks": "true if the two blocks of a layer stand side by side",
     "rope.layers": "a flag for each layer: it rotates queries and keys",
     "rope.scaling.yarn_truncate": "true if yarn's range is rounded to whole pairs",
+    "laurel_rank": "the rank of the product beside attention (Gemma 3n)",
     "ssm.norm": "true if what Mamba-2 gives is normed",
+    "ssm.norm_eps": "what the norms of a Falcon Mamba's steps, B and C add to the variance",
     "token_types": "how many types of tokens have embeddings of their own",
     "tied_embeddings": "true if the output is the table of embeddings",
 }

@@ -29,6 +29,7 @@ from mlxr.models.components import (
     FeedForward,
     LatentAttention,
     Layer,
+    Mamba,
     Mamba2,
     Rope,
 )
@@ -48,7 +49,7 @@ from mlxr.models.rotations import LONG_FACTORS, PRISM, SHORT_FACTORS, read_rope_
 Flags = tuple[bool, ...]  # of each layer
 
 SECTIONS = "rope.dimension_sections"
-MAX_ALIBI = "attention.max_alibi_bias"
+MAX_ALIBI, CLAMP = "attention.max_alibi_bias", "attention.clamp_kqv"
 WINDOW_PATTERN, WINDOW_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
 SCORING_NUMBERS: dict[Scoring, int] = {"softmax": 1, "sigmoid": 2, "softmax_chosen": 3}
 _SCORINGS: dict[int, Scoring] = {number: scoring for scoring, number in SCORING_NUMBERS.items()}
@@ -58,7 +59,7 @@ _PARALLEL = "use_parallel_residual"
 _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     (("attn_logit_softcapping", "final_logit_softcapping"), (0,), "logit soft-capping is not supported"),
     (("embedding_scale", "residual_scale", "attention.scale", "logit_scale"), (0, 1), "not supported"),
-    (("attention.clamp_kqv", MAX_ALIBI), (0,), "not supported"),
+    ((CLAMP, MAX_ALIBI), (0,), "not supported"),
     (("attention.causal",), (True,), "only causal attention is supported"),
     ((_PARALLEL,), (False,), "parallel residual is not supported"),
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
@@ -401,9 +402,11 @@ class Metadata:
     def slopes(self, default: float = 8.0) -> Slopes | None:
         """Return how scores become less with the distance of a key; None where the file says that they do not."""
         largest = self.number(MAX_ALIBI, 0.0, limits.MAX_SCALE, default=default)
-        if largest not in (0.0, 8.0):
-            self.fields.refuse(MAX_ALIBI, "0 or 8")
-        return Slopes(self.context) if largest else None
+        return Slopes(self.context, largest) if largest else None
+
+    def clamp(self) -> float | None:
+        """Return what queries, keys and values are kept below, and above less it; None where they are not."""
+        return self.scale(CLAMP)
 
     # Components that most families have.
 
@@ -433,6 +436,7 @@ class Metadata:
         whole_pictures: bool = False,
         biases: Slopes | Buckets | None = None,
         owns_biases: bool = False,
+        clamp: float | None = None,
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
@@ -460,6 +464,7 @@ class Metadata:
             whole_pictures=whole_pictures,
             biases=biases,
             owns_biases=owns_biases,
+            clamp=clamp,
             value_dim=0 if value_dim == head_dim else value_dim,
         )
 
@@ -592,6 +597,18 @@ class Metadata:
         if heads % groups:
             self.fields.refuse("ssm.group_count", f"a divisor of the {heads} {what}")
         return groups
+
+    def mamba(self, *, is_normed: bool = False) -> Mamba:
+        """Return the Mamba of the file, whose B, C and steps are normed by weights, or without where it says so."""
+        is_bare = not is_normed and self.fields.flag("ssm.dt_b_c_rms", False)
+        return Mamba(
+            self.integer("ssm.inner_size"),
+            self.integer("ssm.state_size", 1, limits.MAX_HEAD_DIM),
+            self.integer("ssm.time_step_rank", 1, limits.MAX_HEAD_DIM),
+            taps=self.integer("ssm.conv_kernel", 2, limits.MAX_TAPS),
+            norms="weighted" if is_normed else "bare" if is_bare else None,
+            norm_eps=self.own.number("ssm.norm_eps", 1e-30, 0.5, default=self.rms_eps),
+        )
 
     def mamba2(self) -> Mamba2:
         """Return the Mamba-2 of the file."""

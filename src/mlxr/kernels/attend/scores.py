@@ -63,14 +63,14 @@ class Scores:
 
 
 @lru_cache(maxsize=4)
-def spread_slopes(heads: int, longest: int) -> FloatArray:
+def spread_slopes(heads: int, longest: int, largest: float = 8.0) -> FloatArray:
     """The biases (heads, 2 longest + 1) of ALiBi (arXiv:2108.12409): the distance times a slope of each head, below 0.
 
-    The slopes of as many heads as are a power of two go down to 1/256; others have those between.
+    The slopes of as many heads as are a power of two go down to 2**-largest; others have those between.
     """
     power = 1 << (heads.bit_length() - 1)
     exponents = [head + 1.0 if head < power else head - power + 0.5 for head in range(heads)]
-    slopes = np.array([2.0 ** (-8.0 * one / power) for one in exponents], np.float32)
+    slopes = np.array([2.0 ** (-largest * one / power) for one in exponents], np.float32)
     result: FloatArray = -slopes[:, None] * np.abs(np.arange(-longest, longest + 1)).astype(np.float32)
     return result
 

@@ -348,6 +348,65 @@ def _blend_native(
 
 
 BLEND_STREAMS = Choice("streams", _blend_reference, _blend_native)
+LEAST_SQUARE = 1e-5  # the mean square by which a stream is divided, at least
+
+
+def level_streams(ctx: Context, x: FloatArray, base: FloatArray, streams: int) -> FloatArray:
+    """Return streams like the parts of x (T, streams * n): the first is `base` (T, n), and the others are multiplied so
+    that the mean of their squares is that of `base`, or less where their own is below 1e-5."""
+    check_floats("level_streams", "base", base, 2)
+    _check_streams("level_streams", streams, {"x": x})
+    if (len(x), x.shape[1] // streams) != base.shape:
+        refuse("level_streams", "base", f"of shape {base.shape}", f"shape {(len(x), x.shape[1] // streams)}")
+    levelled: FloatArray = _pick_streams(ctx, LEVEL_STREAMS, "level")(ctx, x, base, streams)
+    return levelled
+
+
+def _level_reference(ctx: Context, x: FloatArray, base: FloatArray, streams: int) -> FloatArray:
+    parts = x.reshape(len(x), streams, -1).copy()
+    parts[:, 0] = base
+    squares = np.square(parts).mean(axis=2, keepdims=True)
+    scales = np.sqrt(squares[:, :1] / np.maximum(squares, np.float32(LEAST_SQUARE)))
+    scales[:, 0] = 1
+    levelled: FloatArray = (parts * scales).reshape(x.shape)
+    return levelled
+
+
+def _level_native(ctx: Context, x: FloatArray, base: FloatArray, streams: int) -> FloatArray:
+    out = empty(ctx, *x.shape)
+    ctx.module.level_streams(ctx.native, x, base, streams, LEAST_SQUARE, out)
+    return out
+
+
+LEVEL_STREAMS = Choice("streams", _level_reference, _level_native)
+
+
+def cut_gates(ctx: Context, x: FloatArray, columns: int, factor: float) -> FloatArray:
+    """Return x (T, n) with its first `columns` numbers of a row less their mean and `factor` times their standard
+    deviation, or 0 where that is below."""
+    check_floats("cut_gates", "x", x, 2)
+    if not 1 <= columns <= x.shape[1]:
+        refuse("cut_gates", "columns", columns, f"1 to {x.shape[1]}")
+    name, implementation = CUT_GATES.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("scale", name, "cut")
+    return implementation(ctx, x, columns, factor)
+
+
+def _cut_reference(ctx: Context, x: FloatArray, columns: int, factor: float) -> FloatArray:
+    cut, part = x.copy(), x[:, :columns]
+    off = part.mean(axis=1, keepdims=True) + part.std(axis=1, keepdims=True) * np.float32(factor)
+    cut[:, :columns] = np.maximum(part - off, np.float32(0))
+    return cut
+
+
+def _cut_native(ctx: Context, x: FloatArray, columns: int, factor: float) -> FloatArray:
+    out = x.copy()
+    ctx.module.cut_gates(ctx.native, x, columns, factor, out)
+    return out
+
+
+CUT_GATES = Choice("scale", _cut_reference, _cut_native)
 
 
 MAX_BLOCK = 8192  # of a transform: what a GPU's threadgroup has memory for

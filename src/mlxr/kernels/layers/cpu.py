@@ -105,8 +105,12 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_match_streams(count, factor)
         case op.BalanceStreams(count, scale, base, turns, eps):
             native.append_balance_streams(count, scale, base, turns, eps)
-        case op.BlendStreams(count, target, has_gains, adds):
-            native.append_blend_streams(count, has_gains, adds, target)
+        case op.BlendStreams(count, target, has_gains, adds, source):
+            native.append_blend_streams(count, has_gains, adds, target, source)
+        case op.LevelStreams(count):
+            native.append_level_streams(count)
+        case op.CutGates(features, factor):
+            native.append_cut_gates(features, factor)
         case op.GetNgrams(table, ngrams, at, target):
             hashes = ngrams.multipliers, ngrams.sizes, ngrams.offsets
             native.append_ngrams(table.type_name, table.data, table.shape[1], ngrams.end, *hashes, at, target)
@@ -118,6 +122,8 @@ def _append(ctx: Context, native: NativeLayers, operator: Operator) -> None:
             native.append_short_conv(conv.weight, conv.bias, conv.kind, first, at)
         case op.Recur(rule, first, at):
             _append_recurrence(native, rule, first, at)
+        case op.Scan(rule, at):
+            native.append_scan(rule.rates, rule.skip, at)
         case op.GatedNorm(norm, first):
             native.append_gated_norm(norm.weight, norm.width, norm.eps, norm.gate_first, first)
         case op.Route(router):

@@ -52,8 +52,8 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
         )
     if any(_is_of_processors(operator) for program in programs for operator in program):
         raise DeviceError(
-            "the model attends to chunks, has gates by softplus, or multiplies what experts read by their shares, for "
-            "which there are kernels for processors alone; run it with --device cpu"
+            "the model attends to chunks, has gates by softplus, scans states of channels (Mamba), or multiplies what "
+            "experts read by their shares, for which there are kernels for processors alone; run it with --device cpu"
         )
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
     most = max((count_layer_bytes(layer.operators, sizes) for layer in layers), default=0)
@@ -74,7 +74,7 @@ def _is_of_processors(operator: Operator) -> bool:
         case op.GateHeads(softplus):
             return softplus
         case _:
-            return isinstance(operator, op.TakeShares)
+            return isinstance(operator, op.TakeShares | op.Scan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return table.shape[1] * STREAM_BYTES
         case op.MixStreams() | op.SpreadStreams() | op.MatchStreams() | op.GetNgrams() | op.TakeShares():
             return 0
-        case op.BalanceStreams() | op.BlendStreams():
+        case op.BalanceStreams() | op.BlendStreams() | op.Scan() | op.LevelStreams() | op.CutGates():
             return 0  # which no GPU has
 
 

@@ -3,7 +3,8 @@
 Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
 operator to operator, `kept` what it keeps for later ones, `turned` what it begins with in the basis of weights that are
-rotated, and `other` what a block beside another one adds to the stream. `chosen` and `shares` (T, used) are the experts
+rotated, and `other` what a block beside another one adds to the stream; `steps` are those by which states of channels
+forget. `chosen` and `shares` (T, used) are the experts
 of each token and their shares. `inputs` (T, layers * features) is what each layer gets of each token besides the
 stream, where a model has such embeddings (Gemma 4 E2B and E4B).
 
@@ -26,12 +27,12 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, choose_rows
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.recurrent import Convolution, DeltaRule, StateSpace
+from mlxr.kernels.recurrent import Convolution, DeltaRule, SelectiveScan, StateSpace
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rope_and_write_kv import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 
-Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept", "turned", "streams", "gains"]
+Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept", "turned", "streams", "gains", "steps"]
 Routes = Literal["chosen", "shares"]
 NormKind = Literal["rms", "layer"]
 
@@ -283,12 +284,29 @@ class BalanceStreams:
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendStreams:
     """Make of `count` streams their sum by their gains in `target`, or their mean unless it `has_gains`; or where it
-    `adds` the streams that follow, with the delta, of which nothing is left to add."""
+    `adds` the streams that follow, with `source`. Of a delta nothing is left to add."""
 
     count: int
     target: Register = "streams"
     has_gains: bool = True
     adds: bool = False
+    source: Register = "delta"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelStreams:
+    """Make of the `count` parts of `x` the streams that follow, each as long as the stream, which is the first."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutGates:
+    """Take of the first `features` columns of `x` their mean and `factor` times their deviation, and leave 0 where
+    nothing is left."""
+
+    features: int
+    factor: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,6 +346,14 @@ class Recur:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Scan:
+    """Scan `x` by the steps, with B and C in `other`; its state begins at `at` of the layer's."""
+
+    rule: SelectiveScan
+    at: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GatedNorm:
     """Norm `x`, gated by what was kept from column `first` on."""
 
@@ -338,7 +364,8 @@ class GatedNorm:
 Operator = (
     Norm | AddResidual | MatMul | AllReduce | RopeAndWriteKV | Attend | Activate | Scale | Add | GetRows | Route
     | MixExperts | GateRows | GateHeads | Convolve | Recur | GatedNorm | RopeAndWriteLatent | ProjectParts | Turn
-    | MixStreams | SpreadStreams | MatchStreams | BalanceStreams | BlendStreams | GetNgrams | TakeShares
+    | MixStreams | SpreadStreams | MatchStreams | BalanceStreams | BlendStreams | GetNgrams | TakeShares | Scan
+    | LevelStreams | CutGates
 )  # fmt: skip
 
 
@@ -383,7 +410,7 @@ def count_weight_bytes(operator: Operator) -> int:
             return table.nbytes
         case Convolve(conv):
             return conv.nbytes
-        case Recur(rule):
+        case Recur(rule) | Scan(rule):
             return rule.nbytes
         case GatedNorm(mixer_norm):
             return 0 if mixer_norm.weight is None else mixer_norm.weight.nbytes

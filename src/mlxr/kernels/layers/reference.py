@@ -16,8 +16,10 @@ from mlxr.kernels.elementwise import (
     add,
     balance_streams,
     blend_streams,
+    cut_gates,
     gate_heads,
     hadamard,
+    level_streams,
     match_streams,
     mix_streams,
     scale,
@@ -31,7 +33,7 @@ from mlxr.kernels.linear import LinearWeight, linear
 from mlxr.kernels.lora import add_lora
 from mlxr.kernels.moe import Experts, mix, route
 from mlxr.kernels.norms import gated_norm, layer_norm, rms_norm
-from mlxr.kernels.recurrent import DeltaRule, gated_delta, mamba2, short_conv
+from mlxr.kernels.recurrent import DeltaRule, gated_delta, mamba2, scan, short_conv
 from mlxr.kernels.rope_and_write_kv import rope_and_write_kv
 from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
@@ -190,12 +192,16 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers["gains"] = balance_streams(
                     ctx, take(registers, "x"), factors, base, count, turns=turns, eps=eps
                 )
-            case op.BlendStreams(count, target, has_gains, adds):
+            case op.BlendStreams(count, target, has_gains, adds, source):
                 gains = take(registers, "gains") if has_gains else None
-                added = take(registers, "delta") if adds else None
+                added = take(registers, source) if adds else None
                 registers[target] = blend_streams(ctx, take(registers, "streams"), count, gains, added)
-                if adds:
+                if adds and source == "delta":
                     registers["delta"] = None
+            case op.LevelStreams(count):
+                registers["streams"] = level_streams(ctx, take(registers, "x"), take(registers, "stream"), count)
+            case op.CutGates(features, factor):
+                registers["x"] = cut_gates(ctx, take(registers, "x"), features, factor)
             case op.GetNgrams(table, ngrams, at, target):
                 registers[target] = embed_ngrams(ctx, table, ngrams, batch, _states(step, index), at=at)
             case op.GetRows(table, target):
@@ -218,6 +224,9 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     registers["x"] = gated_delta(ctx, x, kept, rule, batch, states, first=first, at=at)
                 else:
                     registers["x"] = mamba2(ctx, x, kept, rule, batch, states, first=first, at=at)
+            case op.Scan(rule, at):
+                arrays = take(registers, "x"), take(registers, "steps"), take(registers, "other")
+                registers["x"] = scan(ctx, *arrays, rule, batch, _states(step, index), at=at)
             case op.GatedNorm(weight, first):
                 registers["x"] = gated_norm(
                     ctx,

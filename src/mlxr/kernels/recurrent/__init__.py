@@ -1,6 +1,6 @@
 """Recurrent mixers: the gated delta rule (Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464), Mamba-2 (Dao and Gu
-2024, arXiv:2405.21060), both token by token, the short convolution before them, which LFM2 (arXiv:2511.23404) has by
-itself, and the states that they keep.
+2024, arXiv:2405.21060), Mamba (Gu and Dao 2023, arXiv:2312.00752), all token by token, the short convolution before
+them, which LFM2 (arXiv:2511.23404) has by itself, and the states that they keep.
 
 Operators see slots of a layer's pool of states, of which each has a part. A batch names for each sequence the slot with
 the state before its first token, and the slot for the state after its last one; these are never the same, and no slot
@@ -513,3 +513,113 @@ def _mamba2_native(
 
 
 MAMBA2 = Choice("mamba2", run_mamba2, _mamba2_native, f"{__name__}.gpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectiveScan:
+    """The numbers of a layer of Mamba: `rates` (state_dim, channels), -exp(A_log), and `skip` (channels,), D."""
+
+    rates: FloatArray
+    skip: FloatArray
+
+    @property
+    def channels(self) -> int:
+        """Columns of the result."""
+        return int(self.rates.shape[1])
+
+    @property
+    def state_dim(self) -> int:
+        """Numbers of a channel's state."""
+        return int(self.rates.shape[0])
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a state: (state_dim, channels)."""
+        return self.rates.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.rates.nbytes + self.skip.nbytes
+
+    def check(self, operator: str) -> None:
+        """Raise ValueError for numbers that do not fit."""
+        check_floats(operator, "rates", self.rates, 2)
+        check_floats(operator, "skip", self.skip, 1)
+        check_size(operator, "length of skip", self.skip.shape[0], self.channels)
+
+
+def scan(
+    ctx: Context,
+    u: FloatArray,
+    steps: FloatArray,
+    bc: FloatArray,
+    rule: SelectiveScan,
+    batch: RaggedBatch,
+    pool: PoolArray,
+    *,
+    at: int = 0,
+) -> FloatArray:
+    """What each channel of u (T, channels) gives: (T, channels).
+
+    `steps` are (T, channels) and bc (T, 2 * state_dim) holds B and C of all channels. For each token and channel, with
+    d = softplus(step):
+
+        S = S * exp(rates * d) + B (u * d);  out = S C + skip * u
+
+    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`. A GPU has no such operator
+    (DeviceError).
+    """
+    for name, array, columns in (
+        ("u", u, rule.channels),
+        ("steps", steps, rule.channels),
+        ("bc", bc, 2 * rule.state_dim),
+    ):
+        check_floats("scan", name, array, 2)
+        check_size("scan", f"columns of {name}", array.shape[1], columns)
+        check_size("scan", f"rows of {name}", array.shape[0], batch.tokens)
+    check_states("scan", pool, at, rule.state_floats, batch)
+    name, implementation = SCAN.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("scan", name, "decay of each number")
+    return implementation(ctx, u, steps, bc, rule, batch, pool, at)
+
+
+def run_scan(
+    ctx: Context,
+    u: FloatArray,
+    steps: FloatArray,
+    bc: FloatArray,
+    rule: SelectiveScan,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    at: int,
+) -> FloatArray:
+    """Sequence after sequence, token after token."""
+    b, c = bc[:, : rule.state_dim, None], bc[:, rule.state_dim :, None]
+    sizes, out = softplus(steps), np.empty_like(u)
+    for tokens, before, after in list_states(pool, at, rule.state_floats, batch):
+        state = before.reshape(rule.rates.shape)
+        for t in range(tokens.start, tokens.stop):
+            state = state * np.exp(rule.rates * sizes[t]) + b[t] * (u[t] * sizes[t])
+            out[t] = (state * c[t]).sum(axis=0) + rule.skip * u[t]
+        after[:] = state.reshape(-1)
+    return out
+
+
+def _scan_native(
+    ctx: Context,
+    u: FloatArray,
+    steps: FloatArray,
+    bc: FloatArray,
+    rule: SelectiveScan,
+    batch: RaggedBatch,
+    pool: FloatArray,
+    at: int,
+) -> FloatArray:
+    out = empty(ctx, *u.shape)
+    ctx.module.scan(ctx.native, u, steps, bc, rule.rates, rule.skip, out, *place_states(batch, pool, at))
+    return out
+
+
+SCAN = Choice("scan", run_scan, _scan_native)

@@ -8,12 +8,21 @@ have, what the cache keeps, what several GPUs share, and what a step costs.
 from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope
 from mlxr.models.components.encoder import Dense, Embeddings
 from mlxr.models.components.feed_forward import DenseAndExperts, Experts, FeedForward
-from mlxr.models.components.layer import BalancedStreams, Layer, LayerInputs, NgramInputs, ParallelMixers, Streams
-from mlxr.models.components.recurrent import ChannelDelta, GatedDelta, Mamba2, Recurrence, ShortConv
+from mlxr.models.components.layer import (
+    AltUp,
+    BalancedStreams,
+    Layer,
+    LayerInputs,
+    NgramInputs,
+    ParallelMixers,
+    Streams,
+)
+from mlxr.models.components.recurrent import ChannelDelta, GatedDelta, Mamba, Mamba2, Recurrence, ShortConv
 from mlxr.models.components.weights import Norms, Weights
 
 __all__ = [
     "NO_ROPE",
+    "AltUp",
     "Attention",
     "BalancedStreams",
     "ChannelDelta",
@@ -26,6 +35,7 @@ __all__ = [
     "LatentAttention",
     "Layer",
     "LayerInputs",
+    "Mamba",
     "Mamba2",
     "NgramInputs",
     "Norms",

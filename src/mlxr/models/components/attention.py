@@ -88,9 +88,12 @@ class Slopes:
     """Scores become less with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409)."""
 
     longest: int  # tokens of a text
+    largest: float = 8.0  # a head's slope is at least 2**-largest
 
     def __post_init__(self) -> None:
         check_range("context_length with slopes", self.longest, 1, 1 << 17)
+        if not 0 < self.largest <= limits.MAX_SCALE:
+            raise ModelError(f"model has slopes of {self.largest}, expected above 0 and at most {limits.MAX_SCALE:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,7 @@ class Attention:
         if isinstance(self.biases, Buckets):
             table = read_numbers(w.model.tensors[f"blk.{self.biases.owner}.{RELATIVE}"])
             return spread_buckets(table, self.biases.farthest)
-        return None if self.biases is None else spread_slopes(self.heads, self.biases.longest)
+        return None if self.biases is None else spread_slopes(self.heads, self.biases.longest, self.biases.largest)
 
     def _read_norms(self, w: LayerWeights) -> HeadNorms | None:
         if self.head_norms is None:

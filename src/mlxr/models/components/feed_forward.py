@@ -16,6 +16,7 @@ from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, A
 from mlxr.kernels.layers.operators import (
     Activate,
     Add,
+    CutGates,
     GatedNorm,
     GateRows,
     MatMul,
@@ -52,6 +53,7 @@ class FeedForward:
     suffix: str = ""  # of the tensors' names
     parameters: tuple[float, ...] = ()  # of the activation
     inner_norm: bool = False  # what the gate and the activation, silu, give is normed
+    cut: float | None = None  # deviations above the mean up to which numbers of the gate are 0 before the activation
 
     def __post_init__(self) -> None:
         check_range("ffn", self.features, 1, limits.MAX_WIDTH)
@@ -89,6 +91,8 @@ class FeedForward:
             yield GatedNorm(MixerNorm(weight, w.norms.eps, self.features, self.features, gate_first=True), 0)
         else:
             yield MatMul(w.product(*names), source, "x")
+            if self.cut is not None:
+                yield CutGates(self.features, self.cut)
             yield Activate(self.activation, self.features, self.gated, parameters=self.parameters)
         yield from w.turn("x", down)
         yield from flow.finish(w.product(down))

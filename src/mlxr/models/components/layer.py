@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.elementwise import MOST_STREAMS
 from mlxr.kernels.embed import Ngrams
+from mlxr.kernels.latent import make_parts
 from mlxr.kernels.layers import operators as ops
 from mlxr.kernels.layers.operators import (
     Activate,
@@ -25,8 +28,8 @@ from mlxr.kernels.layers.operators import (
     SpreadStreams,
 )
 from mlxr.kernels.recurrent import make_convolution
-from mlxr.kernels.sources import Joined
-from mlxr.kernels.tensor import TensorSource
+from mlxr.kernels.sources import Joined, PaddedRows, Stack
+from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models import limits
 from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope
 from mlxr.models.components.feed_forward import DenseAndExperts, Experts, FeedForward
@@ -39,6 +42,7 @@ MIXER_SUM_NORM, FEED_FORWARD_SUM_NORM = "attn_output_norm", "layer_output_norm" 
 OUTPUT_SCALE, BESIDE_NORM = "layer_output_scale.weight", "ffn_norm_exps"
 INPUT_GATE, INPUT_PROJECTION, INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 STREAM_BLOCKS, LAST_STREAMS = ("hc_attn", "hc_ffn"), "output_hc"  # of residual streams side by side
+ALTUP_PRODUCTS, ALTUP_SCALE = ("altup_proj.weight", "altup_unembd_proj.weight"), "altup_correct_scale.weight"
 TABLE_PARTS = "ple_table."  # what folders have of a table whose rows n-grams name
 # Of what makes the inputs of all layers.
 TABLE, INPUTS_OF_STREAM, INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"
@@ -105,10 +109,11 @@ class LayerInputs:
         yield Norm(norm, "x", "inputs", projection.out_features // self.features)
         yield Add("inputs", self.scale)
 
-    def operators(self, w: LayerWeights) -> Iterator[Operator]:
-        """List how a layer adds its inputs to the stream."""
+    def operators(self, w: LayerWeights, scales: FloatArray | None = None) -> Iterator[Operator]:
+        """List how a layer adds its inputs to the stream, of which the gate reads each column times its scale."""
+        gate = w.product(INPUT_GATE) if scales is None else w.scaled_product(INPUT_GATE, scales)
         yield AddResidual()
-        yield MatMul(w.product(INPUT_GATE), "stream", "x")
+        yield MatMul(gate, "stream", "x")
         yield Activate(self.activation, self.features, is_gated=False, first=w.index * self.features)
         yield from Flow("x", norm=w.norm(INPUT_NORM)).finish(w.product(INPUT_PROJECTION))
 
@@ -211,6 +216,105 @@ class BalancedStreams:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUp:
+    """Residual streams side by side, of which blocks compute the first (alternating updates, arXiv:2301.13310), and
+    beside attention a product of low `rank` of the same input (Gemma 3n).
+
+    Each layer predicts all streams by gains that the first makes, goes through its blocks with what it predicts of the
+    first, and corrects all streams by what the blocks changed. Its inputs are added to all streams but the first. These
+    begin as products of the embedding, as long as it is; behind the last layer products of them are made as long as the
+    first stream, and the mean of all goes on.
+    """
+
+    count: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        check_range("residual streams", self.count, 2, MOST_STREAMS)
+        check_range("the rank beside attention", self.rank, 1, limits.MAX_WIDTH)
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors of each layer."""
+        yield "altup_router.weight", (self.count, hidden)
+        yield "altup_router_norm.weight", (hidden,)
+        yield "altup_predict_coef.weight", (self.count**2, self.count)
+        yield "altup_correct_coef.weight", (self.count, self.count)
+        yield ALTUP_SCALE, (hidden,)
+        yield "laurel_l.weight", (self.rank, hidden)
+        yield "laurel_r.weight", (hidden, self.rank)
+        yield "laurel_post_norm.weight", (hidden,)
+
+    def model_tensors(self, hidden: int) -> Tensors:
+        """List the tensors before and behind all layers."""
+        for name in ALTUP_PRODUCTS:
+            yield name, (self.count - 1, hidden, hidden)
+
+    def begin(self, w: LayerWeights) -> Iterator[Operator]:
+        """List what makes the streams of the embedding, with the model's weights."""
+        yield SpreadStreams(self.count, "stream", "streams", has_gains=False, adds=False)
+        yield from self._project(w, ALTUP_PRODUCTS[0])
+
+    def end(self, w: LayerWeights) -> Iterator[Operator]:
+        """List what makes one stream of all, with the model's weights."""
+        yield from self._project(w, ALTUP_PRODUCTS[1])
+        yield ops.BlendStreams(self.count, "stream", has_gains=False)
+
+    def _project(self, w: LayerWeights, name: str) -> Iterator[Operator]:
+        stack = w.take(name)
+        made = [w.prepare([stack.take_matrix(part)]) for part in range(self.count - 1)]
+        yield ops.ProjectParts(make_parts(w.ctx, [made[0], *made]), source="streams")  # the first is not read
+        yield ops.LevelStreams(self.count)
+
+    def predict(self, w: LayerWeights) -> Iterator[Operator]:
+        """List what predicts the streams. The first of them is in `stream`, before and afterwards."""
+        made = w.numbers("altup_predict_coef.weight").reshape(self.count, self.count, self.count)  # to, from, by
+        mixed = np.concatenate([np.zeros_like(made[:1]), made.transpose(1, 0, 2)[1:]])
+        kept = np.eye(self.count, dtype=np.float32)
+        kept[0] = 0  # as the first is taken out of `stream`
+        yield from self._blend(w, made[:, 0], np.eye(self.count, dtype=np.float32)[0], mixed, kept)
+
+    def correct(self, w: LayerWeights) -> Iterator[Operator]:
+        """List what corrects the streams by what the blocks made of the first, which is in `stream`."""
+        made = w.numbers("altup_correct_coef.weight")
+        mixed, kept = np.zeros((self.count,) * 3, np.float32), np.eye(self.count, dtype=np.float32)
+        mixed[0], kept[0] = -made, kept[0] - 1
+        yield from self._blend(w, made, np.ones(self.count, np.float32), mixed, kept)
+
+    def _blend(
+        self, w: LayerWeights, own: FloatArray, own_bias: FloatArray, mixed: FloatArray, kept: FloatArray
+    ) -> Iterator[Operator]:
+        """List what makes the gains of the streams, which are read one by one, of what tokens are like."""
+        norm, count = w.norm("altup_router_norm"), self.count
+        yield Norm(NormWeight(norm.weight / np.float32(len(norm.weight)), norm.eps), "stream", "x")
+        yield MatMul(w.exact_product("altup_router"), "x", "x")
+        yield Scale(1.0, "x", 1.0)
+        rows = np.concatenate([np.zeros((count, count), np.float32), own, mixed.reshape(-1, count)])
+        bias = np.concatenate([np.eye(count, dtype=np.float32)[0], own_bias, kept.reshape(-1)])
+        yield MatMul(w.made_product(rows, bias), "x", "gains")
+        yield ops.BlendStreams(count, adds=True, source="stream")
+        yield ops.BlendStreams(count, "stream")
+
+    def join_low_rank(self, w: LayerWeights) -> Iterator[Operator]:
+        """List what adds the product of low rank and the input of attention to what attention gives."""
+        yield MatMul(w.product("laurel_l"), "normed", "other")
+        yield MatMul(w.product("laurel_r"), "other", "other")
+        yield Norm(w.norm("laurel_post_norm"), "other", "other")
+        yield Add()
+        yield Add(source="normed")
+        yield AddResidual(0.5**0.5)
+
+    def arrange(self, tensors: dict[str, TensorSource]) -> None:
+        """Make stacks of products that folders have one by one, and as many rows of the table of inputs as tokens."""
+        for name in ALTUP_PRODUCTS:
+            parts = [f"{name.removesuffix('.weight')}.{part}.weight" for part in range(self.count - 1)]
+            if all(part in tensors for part in parts):
+                tensors[name] = Stack(name, [tensors.pop(part) for part in parts])
+        table, words = tensors.get(TABLE), tensors.get("token_embd.weight")
+        if table is not None and words is not None and table.shape[0] < words.shape[0]:
+            tensors[TABLE] = PaddedRows(table, table.shape[0], words.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
 class NgramInputs:
     """What a layer adds to its streams of a table whose rows tokens name by themselves and those before them.
 
@@ -294,7 +398,7 @@ class Layer:
     scales_output: bool = False  # multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
     beside: Experts | None = None  # read the stream before the first block by a norm of their own, and add to it last
-    streams: Streams | BalancedStreams | None = None  # the same, too, with the norms of the layer
+    streams: Streams | BalancedStreams | AltUp | None = None  # the same, too; the first two with the layer's norms
     ngrams: NgramInputs | None = None
     is_last: bool = False  # of those with streams, which become one behind it
 
@@ -348,7 +452,8 @@ class Layer:
 
     def tensors(self, hidden: int) -> Tensors:
         """List the tensors of the layer, for a stream of `hidden` columns."""
-        for name in self._name_norms() if self.norms.has_weights and self.streams is None else ():
+        is_own = self.streams is None or isinstance(self.streams, AltUp)
+        for name in self._name_norms() if self.norms.has_weights and is_own else ():
             yield f"{name}.weight", (hidden,)
             if self.norms.bias:
                 yield f"{name}.bias", (hidden,)
@@ -392,6 +497,9 @@ class Layer:
         own = LayerWeights(weights, f"blk.{index}.", self.norms, index, rope, group)
         weights.check(own.prefix, self.tensors(hidden))
         before = () if self.inputs is None or index else tuple(self.inputs.make(weights.of_model(self.norms)))
+        if isinstance(self.streams, AltUp):
+            before += () if index else tuple(self.streams.begin(weights.of_model(self.norms)))
+            return ops.Layer(hidden, tuple(self._list_alternating(own, self.streams)), before)
         if self.streams is not None:
             start = SpreadStreams(self.streams.count, "stream", "streams", has_gains=False, adds=False)
             return ops.Layer(hidden, tuple(self._list_in_streams(own, self.streams)), () if index else (start,))
@@ -407,6 +515,21 @@ class Layer:
                 yield streams.add()
         if self.is_last:
             yield from streams.mix(w.model.of_model(w.norms), LAST_STREAMS, "stream")
+
+    def _list_alternating(self, w: LayerWeights, streams: AltUp) -> Iterator[Operator]:
+        if self.mixer is None or self.inputs is None:
+            raise ModelError("a layer with alternating updates lacks a mixer or inputs, expected both")
+        yield from streams.predict(w)
+        source = yield from self._begin(w, self.norms.mixer)
+        yield from self.mixer.operators(w, self._flow(w, source, MIXER_POST_NORM))
+        yield from streams.join_low_rank(w)
+        yield from self._list_second(w, "stream", "delta")
+        yield AddResidual()
+        yield from streams.correct(w)
+        yield from self.inputs.operators(w, w.vector(ALTUP_SCALE))
+        yield SpreadStreams(streams.count, "delta", "streams", has_gains=False)
+        if self.is_last:
+            yield from streams.end(w.model.of_model(w.norms))
 
     def _list_operators(self, w: LayerWeights) -> Iterator[Operator]:
         if self.beside is not None and self.mixer is not None:
@@ -489,5 +612,7 @@ class Layer:
             self.beside.arrange(tensors, prefix)
         if self.recurrence is not None:
             self.recurrence.arrange(tensors, prefix, hidden)
+        if isinstance(self.streams, AltUp):
+            self.streams.arrange(tensors)
         if self.ngrams is not None:
             self.ngrams.arrange(tensors, prefix)

@@ -1,4 +1,4 @@
-"""Recurrent mixers: a short convolution, alone or before a gated delta net or Mamba-2, with a state of one size.
+"""Recurrent mixers: a short convolution, alone or before a gated delta net, Mamba or Mamba-2, with a state of one size.
 
 Files of GGUF and folders lay small tensors out differently; here is also their order in GGUF.
 """
@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from math import prod
+from typing import Literal
+
+import numpy as np
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.latent import make_parts
@@ -19,11 +22,20 @@ from mlxr.kernels.layers.operators import (
     MatMul,
     MixerNorm,
     Norm,
+    NormWeight,
     Operator,
     ProjectParts,
     Recur,
+    Scan,
 )
-from mlxr.kernels.recurrent import Convolution, ConvolutionKind, DeltaRule, StateSpace, make_convolution
+from mlxr.kernels.recurrent import (
+    Convolution,
+    ConvolutionKind,
+    DeltaRule,
+    SelectiveScan,
+    StateSpace,
+    make_convolution,
+)
 from mlxr.kernels.sources import Decoded, part_groups, pick_parts
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models import limits
@@ -258,6 +270,77 @@ class Mamba2:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba: a convolution with a bias, then a scan of the state of each of its channels, and a gate.
+
+    The product before makes what is convolved, and the gate. Of the convolution's result another makes B and C, and
+    `rank` numbers of which a third makes the steps. These may be normed: by norms with weights, or without (`bare`),
+    which add `norm_eps` to the variance.
+    """
+
+    channels: int
+    state_dim: int
+    rank: int
+    taps: int
+    norms: Literal["weighted", "bare"] | None = None
+    norm_eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, channels=limits.MAX_WIDTH)
+        if self.norms is not None and not 0 < self.norm_eps < 1:
+            raise ModelError(f"model has norms with eps {self.norm_eps} in its recurrent layers, expected 0 to 1")
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1 + self.state_dim) * self.channels
+
+    def tensors(self, hidden: int) -> Tensors:
+        """List the tensors, for a stream of `hidden` columns."""
+        yield "ssm_conv1d.weight", (self.channels, self.taps)
+        yield "ssm_conv1d.bias", (self.channels,)
+        yield "ssm_a", (self.channels, self.state_dim)
+        yield "ssm_d", (self.channels,)
+        if self.norms == "weighted":
+            for part, count in (("dt", self.rank), ("b", self.state_dim), ("c", self.state_dim)):
+                yield f"ssm_{part}_norm.weight", (count,)
+        yield "ssm_in.weight", (2 * self.channels, hidden)
+        yield "ssm_x.weight", (self.rank + 2 * self.state_dim, self.channels)
+        yield "ssm_dt.weight", (self.channels, self.rank)
+        yield "ssm_dt.bias", (self.channels,)
+        yield "ssm_out.weight", (hidden, self.channels)
+
+    def operators(self, w: LayerWeights, flow: Flow) -> Iterator[Operator]:
+        """List the operators with their weights."""
+        yield MatMul(w.product("ssm_in"), flow.source, "kept")
+        conv = _read_convolution(w, "ssm_conv1d", "silu", _read_flat(w, "ssm_conv1d.bias"))
+        yield Convolve(conv)
+        made = w.take("ssm_x.weight")
+        yield MatMul(w.prepare([made.take_rows(0, self.rank)]), "x", "steps")
+        yield MatMul(w.prepare([made.take_rows(self.rank, made.shape[0])]), "x", "other")
+        if self.norms is not None:
+            yield Norm(self._read_norm(w, self.rank, "dt"), "steps", "steps")
+            yield Norm(self._read_norm(w, self.state_dim, "b", "c"), "other", "other", 2)
+        yield MatMul(w.product("ssm_dt"), "steps", "steps")
+        rule = SelectiveScan(np.ascontiguousarray(w.numbers("ssm_a").T), _read_flat(w, "ssm_d"))
+        rule.check("scan")
+        yield Scan(rule, conv.state_floats)
+        gate = MixerNorm(None, w.norms.eps, self.channels, self.channels, gate_first=True)
+        yield GatedNorm(gate, self.channels)
+        yield from flow.finish(w.product("ssm_out"))
+
+    def _read_norm(self, w: LayerWeights, count: int, *parts: str) -> NormWeight:
+        weights = [
+            w.make_ones(count) if self.norms == "bare" else w.vector(f"ssm_{part}_norm.weight") for part in parts
+        ]
+        return NormWeight(np.concatenate(weights), self.norm_eps)
+
+    def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
+        """Give small tensors the shapes that they have in GGUF."""
+        fold(tensors, prefix, self.tensors(hidden))
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelDelta:
     """A delta rule in which each channel of a key forgets by itself (Kimi Delta Attention, arXiv:2510.26692).
 
@@ -325,7 +408,7 @@ class ChannelDelta:
         fold(tensors, prefix, self.tensors(hidden))
 
 
-Recurrence = ShortConv | GatedDelta | Mamba2 | ChannelDelta
+Recurrence = ShortConv | GatedDelta | Mamba | Mamba2 | ChannelDelta
 
 
 def _check_sizes(mixer: Recurrence, channels: int = limits.MAX_HEAD_DIM) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from mlxr.core.errors import DeviceError, ModelError, SettingError
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import MAX_BLOCK, Hadamard, make_hadamard, rotate_rows
@@ -281,6 +283,15 @@ class LayerWeights:
         """Return a weight that makes the bias of that name of any `columns` finite numbers."""
         bias, full_name = self.vector(name), self.prefix + name
         return prepare(self.ctx, [make_zeros(full_name, len(bias), columns)], [bias], (full_name,))
+
+    def scaled_product(self, name: str, scales: FloatArray) -> LinearWeight:
+        """Return a weight whose columns are multiplied by these numbers, and which is multiplied by in float32."""
+        tensor = self.take(f"{name}.weight")
+        return self.prepare([Decoded(tensor.name, tensor.to_float32() * scales)], name)
+
+    def made_product(self, rows: FloatArray, bias: FloatArray) -> LinearWeight:
+        """Return a weight that is made here, and multiplied by in float32."""
+        return prepare(self.ctx, [Decoded(self.prefix, np.ascontiguousarray(rows, np.float32))], [bias], ())
 
     def expert(self, names: tuple[str, ...], expert: int) -> LinearWeight:
         """Return the matrices of one expert, out of stacks of all; left in the file where not all are in memory."""

@@ -10,7 +10,7 @@ from mlxr.models import limits
 from mlxr.models.components import NO_ROPE, Layer, Norms
 from mlxr.models.components.encoder import POSITIONS
 from mlxr.models.family import Family, Folder
-from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
+from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout, state_clamp
 from mlxr.models.metadata import MAX_ALIBI, Metadata
 from mlxr.models.model import Model
 
@@ -84,12 +84,15 @@ def state_mpt(c: FolderConfig) -> None:
     c.fields.refuse_unless(("no_bias",), (True,), "biases are not supported there")
     c.fields.refuse_unless(("logit_scale",), (1,), "not supported")
     if attention is not None:
-        attention.refuse_unless(("clip_qkv", "prefix_lm", "qk_ln", "softmax_scale"), (False,), "not supported")
+        attention.refuse_unless(("prefix_lm", "qk_ln", "softmax_scale"), (False,), "not supported")
         attention.refuse_unless(("attn_type",), ("multihead_attention",), "not supported")
-        attention.refuse_unless(("alibi_bias_max",), (8,), "only 8 is supported")
     c = c.rename(_MPT_KEYS, {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu"})
     _state(c, bias=False)
-    c.out.put(MAX_ALIBI, 8.0 if attention is None or attention.flag("alibi", True) else 0.0)
+    largest, is_alibi = 8.0, attention is None or attention.flag("alibi", True)
+    if attention is not None:
+        largest = attention.number("alibi_bias_max", 1e-6, limits.MAX_SCALE, default=largest)
+        state_clamp(c, attention)
+    c.out.put(MAX_ALIBI, largest if is_alibi else 0.0)
     ratio = c.fields.integer("expansion_ratio", 1, limits.MAX_WIDTH // c.hidden, default=4)
     c.out.put("feed_forward_length", ratio * c.hidden, c.fields, "expansion_ratio")
 
@@ -102,9 +105,10 @@ def build_bloom(m: Metadata) -> Model:
 
 
 def build_mpt(m: Metadata) -> Model:
-    """Return the model of these metadata, which may have learned positions instead."""
+    """Return the model of these metadata, which may have learned positions instead, and clamp what attends."""
     norms, slopes = Norms(m.layer_eps, kind="layer", bias=m.has_tensor("attn_norm.bias")), m.slopes(default=0.0)
-    layer = Layer(m.attention(NO_ROPE, biases=slopes), m.feed_forward("gelu_tanh", gated=False), norms)
+    attention = m.attention(NO_ROPE, biases=slopes, clamp=m.clamp())
+    layer = Layer(attention, m.feed_forward("gelu_tanh", gated=False), norms)
     learned = m.embeddings(positions=m.context, normed=False) if slopes is None else None
     return m.model([layer] * m.layers, embeddings=learned)
 

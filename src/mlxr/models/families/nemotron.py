@@ -1,9 +1,10 @@
-"""Nemotron and Minitron: layer norms with biases, stored less one, half of a head rotates, and no gate but a squared
-ReLU. Jais 2 has biases everywhere, and whole heads rotate."""
+"""Families without a gate but a squared ReLU: Nemotron and Minitron, with layer norms that have biases and are stored
+less one, and of whose heads a half rotates; Jais 2, with biases everywhere; and Arcee's AFM, with Llama's layers else.
+"""
 
 from __future__ import annotations
 
-from mlxr.models.components import Layer, Norms
+from mlxr.models.components import Layer, Norms, Rope
 from mlxr.models.family import Family, Folder
 from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
 from mlxr.models.folders.rotations import state_rotation
@@ -28,9 +29,24 @@ def state_jais2(c: FolderConfig) -> None:
     state_rotation(c)
 
 
+def state_arcee(c: FolderConfig) -> None:
+    """State the sizes of an AFM."""
+    c.state_model(kv_heads=c.heads, activation="relu_squared", biases="block")
+    c.state_width()
+    state_rotation(c)
+
+
 def build(m: Metadata) -> Model:
     """Return the model of these metadata."""
-    norms, rope = Norms(m.layer_eps, kind="layer", bias=True), m.rope()
+    return _build(m, Norms(m.layer_eps, kind="layer", bias=True), m.rope())
+
+
+def build_arcee(m: Metadata) -> Model:
+    """Return the model of these metadata, which rotates neighbours."""
+    return _build(m, Norms(m.rms_eps), m.rope(interleaved=True))
+
+
+def _build(m: Metadata, norms: Norms, rope: Rope) -> Model:
     return m.model(
         Layer(m.attention(rope), m.feed_forward("relu_squared", gated=False), norms) for _ in range(m.layers)
     )
@@ -39,4 +55,5 @@ def build(m: Metadata) -> Model:
 FAMILIES = (
     Family("nemotron", build, (Folder("nemotron", "NemotronForCausalLM", state, TensorLayout(norms_from_one=True)),)),
     Family("jais2", build, (Folder("jais2", "Jais2ForCausalLM", state_jais2),)),
+    Family("arcee", build_arcee, (Folder("arcee", "ArceeForCausalLM", state_arcee),)),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlxr.models.components import Experts, Layer, Norms, Rope
 from mlxr.models.family import Family, Folder
-from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout
+from mlxr.models.folders.config import LAYER_EPS, FolderConfig, TensorLayout, state_clamp
 from mlxr.models.folders.mixers import state_expert_width, state_experts
 from mlxr.models.folders.rotations import state_rotation, state_windows
 from mlxr.models.metadata import WINDOW_THETA, Metadata
@@ -20,10 +20,11 @@ _TENSORS = TensorLayout(
 
 
 def state_olmo(c: FolderConfig) -> None:
-    """State the sizes of an OLMo 1, all of whose norms add as much to the variance."""
+    """State the sizes of an OLMo 1, all of whose norms add as much to the variance, and some of which clamp."""
     c = c.rename({}, {"layer_norm_eps": 1e-5})
     c.state_model(kv_heads=c.heads, eps=(LAYER_EPS,), eps_key="layer_norm_eps", biases="block")
     c.state_width()
+    state_clamp(c, c.fields)
     state_rotation(c)
 
 
@@ -50,7 +51,8 @@ def state_olmoe(c: FolderConfig) -> None:
 def build_olmo(m: Metadata) -> Model:
     """Return the model of these metadata, which rotates neighbours."""
     norms = Norms(m.layer_eps, kind="layer", has_weights=False)
-    return m.model([Layer(m.attention(m.rope(interleaved=True)), m.feed_forward(), norms)] * m.layers)
+    attention = m.attention(m.rope(interleaved=True), clamp=m.clamp())
+    return m.model([Layer(attention, m.feed_forward(), norms)] * m.layers)
 
 
 def build_olmo2(m: Metadata) -> Model:

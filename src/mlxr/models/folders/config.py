@@ -152,6 +152,12 @@ NO_TENSORS: Mapping[str, TensorSource] = {}
 _CHANGES = "it changes answers, and mlxr does not know it in this family"
 
 
+def state_clamp(c: FolderConfig, fields: Fields) -> None:
+    """State what queries, keys and values are clamped to, which a group of a folder's keys says."""
+    if fields.get("clip_qkv"):
+        c.out.put("attention.clamp_kqv", fields.number("clip_qkv", 1e-6, limits.MAX_SCALE), fields, "clip_qkv")
+
+
 def _read_number(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 6 else MAX_LABELS
 

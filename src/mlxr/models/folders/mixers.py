@@ -76,6 +76,37 @@ def state_latent_attention(
 
 
 @dataclass(frozen=True, slots=True)
+class MambaKeys:
+    """How a family's `config.json` spells what Mamba has."""
+
+    taps: str = "mamba_d_conv"
+    state_dim: str = "mamba_d_state"
+    rank: str = "mamba_dt_rank"  # "auto": a sixteenth of the stream's columns
+    expand: str = "mamba_expand"  # its channels are so many times these columns
+    channels: str | None = None  # or so many, where there is such a key
+    conv_bias: str = "mamba_conv_bias"
+    bias: str = "mamba_proj_bias"
+
+
+def state_mamba(c: FolderConfig, keys: MambaKeys) -> None:
+    """State the sizes of Mamba."""
+    fields, out = c.fields, c.out
+    fields.refuse_unless((keys.conv_bias,), (True,), "not supported")
+    fields.refuse_unless((keys.bias,), (False,), "not supported")
+    fields.refuse_unless(("hidden_act",), ("silu",), "not supported")
+    usual = c.hidden * fields.integer(keys.expand, 1, limits.MAX_STATED, default=2)
+    channels = usual if keys.channels is None else fields.integer(keys.channels, 1, limits.MAX_WIDTH, default=usual)
+    is_stated = fields.get(keys.rank) not in (None, "auto")
+    rank = fields.integer(keys.rank, 1, limits.MAX_HEAD_DIM) if is_stated else -(-c.hidden // 16)
+    out.put("ssm.conv_kernel", fields.integer(keys.taps, 2, limits.MAX_TAPS, default=4), fields, keys.taps)
+    out.put(
+        "ssm.state_size", fields.integer(keys.state_dim, 1, limits.MAX_HEAD_DIM, default=16), fields, keys.state_dim
+    )
+    out.put("ssm.time_step_rank", rank, fields, keys.rank)
+    out.put("ssm.inner_size", channels, fields, keys.channels or keys.expand)
+
+
+@dataclass(frozen=True, slots=True)
 class Mamba2Keys:
     """How a family's `config.json` spells what Mamba-2 has."""
 
