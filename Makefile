@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 CLIENTS := .venv-clients
 AGENTS := .venv-agents
+# Sources are compiled once, whatever the environment says: tests start commands and servers hundreds of times.
+export PYTHONDONTWRITEBYTECODE :=
 DEMAND ?=
 THOROUGH ?=
 TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(THOROUGH) tests/page

@@ -160,7 +160,7 @@ def make_texts(index: int) -> tuple[str, dict[str, Any]]:
         ("/v1/embeddings", {"input": "<|im_start|><|im_end|>" * 2_000}),
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}),
         ("/v1/embeddings", {"input": [[1, 2, -3], [10**9]]}),
-        ("/v1/rerank", {"query": "", "documents": ["a" * 100_000, ""] * 50}),
-        ("/embed", {"inputs": ["word " * 60_000] * 30, "truncate": True}),
+        ("/v1/rerank", {"query": "", "documents": ["a" * 100_000, ""] * 8}),
+        ("/embed", {"inputs": ["word " * 60_000] * 8, "truncate": True}),
     )[index % 9]
     return path, {"model": "demo", **body}

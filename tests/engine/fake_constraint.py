@@ -17,8 +17,9 @@ from mlxr.kernels.sample import SampleResult, sample
 class FakeConstraint:
     """After tokens whose sum is s, the tokens t with (s + t) % `divisor` == 0; accepts nothing else.
 
-    From token number `fails_at` on `fill_mask` raises; after `accepts` tokens so does `accept`; after `ends_at` tokens
-    nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens `way`.
+    From token number `fails_at` on `fill_mask` raises `failure`, after `accepts` tokens `accept` raises, and after
+    `ends_at` tokens nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens
+    `way`.
     """
 
     def __init__(
@@ -29,9 +30,11 @@ class FakeConstraint:
         ends_at: int | None = None,
         way: tuple[int, ...] = (),
         safe_every: int = 1,
+        failure: Exception | None = None,
     ) -> None:
         self.divisor, self.fails_at, self.accepts, self.ends_at = divisor, fails_at, accepts, ends_at
         self.way, self.safe_every = way, safe_every
+        self.failure = failure or RuntimeError("lost the thread")
         self.accepted: list[int] = []
         self.certain: int | None = None  # the last place from which it can be closed
         self.fills = 0
@@ -45,7 +48,7 @@ class FakeConstraint:
         assert not mask.any()
         self.fills += 1
         if self.fails_at is not None and len(self.accepted) >= self.fails_at:
-            raise RuntimeError("lost the thread")
+            raise self.failure
         if self.ends_at is not None and len(self.accepted) >= self.ends_at:
             return
         for token_id in range(VOCABULARY):
@@ -75,7 +78,9 @@ class FakeConstraint:
         return len(token_ids)
 
     def fork(self) -> FakeConstraint:
-        twin = FakeConstraint(self.divisor, self.fails_at, self.accepts, self.ends_at, self.way, self.safe_every)
+        twin = FakeConstraint(
+            self.divisor, self.fails_at, self.accepts, self.ends_at, self.way, self.safe_every, self.failure
+        )
         twin.accepted, twin.certain = list(self.accepted), self.certain
         return twin
 

@@ -7,7 +7,7 @@ from fake_constraint import FakeConstraint, expect_constrained
 from fake_drafts import draft_eagerly
 from fake_model import FakeModel, answer_of, expect_greedy, finish_of, make_engine, run_all
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import InvalidRequest, TooComplex
 from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
@@ -112,6 +112,11 @@ def test_an_interrupted_step_can_be_repeated() -> None:
     [
         (FakeConstraint(fails_at=0), 0, "the constraint failed: RuntimeError: lost the thread"),
         (FakeConstraint(fails_at=4), 4, "the constraint failed: RuntimeError: lost the thread"),
+        (
+            FakeConstraint(fails_at=4, failure=TooComplex("too many items")),
+            4,
+            "the grammar became too complex while the answer grew: too many items",
+        ),
         (FakeConstraint(accepts=3), 4, "the constraint failed: ValueError: token {} is one too many"),
         (FakeConstraint(ends_at=5), 5, "no token is possible: the model, the logit_bias and the grammar together rule"),
     ],

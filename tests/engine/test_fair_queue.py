@@ -141,6 +141,34 @@ def test_accounts_end_with_the_last_request() -> None:
     assert fair_queue.token_s == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize(("token_s", "tokens"), [(0.00005, 512), (0.0002, 200), (0.01, 128)])
+def test_shared_steps_take_little_time_but_not_too_few_tokens(token_s: float, tokens: int) -> None:
+    fair_queue = FairQueue()
+    assert fair_queue.limit_chunk(512) == 512  # nothing is known
+    fair_queue.count_step(10.0, 63)
+    assert fair_queue.limit_chunk(512) == 512  # nor by a step that reads the weights for few tokens
+    fair_queue.count_step(64 * token_s, 64)
+    assert fair_queue.limit_chunk(512) == tokens
+    assert fair_queue.limit_chunk(96) == (96 if token_s < 0.001 else 24)
+
+
+def test_the_answer_of_one_waits_little_for_prompts_of_others() -> None:
+    world = World(0.0002, max_batch_tokens=512, prefill_chunk_tokens=512)
+    flood = [world.submit("flood", 1, 900), world.submit("flood", 2, 900)]
+    world.step()
+    assert world.step_tokens == [512]  # alone it has all of a step
+    world.submit("other", 5, 2, answer=8)
+    world.step()  # the prompt of the other one, and half of what two clients have
+    for _ in range(2):
+        world.step()
+    assert world.step_tokens[1:] == [100 + 2, 200 + 1, 200 + 1]
+    world.submit("third", 7, 200)
+    world.step()
+    assert world.step_tokens[-1] == 100 + 100 + 2
+    world.run()
+    assert world.order(flood) == flood
+
+
 def test_a_request_that_ends_early_owes_no_more() -> None:
     world = World(max_sequences=1)
     for stem in range(10):

@@ -148,6 +148,7 @@ def test_llama3_is_a_tensor_of_factors() -> None:
     assert (factors[0], factors[-1]) == (1.0, 8.0)
 
 
+@pytest.mark.slow
 def test_keys_of_our_own_are_read_or_refused() -> None:
     assert all(
         OWN + key in json.dumps(list_own_keys()) for key in OWN_KEYS if not key.startswith(("dense", "embedding"))

@@ -206,7 +206,6 @@ def test_chosen_files_can_be_removed_again(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
 
 
-@pytest.mark.smoke
 def test_an_answer_keeps_to_its_schema(page: Page) -> None:
     schema = {"type": "object", "properties": {"word": {"enum": ["yes", "no"]}}, "required": ["word"]}
     set_up(page, JSON_schema_of_the_answer='{"type":')

@@ -84,7 +84,6 @@ def test_another_answer_becomes_a_version(page: Page) -> None:
     assert text_of(answers(page).last) == first
 
 
-@pytest.mark.smoke
 def test_an_edited_question_makes_a_branch(page: Page) -> None:
     ask(page)
     ask(page, "What does len do?")
@@ -162,7 +161,6 @@ def test_the_same_seed_gives_the_same_answer(page: Page) -> None:
     assert len(seeds - {"7"}) == 2
 
 
-@pytest.mark.smoke
 def test_a_reload_in_the_middle_keeps_what_had_come(page: Page, server: PageServer) -> None:
     with endless_answers(page):
         send(page, QUESTION)

@@ -56,7 +56,6 @@ def _have_called(page: Page, name: str, a: int) -> None:
     page.unroute(COMPLETIONS)
 
 
-@pytest.mark.smoke
 def test_the_model_calls_tools_of_mcp_servers_once_they_are_confirmed(page: Page) -> None:
     set_up(page, Max_tokens="8")
     open_settings(page)

@@ -19,7 +19,6 @@ def compare(visit: Visit, server: PageServer) -> Page:
     return visit.page
 
 
-@pytest.mark.smoke
 def test_two_answers_stand_side_by_side(compare: Page) -> None:
     compare.get_by_label("One question for all").fill(QUESTION)
     right = compare.get_by_role("region", name="B", exact=True)

@@ -61,7 +61,6 @@ def test_a_model_is_loaded_and_unloaded(models: Page, server: PageServer) -> Non
     assert "demo-draft:latest" not in loaded(server)
 
 
-@pytest.mark.smoke
 def test_a_model_is_copied_and_the_copy_deleted(models: Page, server: PageServer) -> None:
     row_of(models, "demo").get_by_role("button", name="More for demo").click()
     models.get_by_role("menuitem", name="Copy").click()

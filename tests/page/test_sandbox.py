@@ -68,7 +68,6 @@ def sandbox_of(page: Page) -> Frame:
     return next(frame for frame in page.frames if frame.url.endswith("/sandbox"))
 
 
-@pytest.mark.smoke
 def test_diagrams_are_drawn_and_a_wrong_one_shows_its_source(page: Page) -> None:
     answer = show(page, *DIAGRAMS[:3], WRONG)
     expect(drawings(answer)).to_have_count(3)

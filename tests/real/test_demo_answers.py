@@ -29,6 +29,7 @@ def ask(llm: LLM, questions: list[str], params: SamplingParams) -> list[Completi
     return [fold_events(stream) for stream in streams]
 
 
+@pytest.mark.slow
 def test_well_known_functions_are_explained(demo: LLM) -> None:
     asked = [(form.format(name=row["name"]), row) for row in QUESTIONS["functions"] for form in QUESTIONS["phrasings"]]
     assert len(asked) == 150

@@ -8,6 +8,8 @@ import re
 import httpx
 import pytest
 
+from mlxr.service import grammar as grammar_module
+
 ASK = [{"role": "user", "content": "Name a color."}]
 COLORS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 1, "maxItems": 2, "uniqueItems": True}
 SCHEMA = {"type": "object", "properties": {"colors": COLORS}, "required": ["colors"]}
@@ -157,3 +159,18 @@ def test_what_is_wrong_is_named_as_the_client_calls_it(
     response = client.post("/v1/chat/completions", json={"model": "demo", "messages": ASK, **fields})
     assert response.status_code == 400
     assert re.match(reason, response.json()["error"]["message"]), response.text
+
+
+def test_a_grammar_that_outgrows_its_bounds_is_the_requests_fault(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 120)
+    pattern = {"type": "string", "pattern": "^([a-z]{1,300}[0-9]){1,100}$"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "codes", "schema": pattern}}
+    body = {"model": "demo", "messages": ASK, "response_format": wanted, "temperature": 1, "seed": 1}
+    for stream in (False, True):
+        reply = client.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert reply.status_code == (200 if stream else 400), reply.text
+        error = json.loads(reply.text.strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+        assert error["type"] == "invalid_request_error"
+        assert re.match("the grammar became too complex while the answer grew: .*too many states", error["message"])

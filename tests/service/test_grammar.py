@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import InvalidRequest, TooComplex
 from mlxr.core.types import Grammar
 from mlxr.kernels.context import Context
 from mlxr.loading import find_model
@@ -262,7 +262,7 @@ def test_a_grammar_that_outgrows_its_bounds_is_an_error(
     monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 120)
     compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
     constraint = compiler.compile(Grammar("regex", "([a-z]{1,300}[0-9]){1,100}"))
-    with pytest.raises(GrammarError, match="too many states"):
+    with pytest.raises(TooComplex, match="too many states"):
         walk(constraint, demo, 1)
 
 

@@ -18,6 +18,7 @@ MlxrError
 ├── NoReplica         a cluster has no replica that can take the request
 ├── EngineStopped     the engine is being stopped and takes no more requests
 ├── Busy              so much of a kind is under way that no more of it is begun
+├── TooComplex        what an answer must follow became too complex while it grew
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── ContextFull   the prompt leaves no room for an answer in the context
@@ -135,6 +136,13 @@ class RequestFailed(MlxrError):
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
         super().__init__(text)
+
+
+TOO_COMPLEX = "the grammar became too complex while the answer grew"  # begins the error of such an answer
+
+
+class TooComplex(MlxrError):
+    """An answer cannot go on: what it must follow has too many meanings here. Whoever asked for it can change that."""
 
 
 class InvalidRequest(MlxrError):

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.errors import TOO_COMPLEX, TooComplex
 from mlxr.core.types import SamplingParams
 from mlxr.engine.pictures import Pictures
 from mlxr.models.adapter import Adapter
@@ -142,7 +143,8 @@ class MaskSource:
     def _fail(self, error: Exception) -> None:
         self.free_tokens = self.held_tokens = 0
         self.mask.fill(0)
-        self.error = f"the constraint failed: {type(error).__name__}: {error}"
+        cause = TOO_COMPLEX if isinstance(error, TooComplex) else f"the constraint failed: {type(error).__name__}"
+        self.error = f"{cause}: {error}"
         self._is_filled = True
 
 

@@ -38,6 +38,9 @@ from mlxr.engine.speculative.planner import Planner
 
 _WEIGHT = 0.1  # of the newest value in running means: some ten steps or requests back still count
 _GUESSED_TOKEN_S = 0.001  # until a step has been measured
+SHARED_STEP_S = 0.04  # what prompts may take of a step while several clients share the engine
+LONG_ROWS = 64  # from these on, steps tell how long a token of a prompt takes: weights are read for many
+LEAST_SHARE = 4  # of a chunk's tokens a shared step has this part or more, as weights are read in each step
 ANSWER_TOKENS = 16  # what an answer counts for; how long it will be is not known, and its tokens share their steps
 _UNMEASURED_S = 1.0  # hint before anything has been measured
 MAX_HINT_S = 600.0
@@ -54,6 +57,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.token_s = _GUESSED_TOKEN_S
+        self._long_token_s: float | None = None  # of the steps of LONG_ROWS
         self._accounts: dict[tuple[str, int], _Account] = {}
 
     def enter(self, client: str | None, priority: int, now: float, tokens: int, answers: int) -> float:
@@ -78,6 +82,16 @@ class FairQueue:
     def count_step(self, seconds: float, tokens: int) -> None:
         """Take in that a step with so many tokens took `seconds`."""
         self.token_s += _WEIGHT * (seconds / tokens - self.token_s)
+        if tokens >= LONG_ROWS:
+            self._long_token_s = _blend(self._long_token_s, seconds / tokens)
+
+    def limit_chunk(self, tokens: int) -> int:
+        """Return how many of `tokens` of prompts a step should compute while several clients share the engine, so that
+        the next token of one waits no longer than SHARED_STEP_S for prompts of the others, as far as that can be had.
+        """
+        if self._long_token_s is None:
+            return tokens
+        return min(tokens, max(tokens // LEAST_SHARE, int(SHARED_STEP_S / self._long_token_s)))
 
 
 class Throughput:
@@ -381,7 +395,7 @@ class Scheduler:
             prefilling = []
         for sequence in decoding:
             self._take(sequence, sequence.pending_tokens, chunks)
-        quotas = self._share_prompts()
+        quotas = self._share_prompts(prefilling)
         for sequence in sorted(prefilling, key=self._find_turn):
             waits = sequence not in self.running or self._waits_for_prefix(sequence, chunks)
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
@@ -460,17 +474,22 @@ class Scheduler:
             chunks[sequence] = Chunk(sequence, tokens, tuple(draft))
         return bool(drafts)
 
-    def _share_prompts(self) -> dict[str | None, int]:
+    def _share_prompts(self, prefilling: Items[Sequence]) -> dict[str | None, int]:
         """Tokens of prompts that each client may have in a step.
 
         Several clients share what one alone would get, down to an eighth, so that nobody's next token waits for all
-        that another one's prompt could fill a step with. The number of parts falls at most by half from step to step:
-        short answers often end together, and their clients' next questions arrive while the next step runs.
+        that another one's prompt could fill a step with. On a processor all prompts together have what takes
+        SHARED_STEP_S; a GPU computes a full step sooner, and steps of fewer tokens not as well. The number of parts
+        falls at most by half from step to step: short answers often end together, and their clients' next questions
+        arrive while the next step runs.
         """
         clients = {sequence.request.client for sequence in self.running}
         self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
-        part_tokens = max(self._prefill_chunk_tokens // self._parts, self._least_part_tokens)
-        return {client: self._max_batch_tokens if client is None else part_tokens for client in clients}
+        share = self._prefill_chunk_tokens // self._parts
+        if self._parts > 1 and not self._runs_ahead:
+            prompting = {sequence.request.client for sequence in prefilling}
+            share = min(share, self._fair_queue.limit_chunk(self._prefill_chunk_tokens) // max(1, len(prompting)))
+        return {client: self._max_batch_tokens if client is None else max(self._least_part_tokens, share) for client in clients}
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""

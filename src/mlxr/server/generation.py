@@ -18,7 +18,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from mlxr.core.errors import Busy, DeviceError, InvalidRequest, NotFound, Unavailable
+from mlxr.core.errors import TOO_COMPLEX, Busy, DeviceError, InvalidRequest, NotFound, Unavailable
 from mlxr.core.events import Event, Finish, PromptProgress
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.settings import Settings
@@ -250,6 +250,8 @@ def find_failure(event: Event) -> ServerError | None:
     if not isinstance(event, Finish):
         return None
     if event.reason is FinishReason.ERROR:
+        if event.error is not None and event.error.startswith(TOO_COMPLEX):
+            return ServerError(400, "invalid_request", event.error)
         return ServerError(500, "internal", f"the answer failed: {event.error or 'no reason is known'}")
     if event.reason is FinishReason.DEADLINE:
         return ServerError(504, "deadline", "the answer was not finished within the time that the request may take")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import InvalidRequest, TooComplex
 from mlxr.core.types import Grammar
 from mlxr.engine.request import Mask
 from mlxr.service.closing import Closer, ClosingTokens
@@ -52,7 +52,7 @@ _MARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|<\[(\d+)\]>')
 
 
 class GrammarError(Exception):
-    """A grammar became too complex for the library while an answer grew, or a token did not fit it."""
+    """A token did not fit the grammar."""
 
 
 class _Compiled:
@@ -116,13 +116,17 @@ class GrammarConstraint:
         return 0
 
     def fill_mask(self, mask: Mask) -> None:
-        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError."""
+        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),).
+
+        Raises GrammarError, and TooComplex where the library's limits are reached.
+        """
         if not self._matcher.write_mask(mask):
             # The lexer may be full of states, other answers' too, that are not needed any more: go on with a new one.
             self._matcher = self._compiled.open_matcher()
             self._matcher.replay(self._accepted)
             if not self._matcher.write_mask(mask):
-                raise GrammarError(summarize(self._matcher.read_error()))
+                reason = summarize(self._matcher.read_error())
+                raise (TooComplex if "oo many" in reason else GrammarError)(reason)
 
     def accept(self, token_id: int) -> None:
         """The token that was chosen; the next mask gets ready from now on."""
