@@ -489,7 +489,8 @@ class Scheduler:
         if self._parts > 1 and not self._runs_ahead:
             prompting = {sequence.request.client for sequence in prefilling}
             share = min(share, self._fair_queue.limit_chunk(self._prefill_chunk_tokens) // max(1, len(prompting)))
-        return {client: self._max_batch_tokens if client is None else max(self._least_part_tokens, share) for client in clients}
+        share = max(self._least_part_tokens, share)
+        return {client: self._max_batch_tokens if client is None else share for client in clients}
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""
