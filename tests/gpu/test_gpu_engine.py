@@ -130,6 +130,40 @@ def test_steps_run_ahead_though_answers_end_pages_in_turns(gpu: Context, monkeyp
     assert sum(late) <= 3
 
 
+def test_a_prompt_waits_for_the_step_that_runs_ahead(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken up, none is started before the prompt's step, and answers are those of the reference."""
+    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    text, answers = tokens.reshape(-1).tolist(), {}
+    begun: list[str] = []
+    start = RecordedStep.start
+
+    def note(step: RecordedStep, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        begun.append("cold" if before is None else "ahead")
+        return start(step, batch, rows, before)
+
+    monkeypatch.setattr(RecordedStep, "start", note)
+    for ctx in (gpu, REFERENCE):
+        settings = ModelSettings(page_size=8, kv_type="f32", max_sequences=4, draft="off")
+        engine = Engine(build_hf(ctx, config, seed, "f32"), ctx, settings, eos_ids=(), pages=24)
+        wanted = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        first = engine.submit(EngineRequest(text[:3], wanted))
+        events = [event for _ in range(3) for event in engine.step()]
+        del begun[:]
+        second = engine.submit(EngineRequest(text[3:8], wanted))
+        if ctx is gpu:
+            assert [row.id for row in engine._ahead] == [first]
+            events += engine.step()
+            assert begun == []  # what ran was what was wanted, and the next step has a prompt
+            assert [row.is_decoding for row in engine._scheduler.running] == [True, False]
+            events += engine.step()
+            assert begun == []
+            assert all(row.is_decoding for row in engine._scheduler.running)
+        events += finish(engine)
+        for request in (first, second):
+            drawn = [event.token_id for event in events if event.sequence_id == request]
+            assert answers.setdefault(request, drawn) == drawn
+
+
 def test_masked_rows_are_drawn_on_the_host(gpu: Context) -> None:
     logits = random_floats(8, 3, 40)
     allowed = np.array([1 << 7, 1 << 2], np.uint32)  # ids 7 and 34

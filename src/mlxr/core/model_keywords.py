@@ -57,13 +57,15 @@ class ModelKeywords(TypedDict, total=False):
     """Longest context of a request; default: what the model was made for."""
 
     max_batch_tokens: int | None
-    """Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (small encoders 16384)."""
+    """Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (from 60 GiB on 4096, small encoders
+    16384)."""
 
     max_sequences: int | None
     """Most answers that are computed at the same time; default: 64, on a GPU 128."""
 
     prefill_chunk_tokens: int | None
-    """Most tokens of one prompt that one step computes; default: 512, on an NVIDIA GPU 2048 (small encoders 16384)."""
+    """Most tokens of one prompt that one step computes; default: 512, on an NVIDIA GPU 2048 (from 60 GiB on 4096, small
+    encoders 16384)."""
 
     draft: str | None
     """Guess the next tokens and check them in one pass. ngram: by what the text had before; mtp: by the layer of the

@@ -232,7 +232,8 @@ class ModelSettings:
     max_batch_tokens: int | None = setting(
         "int",
         None,
-        "Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (small encoders 16384).",
+        "Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (from 60 GiB on 4096, small encoders "
+        "16384).",
         minimum=1,
         maximum=2**20,
     )
@@ -246,7 +247,8 @@ class ModelSettings:
     prefill_chunk_tokens: int | None = setting(
         "int",
         None,
-        "Most tokens of one prompt that one step computes; default: 512, on an NVIDIA GPU 2048 (small encoders 16384).",
+        "Most tokens of one prompt that one step computes; default: 512, on an NVIDIA GPU 2048 (from 60 GiB on 4096, "
+        "small encoders 16384).",
         minimum=1,
         maximum=2**20,
     )

@@ -485,13 +485,12 @@ class Scheduler:
         """
         clients = {sequence.request.client for sequence in self.running}
         self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
-        part_tokens = self._prefill_chunk_tokens // self._parts
+        share = self._prefill_chunk_tokens // self._parts
         if self._parts > 1 and not self._runs_ahead:
             prompting = {sequence.request.client for sequence in prefilling}
-            limit = self._fair_queue.limit_chunk(self._prefill_chunk_tokens)
-            part_tokens = min(part_tokens, limit // max(1, len(prompting)))
-        part_tokens = max(part_tokens, self._least_part_tokens)
-        return {client: self._max_batch_tokens if client is None else part_tokens for client in clients}
+            share = min(share, self._fair_queue.limit_chunk(self._prefill_chunk_tokens) // max(1, len(prompting)))
+        share = max(self._least_part_tokens, share)
+        return {client: self._max_batch_tokens if client is None else share for client in clients}
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""

@@ -48,6 +48,9 @@ class NumberType(Protocol):
     def size(self) -> int:
         """Bytes of one number."""
 
+    def __hash__(self) -> int:
+        """Equal types have equal ones."""
+
 
 class DeviceArray(Protocol):
     """An array of MLX. What stands for one while a step is recorded (`recording.Buffer`) has shape, type and `reshape`

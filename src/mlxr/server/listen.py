@@ -105,6 +105,8 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     the head is complete, and at once where there are too many connections.
     """
 
+    app_state: dict[str, Any]  # of which each request's scope has a copy
+
     def __init__(self, timeout_s: float, connections: Connections, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._timeout_s, self._counted = timeout_s, connections
@@ -123,7 +125,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the head of a request."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CONNECTION: weakref.ref(self)}  # each request's scope has a copy
+        self.app_state = {**self.app_state, CONNECTION: weakref.ref(self)}
         if self._counted.enter(self):
             self._watch()
         else:
