@@ -70,7 +70,8 @@ def build(
         return build_file(ctx, kind.removeprefix(OF_FILES))
     if isinstance(kind, str):
         fields, seed, _, _ = read_golden(kind)
-        fields["max_position_embeddings"] = max(LONGEST, fields["max_position_embeddings"])
+        for key in {"max_position_embeddings", "max_seq_len"} & fields.keys():
+            fields[key] = max(LONGEST, fields[key])
         if expert_percent is None:
             return build_hf(ctx, fields, seed)
         config = model_from_folder(fields)
@@ -126,7 +127,7 @@ def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
     shapes = form_groups(model.config.cache_layers).paged
     peaks = [shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes]
-    least_pages = max(peaks, default=1)  # for one sequence
+    least_pages = max(peaks, default=-(-LONGEST // page_size))  # for one sequence
     vocabulary = model.config.vocab_size
     engine = make_engine(
         model,

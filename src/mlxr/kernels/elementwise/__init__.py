@@ -348,6 +348,39 @@ def _blend_native(
 
 
 BLEND_STREAMS = Choice("streams", _blend_reference, _blend_native)
+
+
+def predict_gains(coefficients: FloatArray, streams: int) -> tuple[FloatArray, FloatArray]:
+    """Return what makes the gains of `blend_streams` that predict streams, of what tokens are like: rows
+    ((2 + n) n, n) of a product and its bias.
+
+    A stream becomes itself and the sum of all by its own of the coefficients (n * n, n); the first is what is added.
+    """
+    made = coefficients.reshape(streams, streams, streams)  # to, from, by
+    own, kept = np.eye(streams, dtype=np.float32)[0], np.eye(streams, dtype=np.float32)
+    mixed = made.transpose(1, 0, 2).copy()
+    mixed[0], kept[0] = 0, 0
+    return _join_gains(made[:, 0], own, mixed, kept)
+
+
+def correct_gains(coefficients: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the same where each stream becomes itself and, by its own of the coefficients (n, n) and 1 more, how far
+    what is added is from the first."""
+    streams = len(coefficients)
+    mixed, kept = np.zeros((streams,) * 3, np.float32), np.eye(streams, dtype=np.float32)
+    mixed[0], kept[0] = -coefficients, kept[0] - 1
+    return _join_gains(coefficients, np.ones(streams, np.float32), mixed, kept)
+
+
+def _join_gains(
+    own: FloatArray, own_bias: FloatArray, mixed: FloatArray, kept: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """The gains say that the first stream is read, what each takes of what is added, and of all streams."""
+    first: FloatArray = np.eye(len(own), dtype=np.float32)[0]
+    rows = np.concatenate([np.zeros_like(kept), own, mixed.reshape(-1, len(own))])
+    return rows, np.concatenate([first, own_bias, kept.reshape(-1)])
+
+
 LEAST_SQUARE = 1e-5  # the mean square by which a stream is divided, at least
 
 

@@ -549,6 +549,11 @@ class SelectiveScan:
         check_size(operator, "length of skip", self.skip.shape[0], self.channels)
 
 
+def make_scan(rates: FloatArray, skip: FloatArray) -> SelectiveScan:
+    """A scan out of rates as files have them, (channels, state_dim)."""
+    return SelectiveScan(np.ascontiguousarray(rates.T), skip)
+
+
 def scan(
     ctx: Context,
     u: FloatArray,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.elementwise import MOST_STREAMS
+from mlxr.kernels.elementwise import MOST_STREAMS, correct_gains, predict_gains
 from mlxr.kernels.embed import Ngrams
 from mlxr.kernels.latent import make_parts
 from mlxr.kernels.layers import operators as ops
@@ -267,32 +265,21 @@ class AltUp:
 
     def predict(self, w: LayerWeights) -> Iterator[Operator]:
         """List what predicts the streams. The first of them is in `stream`, before and afterwards."""
-        made = w.numbers("altup_predict_coef.weight").reshape(self.count, self.count, self.count)  # to, from, by
-        mixed = np.concatenate([np.zeros_like(made[:1]), made.transpose(1, 0, 2)[1:]])
-        kept = np.eye(self.count, dtype=np.float32)
-        kept[0] = 0  # as the first is taken out of `stream`
-        yield from self._blend(w, made[:, 0], np.eye(self.count, dtype=np.float32)[0], mixed, kept)
+        yield from self._blend(w, predict_gains(w.numbers("altup_predict_coef.weight"), self.count))
 
     def correct(self, w: LayerWeights) -> Iterator[Operator]:
         """List what corrects the streams by what the blocks made of the first, which is in `stream`."""
-        made = w.numbers("altup_correct_coef.weight")
-        mixed, kept = np.zeros((self.count,) * 3, np.float32), np.eye(self.count, dtype=np.float32)
-        mixed[0], kept[0] = -made, kept[0] - 1
-        yield from self._blend(w, made, np.ones(self.count, np.float32), mixed, kept)
+        yield from self._blend(w, correct_gains(w.numbers("altup_correct_coef.weight")))
 
-    def _blend(
-        self, w: LayerWeights, own: FloatArray, own_bias: FloatArray, mixed: FloatArray, kept: FloatArray
-    ) -> Iterator[Operator]:
-        """List what makes the gains of the streams, which are read one by one, of what tokens are like."""
-        norm, count = w.norm("altup_router_norm"), self.count
-        yield Norm(NormWeight(norm.weight / np.float32(len(norm.weight)), norm.eps), "stream", "x")
+    def _blend(self, w: LayerWeights, gains: tuple[FloatArray, FloatArray]) -> Iterator[Operator]:
+        """List what makes the gains of the streams of what tokens are like, and then the streams that follow."""
+        norm = w.norm("altup_router_norm")
+        yield Norm(NormWeight(norm.weight * (1 / len(norm.weight)), norm.eps), "stream", "x")
         yield MatMul(w.exact_product("altup_router"), "x", "x")
         yield Scale(1.0, "x", 1.0)
-        rows = np.concatenate([np.zeros((count, count), np.float32), own, mixed.reshape(-1, count)])
-        bias = np.concatenate([np.eye(count, dtype=np.float32)[0], own_bias, kept.reshape(-1)])
-        yield MatMul(w.made_product(rows, bias), "x", "gains")
-        yield ops.BlendStreams(count, adds=True, source="stream")
-        yield ops.BlendStreams(count, "stream")
+        yield MatMul(w.made_product(*gains), "x", "gains")
+        yield ops.BlendStreams(self.count, adds=True, source="stream")
+        yield ops.BlendStreams(self.count, "stream")
 
     def join_low_rank(self, w: LayerWeights) -> Iterator[Operator]:
         """List what adds the product of low rank and the input of attention to what attention gives."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Literal
 
-import numpy as np
-
 from mlxr.core.errors import ModelError
 from mlxr.kernels.latent import make_parts
 from mlxr.kernels.layers.operators import (
@@ -32,12 +30,12 @@ from mlxr.kernels.recurrent import (
     Convolution,
     ConvolutionKind,
     DeltaRule,
-    SelectiveScan,
     StateSpace,
     make_convolution,
+    make_scan,
 )
-from mlxr.kernels.sources import Decoded, part_groups, pick_parts
-from mlxr.kernels.tensor import FloatArray, TensorSource
+from mlxr.kernels.sources import Decoded, part_groups, pick_parts, stack_vectors
+from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors
 
@@ -322,7 +320,7 @@ class Mamba:
             yield Norm(self._read_norm(w, self.rank, "dt"), "steps", "steps")
             yield Norm(self._read_norm(w, self.state_dim, "b", "c"), "other", "other", 2)
         yield MatMul(w.product("ssm_dt"), "steps", "steps")
-        rule = SelectiveScan(np.ascontiguousarray(w.numbers("ssm_a").T), _read_flat(w, "ssm_d"))
+        rule = make_scan(w.numbers("ssm_a"), _read_flat(w, "ssm_d"))
         rule.check("scan")
         yield Scan(rule, conv.state_floats)
         gate = MixerNorm(None, w.norms.eps, self.channels, self.channels, gate_first=True)
@@ -330,10 +328,10 @@ class Mamba:
         yield from flow.finish(w.product("ssm_out"))
 
     def _read_norm(self, w: LayerWeights, count: int, *parts: str) -> NormWeight:
-        weights = [
-            w.make_ones(count) if self.norms == "bare" else w.vector(f"ssm_{part}_norm.weight") for part in parts
-        ]
-        return NormWeight(np.concatenate(weights), self.norm_eps)
+        if self.norms == "bare":
+            return NormWeight(w.make_ones(len(parts) * count), self.norm_eps)
+        weights = [w.take(f"ssm_{part}_norm.weight") for part in parts]
+        return NormWeight(read_numbers(stack_vectors(w.prefix, weights)).reshape(-1), self.norm_eps)
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
         """Give small tensors the shapes that they have in GGUF."""

@@ -11,8 +11,6 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from mlxr.core.errors import DeviceError, ModelError, SettingError
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import MAX_BLOCK, Hadamard, make_hadamard, rotate_rows
@@ -291,7 +289,7 @@ class LayerWeights:
 
     def made_product(self, rows: FloatArray, bias: FloatArray) -> LinearWeight:
         """Return a weight that is made here, and multiplied by in float32."""
-        return prepare(self.ctx, [Decoded(self.prefix, np.ascontiguousarray(rows, np.float32))], [bias], ())
+        return prepare(self.ctx, [Decoded(self.prefix, rows)], [bias], ())
 
     def expert(self, names: tuple[str, ...], expert: int) -> LinearWeight:
         """Return the matrices of one expert, out of stacks of all; left in the file where not all are in memory."""
