@@ -106,7 +106,7 @@ class Frames:
         return self._generator
 
     async def aclose(self) -> None:
-        """Close the generator."""
+        """End the frames before their time: what makes them ends its answers."""
         await self._generator.aclose()
 
 
