@@ -169,6 +169,17 @@ def test_the_answer_of_one_waits_little_for_prompts_of_others() -> None:
     assert world.order(flood) == flood
 
 
+def test_many_clients_have_more_than_a_few_tokens_each() -> None:
+    world = World(0.01, max_batch_tokens=512, prefill_chunk_tokens=512, max_sequences=16)
+    world.submit("first", 1, 64, answer=1)
+    world.step()
+    for number in range(12):
+        world.submit(f"client {number}", number + 2, 60, answer=1)
+    world.step()
+    assert world.step_tokens == [64, 12 * (128 // 8)]
+    world.run()
+
+
 def test_a_request_that_ends_early_owes_no_more() -> None:
     world = World(max_sequences=1)
     for stem in range(10):

@@ -7,6 +7,7 @@ import pytest
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import MOST_OWED_S
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.scheduler import Pages, Promises, Scheduler
 from mlxr.engine.sequence import Sequence
@@ -250,6 +251,17 @@ def test_prompts_that_come_one_by_one_are_gathered() -> None:
     assert together > 5
     for request_id, (prompt, wanted) in asked.items():
         assert answer_of(events, request_id) == expect_greedy(prompt, wanted)
+
+
+def test_a_step_that_took_very_long_is_owed_for_as_a_long_one() -> None:
+    engine = make_engine(FakeModel())
+    engine._answers_share = 1.0
+    engine._count_owed(0.05, is_decoding=False)
+    assert engine._owed_s == 0.05
+    engine._count_owed(30.0, is_decoding=False)
+    assert engine._owed_s == MOST_OWED_S
+    engine._count_owed(MOST_OWED_S, is_decoding=True)
+    assert engine._owed_s == 0.0
 
 
 @pytest.mark.parametrize(("begun", "tokens", "waits"), [(False, 6, True), (True, 6, False), (False, 30, False)])

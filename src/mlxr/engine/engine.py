@@ -40,6 +40,7 @@ CUDA_PART_TOKENS = 512
 # How much of the time that a step with prompts took answers have to themselves before the next one, on such a GPU. Its
 # time hardly depends on its prompts, as long as they are short, so those that come meanwhile share it.
 CUDA_ANSWERS_SHARE = 1.0
+MOST_OWED_S = 0.2  # of that time, as a step may also have compiled kernels, or stood still
 FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: rows that some kernels have variants for
 DRAWS = (SampleRow(), SampleRow(params=SamplingParams(temperature=1.0), uniform=0.5))
 
@@ -313,6 +314,8 @@ class Engine:
         events += self._postprocess.verify_drafts(drawing)
         for answer, start_token, states in kept:
             answer.keep_states(start_token, states)
+        if not self._scheduler.running:
+            self._ahead = []  # nobody asks for these again, and they hold what was asked
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._requests.count_step(seconds, computed_rows)
         self._count_owed(seconds, is_decoding=is_decoding)
@@ -439,12 +442,12 @@ class Engine:
         if is_decoding:
             self._owed_s, self._decode_s = max(0.0, self._owed_s - seconds), seconds
         else:
-            self._owed_s = self._answers_share * seconds
+            self._owed_s = min(self._answers_share * seconds, MOST_OWED_S)
 
     def _goes_on(self, chunks: list[Chunk]) -> bool:
         """Whether the next step is likely to compute what is drawn now, without drafts and nothing of prompts."""
-        if len(self._scheduler.running) > len(chunks):
-            return self._owed_s > self._decode_s
+        if len(self._scheduler.running) > len(chunks) and self._owed_s <= self._decode_s:
+            return False
         if self._planner is None or not self._planner.runs_ahead:
             return True
         drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]

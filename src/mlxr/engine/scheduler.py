@@ -380,8 +380,8 @@ class Scheduler:
         """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do.
 
         `ahead` are those for whose next tokens a step has been started. If it is all that decode, the step is theirs
-        alone, and prompts have the one after it: else what was started would be of no use. If it `gathers` prompts, it
-        is theirs, too, unless a prompt has begun or those that wait would fill a step.
+        alone, and prompts have the one after it: else what was started would be of no use. With `gathers`, prompts wait
+        as well, unless one of them has begun or all together would fill a step.
         """
         self._admit()
         if self._encoder is not None:
@@ -392,6 +392,8 @@ class Scheduler:
         for sequence in self.running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         if (ahead and decoding == [*ahead]) or (gathers and decoding and self._are_few(prefilling)):
+            for sequence in prefilling:
+                self._limit_to_pictures(sequence, self._prefill_chunk_tokens)  # they are encoded meanwhile
             prefilling = []
         for sequence in decoding:
             self._take(sequence, sequence.pending_tokens, chunks)
@@ -407,11 +409,9 @@ class Scheduler:
                     if tokens < sequence.pending_tokens and chunks:
                         continue  # in a later step, of which it is the first
                     tokens = sequence.pending_tokens
-                if self._encoder is not None and sequence.request.pictures is not None:
-                    start = sequence.table.length_tokens
-                    tokens = self._encoder.limit(sequence.request.pictures, start, tokens)
-                    if not tokens:
-                        continue  # its picture is encoded between steps
+                tokens = self._limit_to_pictures(sequence, tokens)
+                if not tokens:
+                    continue  # its picture is encoded between steps
                 if sequence.boundaries is not None:
                     tokens = sequence.boundaries.cut(sequence.table.length_tokens, tokens, sequence.pending_tokens)
                 self._take(sequence, tokens, chunks)
@@ -427,6 +427,12 @@ class Scheduler:
         elif planner is not None and planner.begin_step(len(chunks)):
             planner.end_step(has_drafts=self._add_drafts(planner, chunks), answers=len(chunks))
         return list(chunks.values())
+
+    def _limit_to_pictures(self, sequence: Sequence, tokens: int) -> int:
+        """Count the next `tokens` of a prompt that can be computed before a picture whose rows are not there."""
+        if self._encoder is None or sequence.request.pictures is None:
+            return tokens
+        return self._encoder.limit(sequence.request.pictures, sequence.table.length_tokens, tokens)
 
     def _are_few(self, prompts: Iterable[Sequence]) -> bool:
         """Whether none of the prompts has begun, and all together would not fill a step."""
@@ -478,17 +484,18 @@ class Scheduler:
         """Tokens of prompts that each client may have in a step.
 
         Several clients share what one alone would get, down to an eighth, so that nobody's next token waits for all
-        that another one's prompt could fill a step with. On a processor all prompts together have what takes
-        SHARED_STEP_S; a GPU computes a full step sooner, and steps of fewer tokens not as well. The number of parts
-        falls at most by half from step to step: short answers often end together, and their clients' next questions
-        arrive while the next step runs.
+        that another one's prompt could fill a step with. On a processor the prompts of up to MAX_PARTS clients have
+        what takes SHARED_STEP_S together, unless texts are computed whole; a GPU computes a full step sooner, and steps
+        of fewer tokens not as well. The number of parts falls at most by half from step to step: short answers often
+        end together, and their clients' next questions arrive while the next step runs.
         """
         clients = {sequence.request.client for sequence in self.running}
         self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
         share = self._prefill_chunk_tokens // self._parts
-        if self._parts > 1 and not self._runs_ahead:
-            prompting = {sequence.request.client for sequence in prefilling}
-            share = min(share, self._fair_queue.limit_chunk(self._prefill_chunk_tokens) // max(1, len(prompting)))
+        if self._parts > 1 and not self._runs_ahead and not self._takes_whole:
+            prompting = len({sequence.request.client for sequence in prefilling})
+            limit_tokens = self._fair_queue.limit_chunk(self._prefill_chunk_tokens)
+            share = min(share, limit_tokens // max(1, min(prompting, MAX_PARTS)))
         share = max(self._least_part_tokens, share)
         return {client: self._max_batch_tokens if client is None else share for client in clients}
 

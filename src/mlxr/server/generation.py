@@ -282,8 +282,8 @@ def write_frames(
 ) -> Frames:
     """The frames of a stream: `opening`, then what `render` makes of the events, those of a batch as one, then `end`.
 
-    The answers to one prompt can be poured, up to the first end of one. Raises ServerError after the frames before an
-    answer's failure.
+    What the answers to one prompt say can be poured, their ends are given. Raises ServerError after the frames before
+    an answer's failure.
     """
 
     def pour(writer: FrameWriter) -> None:

@@ -150,6 +150,8 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         cycle = self.cycle
         if cycle is None or not cycle.response_started or cycle.scope["http_version"] != "1.1":
             return None
+        if not getattr(cycle, "chunked_encoding", True):  # of httptools; h11 chunks where no length is stated
+            return None
         return ChunkWriter(self, cycle)
 
     def _watch(self) -> None:

@@ -48,6 +48,7 @@ _JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}", "coerce_one_of": True
 _CHARACTERS_PER_TOKEN = 2
 _UNKNOWN_CHARACTERS = 64  # for the largest part of a grammar that is no schema
 _MOST_MARKS = 24
+_LIMIT = re.compile(r"\btoo (many|large|complex|big|deep)\b|\blimit\b", re.IGNORECASE)  # of the library, in its words
 _MARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|<\[(\d+)\]>')
 
 
@@ -126,7 +127,7 @@ class GrammarConstraint:
             self._matcher.replay(self._accepted)
             if not self._matcher.write_mask(mask):
                 reason = summarize(self._matcher.read_error())
-                raise (TooComplex if "oo many" in reason else GrammarError)(reason)
+                raise (TooComplex if _LIMIT.search(reason) else GrammarError)(reason)
 
     def accept(self, token_id: int) -> None:
         """The token that was chosen; the next mask gets ready from now on."""

@@ -4,9 +4,8 @@ Operators read and write registers. `stream` (T, hidden) is the residual stream 
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
 operator to operator, `kept` what it keeps for later ones, `turned` what it begins with in the basis of weights that are
 rotated, and `other` what a block beside another one adds to the stream; `steps` are those by which states of channels
-forget. `chosen` and `shares` (T, used) are the experts
-of each token and their shares. `inputs` (T, layers * features) is what each layer gets of each token besides the
-stream, where a model has such embeddings (Gemma 4 E2B and E4B).
+forget. `chosen` and `shares` (T, used) are the experts of each token and their shares. `inputs` (T, layers * features)
+is what each layer gets of each token besides the stream, where a model has such embeddings (Gemma 4 E2B and E4B).
 
 Of a model with several residual streams side by side `streams` (T, count * hidden) has them from layer to layer, and
 `gains` (T, count) by how much each takes what a block gives; `stream` is then what enters the first layer, and what
