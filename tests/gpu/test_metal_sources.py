@@ -57,7 +57,7 @@ import apple_times
 # Between them all operators that a GPU has, and experts of which one token takes fewer than eight.
 SAMPLE = ("gpt-oss", "granite4h-moe", "lfm2", "mixtral", "olmo2", "qwen35moe")
 # The others have residual streams, chunks of attention or gates that no GPU knows.
-CPU_ALONE = ("glm5-next", "laguna", "llama4", "qwen4exp")
+CPU_ALONE = ("falcon-mamba", "gemma3n", "glm5-next", "jamba", "laguna", "llama4", "mamba", "qwen4exp")
 FAMILIES = [case for case in CASES if case not in CPU_ALONE] if amounts.is_thorough else SAMPLE
 WEIGHTS = (("q8_0", "bf16"), ("bf16", "f16"), ("f16", "f32"))
 TYPES = (*QUANTISED, "f16", "bf16", "f32")

@@ -87,8 +87,9 @@ TINYLLAMA_LAYER = Layer(
 TINYLLAMA = Model("llama", (TINYLLAMA_LAYER,) * 22, 2048, 32000, 2048, interleaved_dim=64)
 NOT_IN_GGUF = (  # which need keys of our own
     *("llama-bias-gelu", "llama-yarn-mscale", "gemma3-scale"),
-    *("falcon", "gptneox", "mpt"),  # whose activation GGUF has no key for
+    *("falcon", "gptneox", "mpt", "mpt-clamped"),  # whose activation GGUF has no key for
     "qwen4exp",  # how many rows its table has only the table says
+    *("falcon-mamba", "gemma3n"),  # whose eps, and whose rank, are not those of the published models
 )
 
 
