@@ -35,6 +35,7 @@ from mlxr.kernels.moe.products import (
     STREAM,
     TILES,
     Stack,
+    Tiling,
     can_multiply,
     multiply_experts,
     plan_panels,
@@ -206,11 +207,23 @@ def route_composed(
 def mix_composed(
     ctx: Context, x: DeviceArray, chosen: DeviceArray, shares: DeviceArray, experts: Experts, payload: Payload
 ) -> DeviceArray:
-    """Every pair of a token and a rank by itself, with the weights that MLX gathers."""
-    mx, (tokens, used) = ctx.gpu.mx, chosen.shape
-    rows = mx.repeat(x.astype(mx.float32), used, axis=0)
+    """Every pair of a token and a rank by itself, with the weights that MLX gathers; where one of the two products has
+    weights that our kernels take, such as blocks beside floats of an odd width, it is theirs.
+    """
+    gpu, mx, (tokens, used) = ctx.gpu, ctx.gpu.mx, chosen.shape
     numbers = chosen.reshape(-1)
-    inner = activate(ctx, gather_products(ctx, "moe", rows, payload.up, numbers), experts.activation, experts.is_gated)
+
+    def sort(stack: Stack) -> Tiling:
+        return sort_pairs(gpu, chosen, payload.experts, gpu.has_tiles, has_squares=takes_squares(gpu, stack))
+
+    if can_multiply(gpu, payload.up):
+        made = multiply_experts(gpu, x, payload.up, sort(payload.up), 0, None, gpu.activations)
+    else:
+        made = gather_products(ctx, "moe", mx.repeat(x.astype(mx.float32), used, axis=0), payload.up, numbers)
+    inner = activate(ctx, made, experts.activation, experts.is_gated)
+    if can_multiply(gpu, payload.down):
+        inner = inner.astype(gpu.activations)
+        return multiply_experts(gpu, inner, payload.down, sort(payload.down), 0, shares, mx.float32).sum(axis=0)
     made = gather_products(ctx, "moe", inner.astype(mx.float32), payload.down, numbers).reshape(tokens, used, -1)
     return (made * shares[:, :, None]).sum(axis=1)
 
