@@ -174,5 +174,5 @@ def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(visit:
     assert "SyntaxError" in told[7]
     wait_for_answer(page)
     expect(page.locator("iframe")).to_have_count(0)  # a sandbox is gone when its program has ended
-    assert answers(page).count() >= 2
+    expect(answers(page).nth(1)).to_be_attached()  # the last one may still begin
     visit.faults.clear()  # the browser's words about what it refused
