@@ -19,6 +19,26 @@ _GPT: dict[str, Any] = {
 
 _LAYER_NORMS = {"rms_norm_eps": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
 
+
+def _make_mpt(**changes: object) -> Config:
+    """A `config.json` of MPT, with `changes` in what it says of attention."""
+    return make_config(
+        "mpt",
+        6,
+        None,
+        None,
+        **_LAYER_NORMS,
+        **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads")),
+        d_model=96,
+        n_layers=2,
+        n_heads=6,
+        intermediate_size=None,
+        hidden_act=None,
+        rope_theta=None,
+        attn_config={"alibi": True, **changes},
+    )
+
+
 CASES: dict[str, Config] = {
     "olmo2": make_config("olmo2", 6, 2, None, hidden_size=192, rope_theta=50000.0),
     "olmo3": make_config(
@@ -97,36 +117,8 @@ CASES: dict[str, Config] = {
         hidden_act=None,
         rope_theta=None,
     ),
-    "mpt": make_config(
-        "mpt",
-        6,
-        None,
-        None,
-        **_LAYER_NORMS,
-        **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads")),
-        d_model=96,
-        n_layers=2,
-        n_heads=6,
-        intermediate_size=None,
-        hidden_act=None,
-        rope_theta=None,
-        attn_config={"alibi": True},
-    ),
-    "mpt-clamped": make_config(
-        "mpt",
-        6,
-        None,
-        None,
-        **_LAYER_NORMS,
-        **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads")),
-        d_model=96,
-        n_layers=2,
-        n_heads=6,
-        intermediate_size=None,
-        hidden_act=None,
-        rope_theta=None,
-        attn_config={"alibi": True, "alibi_bias_max": 16, "clip_qkv": 0.8},
-    ),
+    "mpt": _make_mpt(),
+    "mpt-clamped": _make_mpt(alibi_bias_max=16, clip_qkv=0.8),
     "olmo-clamped": make_config(
         "olmo", 4, 2, None, hidden_size=128, rms_norm_eps=None, rope_theta=50000.0, clip_qkv=0.6
     ),

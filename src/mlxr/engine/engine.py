@@ -445,7 +445,7 @@ class Engine:
             self._owed_s = min(self._answers_share * seconds, MOST_OWED_S)
 
     def _goes_on(self, chunks: list[Chunk]) -> bool:
-        """Whether the next step is likely to compute what is drawn now, without drafts and nothing of prompts."""
+        """Tell if the next step will likely compute what is drawn now, and no drafts and no prompts beside it."""
         if len(self._scheduler.running) > len(chunks) and self._owed_s <= self._decode_s:
             return False
         if self._planner is None or not self._planner.runs_ahead:

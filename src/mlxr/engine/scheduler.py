@@ -435,7 +435,7 @@ class Scheduler:
         return self._encoder.limit(sequence.request.pictures, sequence.table.length_tokens, tokens)
 
     def _are_few(self, prompts: Iterable[Sequence]) -> bool:
-        """Whether none of the prompts has begun, and all together would not fill a step."""
+        """Tell if none of the prompts has begun and all together would not fill a step."""
         tokens = 0
         for sequence in prompts:
             tokens += sequence.pending_tokens

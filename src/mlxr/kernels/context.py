@@ -108,7 +108,7 @@ class Context:
 
     @property
     def has_room(self) -> bool:
-        """Whether the device has so much memory of its own that larger steps take no part of it that matters."""
+        """Tell if the device has enough memory of its own for larger steps beside a model."""
         return self.gpu is not None and self.gpu.total_bytes >= ROOM_BYTES
 
     def choose_activations(self, type_names: Iterable[str]) -> None:

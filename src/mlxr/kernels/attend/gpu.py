@@ -109,7 +109,7 @@ Runs = list[tuple[str, int, int]]
 
 
 def _plan_runs(ctx: Context, batch: RaggedBatch, pool: Pool, scores: Scores) -> Runs:
-    """What is computed together, of a batch whose pages are checked: made once for all layers of a step."""
+    """Check the pages of a batch and cut it into runs that are computed together, once for all layers of a step."""
     parts = ctx.gpu.place(batch).parts
     capped, biased = scores.softcap is not None, scores.biases is not None
     key = ("runs", pool.shape, pool.kind, scores.sliding_window, scores.value_dim, scores.symmetric, capped, biased)

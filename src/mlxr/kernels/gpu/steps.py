@@ -131,7 +131,7 @@ class Steps:
         return run.logits
 
     def goes_on(self, logits: object) -> bool:
-        """Whether these are the logits of the step that runs now, and the one after it was started."""
+        """Tell if these are the logits of the step that runs now and the one after it was started."""
         return self.has(logits) and self._ahead is not None
 
     def finish_ahead(self) -> None:

@@ -307,7 +307,7 @@ def _multiply(gpu: Gpu, zeros: DeviceArray, x: DeviceArray, matrix: DeviceArray)
 
 @cache
 def name_product(dtype: NumberType) -> str:
-    """What the ledger calls MLX's product with a matrix of such numbers."""
+    """Name MLX's product with a matrix of such numbers for the ledger."""
     kind = name_type(dtype)
     return f"matmul {SHORT_NAMES.get(kind, kind)}"
 

@@ -565,7 +565,7 @@ def scan(
     *,
     at: int = 0,
 ) -> FloatArray:
-    """What each channel of u (T, channels) gives: (T, channels).
+    """Scan u (T, channels) with a state of each channel; return (T, channels).
 
     `steps` are (T, channels) and bc (T, 2 * state_dim) holds B and C of all channels. For each token and channel, with
     d = softplus(step):

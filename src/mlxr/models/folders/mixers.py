@@ -77,7 +77,7 @@ def state_latent_attention(
 
 @dataclass(frozen=True, slots=True)
 class MambaKeys:
-    """How a family's `config.json` spells what Mamba has."""
+    """The names of Mamba's sizes in a family's `config.json`."""
 
     taps: str = "mamba_d_conv"
     state_dim: str = "mamba_d_state"
