@@ -12,7 +12,8 @@ import pytest
 
 from mlxr.core.memory import _find, return_free_memory
 from mlxr.core.types import Grammar, SamplingParams
-from mlxr.service.preparation import GRAMMAR_WEIGHT, LONG_CHARACTERS, PreparingThreads, weigh
+from mlxr.core.work_threads import LEAST_URGENT
+from mlxr.service.preparation import GRAMMAR_WEIGHT, LONG_CHARACTERS, QUICK_NICENESS, PreparingThreads, weigh
 from mlxr.service.requests import ChatRequest, TextRequest, Tool
 
 
@@ -29,17 +30,19 @@ def test_requests_weigh_what_has_to_be_read() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux only")
-def test_long_work_gives_way() -> None:
+def test_preparing_gives_way_to_computing() -> None:
     def look() -> tuple[str, int]:
         return threading.current_thread().name, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     async def run() -> None:
         threads = PreparingThreads()
         name, priority = await threads.run(look, reads="x" * LONG_CHARACTERS)
+        own_priority = os.getpriority(os.PRIO_PROCESS, 0)
+        assert priority == min(own_priority + QUICK_NICENESS, LEAST_URGENT)
         assert "long" not in name
         long_name, long_priority = await threads.run(look, reads=["x" * LONG_CHARACTERS, "x"])
         assert "long" in long_name
-        assert long_priority > priority or priority == 19
+        assert long_priority == LEAST_URGENT
         threads.stop()
 
     asyncio.run(run())

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from mlxr.core.errors import Busy, EngineStopped, MlxrError
 
 T = TypeVar("T")
-LOWEST_PRIORITY = 19
+LEAST_URGENT = 19  # the greatest niceness: such a thread has only the time that nobody else wants
 
 
 class Stop(threading.Event):
@@ -59,7 +59,8 @@ class WorkThreads:
 
     `max_waiting` is how many pieces of work may wait for a thread, None for any number; more are refused, with an error
     of the kind `refusal` that says `what` they are and the `remedy`. So is a piece that has waited for `patience_s`.
-    With `gives_way` the threads have the lowest priority, which is for work that lets go of the interpreter.
+    `niceness` is added to that of their process, where threads have one of their own: work that lets go of the
+    interpreter gives way so to threads that compute.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class WorkThreads:
         what: str = "pieces of work",
         remedy: str = "try again later",
         refusal: type[MlxrError] = Busy,
-        gives_way: bool = False,
+        niceness: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._name, self._count, self._gives_way = name, count, gives_way
+        self._name, self._count, self._niceness = name, count, niceness
         self._max_waiting, self._patience_s = max_waiting, patience_s
         self._clock = clock
         self._what, self._remedy, self._refusal = what, remedy, refusal
@@ -143,8 +144,8 @@ class WorkThreads:
         return self._refusal(f"{self._count} {self._what} are under way{waiting}, no more may be; {self._remedy}")
 
     def _serve(self) -> None:
-        if self._gives_way:
-            _give_way()
+        if self._niceness:
+            _give_way(self._niceness)
         while (piece := self._take()) is not None:
             late_s = self._clock() - piece.since_s
             if self._patience_s is not None and late_s > self._patience_s:
@@ -211,8 +212,10 @@ class _Work:
             self._tell()
 
 
-def _give_way() -> None:
-    """Let this thread have only the time that nobody else wants; where threads share a priority, change nothing."""
+def _give_way(niceness: int) -> None:
+    """Let this thread be so much less urgent than the others; where threads share a priority, change nothing."""
     if os.uname().sysname == "Linux":
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+            thread = threading.get_native_id()
+            urgency = os.getpriority(os.PRIO_PROCESS, thread) + niceness
+            os.setpriority(os.PRIO_PROCESS, thread, min(urgency, LEAST_URGENT))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.core.memory import return_free_memory
 from mlxr.core.types import SamplingParams
-from mlxr.core.work_threads import WorkThreads
+from mlxr.core.work_threads import LEAST_URGENT, WorkThreads
 from mlxr.engine.pictures import Pictures
 from mlxr.engine.request import EngineRequest, TokenConstraint
 from mlxr.loading import Adapter
@@ -451,6 +451,7 @@ def _fit(
 T = TypeVar("T")
 
 QUICK_THREADS, LONG_THREADS = 4, 2
+QUICK_NICENESS = 10  # a tenth of a thread that computes: many prompts at once would halve the pace of all answers
 LONG_CHARACTERS = 1 << 16
 GRAMMAR_WEIGHT = 8  # a character of a grammar takes as long as so many of a text
 
@@ -459,8 +460,8 @@ class PreparingThreads:
     """Two groups of threads that prepare requests: one for short prompts and one for long ones."""
 
     def __init__(self) -> None:
-        self._quick = WorkThreads("mlxr-prepare", QUICK_THREADS)
-        self._long = WorkThreads("mlxr-prepare-long", LONG_THREADS, gives_way=True)
+        self._quick = WorkThreads("mlxr-prepare", QUICK_THREADS, niceness=QUICK_NICENESS)
+        self._long = WorkThreads("mlxr-prepare-long", LONG_THREADS, niceness=LEAST_URGENT)
 
     async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
         """Do `work(*arguments)` and return what it returns. `reads` is the request, or the texts, that it reads."""
