@@ -1,9 +1,9 @@
 """The engine: requests of token ids go in, events with token ids come out, one step at a time.
 
 `submit` checks a request and queues it (`requests`), every `step` computes one batch of all that can advance and takes
-in what came of it (`step`), and `cancel` ends a request at any stage. `WarmUp` makes steps of nobody's, so that a GPU
-compiles and records what requests will need before the first one comes. Knows no text. Not for several threads at once:
-one thread owns an engine.
+in its results (`postprocess`), and `cancel` ends a request at any stage. `WarmUp` makes steps that belong to no
+request, so that a GPU compiles and records what requests will need before the first one comes. Knows no text. Not for
+several threads at once: one thread owns an engine.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from mlxr.kernels.gpu.graph import MAX_SEQUENCES
 from mlxr.kernels.sample import SampleRow, sample
 
 Progress = Callable[[int, int], None]
-# Of a prompt, in a step that several clients share: fewer take hardly less time, as the weights are expanded for any.
+# Of a prompt, in a step that several clients share: fewer take hardly less time, as weights are expanded in any case.
 CUDA_PART_TOKENS = 512
-# How much of the time that a step with prompts took answers have to themselves before the next one, on such a GPU. Its
-# time hardly depends on its prompts, as long as they are short, so those that come meanwhile share it.
+# After a step with prompts, answers have steps to themselves for this share of its time, on such a GPU. The time of a
+# step hardly depends on its prompts as long as they are short, so prompts that come meanwhile share the next one.
 CUDA_ANSWERS_SHARE = 1.0
-MOST_OWED_S = 0.2  # of that time, as a step may also have compiled kernels, or stood still
-FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: rows that some kernels have variants for
+MOST_OWED_S = 0.2  # at most: a step may also have compiled kernels, or stood still
+FEW_TOKENS = (*range(2, 9), *range(16, 65, 8))  # of a prompt: numbers of rows for which some kernels have variants
 DRAWS = (SampleRow(), SampleRow(params=SamplingParams(temperature=1.0), uniform=0.5))
 
 
 class WarmUp:
-    """The steps of at most `max_sequences` sequences with `context_tokens` each, and of prompts in pieces of at most
-    `chunk_tokens`."""
+    """Runs steps of at most `max_sequences` sequences with `context_tokens` each, and of prompts in pieces of at most
+    `chunk_tokens`, before requests come."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class WarmUp:
         self._context_tokens = context_tokens
 
     def run(self, max_sequences: int | None = None, progress: Progress | None = None, *, is_brief: bool = False) -> int:
-        """Run all steps, of at most `max_sequences` sequences; how many there were, 0 where nothing is compiled.
+        """Run all steps of at most `max_sequences` sequences; return how many there were, 0 if nothing is compiled.
 
-        Those for which there are too few pages are left out. If it `is_brief`, there are one prompt and one token after
-        it. `progress` is called with (steps done, steps in all).
+        Steps for which there are too few pages are left out. With `is_brief`, there are only one token and one prompt.
+        `progress` is called with (steps done, steps in all).
         """
         if not self._ctx.compiles or not self._runner.is_causal:
             return 0
@@ -82,7 +82,7 @@ class WarmUp:
         return len(steps)
 
     def _list_steps(self, max_sequences: int) -> Iterator[tuple[int, int, int]]:
-        """Sequences, tokens of each, and tokens for which each has pages."""
+        """Yield numbers of sequences, of tokens of each, and of tokens for which each has pages."""
         for sequences in self._list_powers(1, max_sequences):
             yield sequences, 1, 1
             pages = min(self.cache.available_pages, default=0) // sequences
@@ -97,7 +97,7 @@ class WarmUp:
 
     @staticmethod
     def _list_powers(first: int, most: int) -> Iterator[int]:
-        """`first`, doubled as often as it stays below `most`, and `most`."""
+        """Yield `first`, doubled as often as it stays below `most`, and `most`."""
         while first < most:
             yield first
             first *= 2
@@ -126,12 +126,12 @@ logger = logging.getLogger(__name__)
 class Engine:
     """One model, its arena and its running requests.
 
-    The `settings` say what the engine may take and how much it does at a time; `memory_plan` and `Scheduler` describe
+    The `settings` bound what the engine takes and how much it does at a time; `memory_plan` and `Scheduler` describe
     them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
-    settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
-    pages the store may give back, and other processes may bring.
-    `draft` is a model or a head that guesses tokens, where the settings want that; `encoder` makes rows of pictures, of
-    which a model without one takes none. `clock` gives growing seconds.
+    settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights; the
+    store and other processes give only pages of these weights. `draft` is a model or a head that guesses tokens, if the
+    settings want that; `encoder` makes rows of pictures, and a model without one takes no pictures. `clock` returns
+    seconds that only grow.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Engine:
         )
         self._ahead: list[Sequence] = []  # whose next tokens a GPU computes already
         self._answers_share = CUDA_ANSWERS_SHARE if ctx.device == "cuda" else 0.0
-        self._owed_s = self._decode_s = 0.0  # what answers have to themselves now; what a step of theirs takes
+        self._owed_s = self._decode_s = 0.0  # time that answers still have to themselves; time of a step of theirs
         step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._least_pages = [
             group.arena.shape.count_peak(self.context_tokens, step_tokens, self.plan.page_size) for group in groups
@@ -256,12 +256,12 @@ class Engine:
 
     @property
     def room_tokens(self) -> int:
-        """Most tokens that one prompt and its answer can have together: those of the context, and of the arena."""
+        """The most tokens that one prompt and its answer can have together, by the context and by the arena."""
         return min(self.context_tokens, self._limits.pages * self._limits.page_size)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if any sequence waits or runs."""
         return self._scheduler.has_work
 
     def submit(self, request: EngineRequest) -> int:
@@ -270,19 +270,19 @@ class Engine:
         The answers of a prompt end one by one, each with an event that has a finish reason. Pages that a request with
         an adapter fills are found only by requests with the same one, and a prompt that is scored is computed without
         the cache. A constraint that fails, or leaves no token possible, ends its answer with ERROR. A text to embed
-        goes through the same batches as all prompts, and never through the cache; its one event has the embedding,
-        (hidden size,) and not normalised.
+        goes through the same batches as prompts, but never through the cache; its one event has the embedding, (hidden
+        size,) and not normalised.
 
-        Raises InvalidRequest for tokens that are none, foreign to the vocabulary or too many for the context, and for a
-        constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and QueueFull
-        when too many wait.
+        Raises InvalidRequest if there are no tokens, or some outside the vocabulary, or too many for the context, and
+        for a constraint that needs an end token in a request that ignores them; OutOfPages for a request that not even
+        the empty arena could serve; QueueFull when too many wait.
         """
         if request.pictures is not None and self._encoder is None:
             raise InvalidRequest("messages", "have pictures, which this model takes none of")
         return self._admission.submit(request)
 
     def step(self) -> list[TokenEvent]:
-        """Advance every request that can: one batch through the model, and what came of it.
+        """Advance every request that can: compute one batch and return the events that come of it.
 
         When the computation fails, its answers end with an ERROR event and their pages return; others go on.
         """
@@ -315,7 +315,7 @@ class Engine:
         for answer, start_token, states in kept:
             answer.keep_states(start_token, states)
         if not self._scheduler.running:
-            self._ahead = []  # nobody asks for these again, and they hold what was asked
+            self._ahead = []  # nobody asks for these again, and they hold requests
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._requests.count_step(seconds, computed_rows)
         self._count_owed(seconds, is_decoding=is_decoding)
@@ -329,14 +329,14 @@ class Engine:
         return events + self._encode(is_alone=False)
 
     def _encode(self, *, is_alone: bool) -> list[TokenEvent]:
-        """Go on with the picture that a prompt waits for, if one does; where that fails, its answers end."""
+        """Go on encoding the picture that a prompt waits for, if one does; if that fails, the prompt's answers end."""
         encoder = self._encoder
         if encoder is None or not encoder.is_wanted:
             return []
         waiting = [row for row in self._scheduler.running if row.request.pictures and not row.is_decoding]
         waiting = [row for row in waiting if row.request.pictures and encoder.waits_for(row.request.pictures)]
         if not waiting:
-            return []  # who wanted it has ended
+            return []  # the request that wanted it has ended
         try:
             encoder.advance(is_alone=is_alone)
         except Exception as error:  # as in `step`
@@ -347,20 +347,21 @@ class Engine:
         return []
 
     def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:
-        """End a request, or one of its answers, at any stage and return the pages.
+        """End a request, or one of its answers, at any stage, return its pages, and give its last events.
 
-        The last events of what was cancelled; none if it had ended already. Of a request that withholds its answers
-        until the best are known, `index` is the place before they are ranked.
+        There are no events if it had ended already. Of a request that withholds its answers until the best are known,
+        `index` is the number before they are ranked.
         """
         growing = self._requests.list_growing(request_id)
         chosen = [sequence for sequence in growing if index in (None, sequence.index)]
         return self._requests.end(chosen, FinishReason.CANCELLED)
 
     def score(self, token_ids: Collection[int]) -> Doubles:
-        """Natural log-probability of token_ids[1:], each given all tokens before it; shape (len(token_ids) - 1,).
+        """Return the natural log-probability of token_ids[1:], each given all tokens before it; shape (len(token_ids) -
+        1,).
 
         Runs at once, beside the requests. Raises InvalidRequest for fewer than two tokens or more than the context,
-        OutOfPages when the pages that no request holds now do not suffice.
+        OutOfPages if the pages that no request holds do not suffice.
         """
         self._limits.check_tokens("token_ids", token_ids)
         self._limits.check_score(len(token_ids))
@@ -390,7 +391,7 @@ class Engine:
         )
 
     def measure_cache(self) -> CacheMemory:
-        """The memory of the cache, with the draft model's. May be asked for from any thread."""
+        """Return the memory of the cache, including the draft model's. Any thread may call it."""
         draft = None if self._planner is None else self._planner.cache
         caches = [self.cache] if draft is None else [self.cache, draft]
         return CacheMemory(
@@ -400,17 +401,17 @@ class Engine:
         )
 
     def limit_cache(self, nbytes: int) -> None:
-        """Let the cache take at most `nbytes` from now on, at least what one sequence of a whole context needs.
+        """Let the cache take at most `nbytes` from now on, but at least what one sequence of a whole context needs.
 
-        Cached pages beyond that are given up and their memory goes back; those that requests hold stay. On a GPU, whose
-        arena is memory from the start, nothing happens.
+        Cached pages beyond that are given up and their memory goes back; those that requests hold stay. On a GPU, which
+        allocates its arena at the start, nothing happens.
         """
         if self._arena.arenas[0].is_on_host:
             beside_bytes = 0 if self._planner is None else self._planner.arena_bytes
             self.cache.limit(max(0, nbytes - beside_bytes), self._least_pages)
 
     def read_report(self, *, whole: bool = False) -> EngineReport:
-        """Tell what there is to do, and which pages came and went since the last report; if `whole`, all pages."""
+        """Return the load, and the pages that came and went since the last report; with `whole`, all pages."""
         scheduler, names = self._scheduler, self.cache.read_names(whole=whole)
         prompts = [row for row in (*scheduler.waiting, *scheduler.running) if not row.is_decoding]
         return EngineReport(
@@ -422,11 +423,12 @@ class Engine:
         )
 
     def start_keys(self, namespace: bytes = b"", pictures: Pictures | None = None) -> PageKeys:
-        """Names of pages of no tokens yet, from which those of any prompt follow; see `KVCache.start_keys`."""
+        """Return an empty chain of page names, from which the names of any prompt's pages follow; see
+        `KVCache.start_keys`."""
         return self.cache.start_keys(namespace, None if pictures is None else pictures.name_page)
 
     def check(self) -> None:
-        """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""
+        """Raise AssertionError unless every page is free, cached or held by exactly the answers that grow."""
         growing = self._requests.list_growing()
         self._scheduler.check(growing)
         self.cache.check(sequence.table for sequence in growing)
@@ -438,14 +440,15 @@ class Engine:
         self.cache.close()
 
     def _count_owed(self, seconds: float, *, is_decoding: bool) -> None:
-        """Answers had a step of so many seconds to themselves, or shared it with prompts."""
+        """Count a step of `seconds`, which answers had to themselves (`is_decoding`) or shared with prompts."""
         if is_decoding:
             self._owed_s, self._decode_s = max(0.0, self._owed_s - seconds), seconds
         else:
             self._owed_s = min(self._answers_share * seconds, MOST_OWED_S)
 
     def _goes_on(self, chunks: list[Chunk]) -> bool:
-        """Tell if the next step will likely compute what is drawn now, and no drafts and no prompts beside it."""
+        """Return True if the next step will likely compute the tokens drawn now, with no drafts and no prompts beside
+        them."""
         if len(self._scheduler.running) > len(chunks) and self._owed_s <= self._decode_s:
             return False
         if self._planner is None or not self._planner.runs_ahead:

@@ -1,9 +1,9 @@
-"""Pictures and sounds in prompts: where they stand, what names them in the cache, and the rows that are made of them.
+"""Pictures and sounds in prompts: their places, their names in the cache, and the rows that a tower makes of them.
 
-A picture is named by its pixels as the tower sees them, their shape and the tower, and by nothing that its file says.
-A sound is treated alike: its frames are its pixels. It is encoded when a prompt comes to it whose pages the cache does
-not have, some layers at a time between the engine's steps, so that other answers go on. Rows are kept while there is
-room; made again, they have the same bits.
+A picture's name is a hash of its pixels as the tower sees them, their shape and the tower; nothing else in its file
+matters. A sound is treated alike: its frames are its pixels. A picture is encoded when a prompt reaches it and the
+cache does not have its pages: some layers at a time, between the engine's steps, so that other answers go on. Rows are
+kept while there is room; made again, they have the same bits.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from mlxr.kernels.ragged import NO_AXES, NO_STATES, RowsOver
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 ROWS_BYTES = 256 << 20  # of encoded pictures that are kept
-TOGETHER_TOKENS = 4096, 1024  # of pictures that a GPU encodes at once; the host takes as long for many as for few
-TOGETHER_SHARE = 1 / 16  # of the free memory that these may take, else they are the fewer ones
-STEP_S = 0.05  # that encoding takes between two steps while answers grow, and what was begun then is ended
-Pixels = npt.NDArray[Any]  # of 8 bits; frames of a sound are float32
+TOGETHER_TOKENS = 4096, 1024  # of pictures that a GPU encodes at once; the host gains nothing from many
+TOGETHER_SHARE = 1 / 16  # of the free memory that encoding the larger number may take; else the smaller one is used
+STEP_S = 0.05  # that encoding takes between two steps while answers grow; the part under way is finished
+Pixels = npt.NDArray[Any]  # uint8; frames of a sound are float32
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
     """A picture as its tower sees it, (height, width, 3), and the grid of the rows that it becomes.
 
-    Or a sound as its ear hears it: frames (N, numbers) in float32, whose rows are the grid's only column.
+    For a sound, `pixels` are the frames (N, numbers) in float32 that its ear hears, and the grid has one column.
     """
 
     pixels: Pixels
@@ -49,7 +49,7 @@ class Picture:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is one; its rows are seen one after another, as those of a text."""
+        """True for a sound. Each of its rows sees only those before it, like tokens of a text."""
         return self.pixels.dtype == np.float32
 
     @cached_property
@@ -63,16 +63,16 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """A picture whose tokens are those of a prompt from `start` to before `stop`."""
+    """A picture in a prompt: its tokens are those from `start` to before `stop`."""
 
     picture: Picture
     start: int
-    first: int = 0  # of its rows that stand there: others stand elsewhere, with words between them
-    rows: int | None = None  # how many; None: all that follow
+    first: int = 0  # of its rows that stands there; others may stand elsewhere, with words between them
+    rows: int | None = None  # how many of its rows stand there; None: all that follow
 
     @property
     def stop(self) -> int:
-        """The token behind its last one."""
+        """The position after its last token."""
         return self.start + (self.picture.tokens - self.first if self.rows is None else self.rows)
 
 
@@ -84,11 +84,11 @@ class Pictures:
     tokens: int
 
     def overlap(self, start: int, stop: int) -> Iterator[Placed]:
-        """List the pictures that have tokens in [start, stop)."""
+        """Yield the pictures that have tokens in [start, stop)."""
         return (one for one in self.placed if one.start < stop and start < one.stop)
 
     def name_page(self, start: int, stop: int) -> bytes:
-        """Return what a page's key has besides these tokens: the pictures among them; nothing for a page of text."""
+        """Return what is added to the key of a page besides its tokens: the pictures among them; empty for text."""
         return b"".join(
             one.picture.name
             + struct.pack("<2i", one.start - start, stop - start)
@@ -98,9 +98,10 @@ class Pictures:
 
     @cached_property
     def _axes(self) -> IntArray:
-        """(3, tokens): time, row and column of each token of the prompt; of a text all three are the same.
+        """(3, tokens): time, row and column of each token of the prompt; for text all three are the same.
 
-        A picture stands still, at the place where it begins; the text behind it goes on after the farther of its sides.
+        All tokens of a picture have the time at which it begins; the text after it goes on behind the longer of its
+        sides.
         """
         axes, at, place = np.empty((3, self.tokens), np.int32), 0, 0
         for one in self.placed:
@@ -114,7 +115,7 @@ class Pictures:
         return axes
 
     def find_axes(self, start: int, count: int) -> IntArray:
-        """(3, count): where the tokens from `start` on stand, in the prompt or behind it."""
+        """Return (3, count): time, row and column of the tokens from `start` on, in the prompt or behind it."""
         inside = self._axes[:, start : start + count]
         shift = int(self._axes[0, -1]) - (self.tokens - 1)
         behind = np.arange(max(start, self.tokens), start + count, dtype=np.int32) + np.int32(shift)
@@ -122,32 +123,32 @@ class Pictures:
 
 
 class Part(Protocol):
-    """A sequence's part of a batch, as far as pictures go."""
+    """A sequence's part of a batch, as far as pictures need it."""
 
     @property
     def start_token(self) -> int:
-        """Which token of the sequence is its first."""
+        """The position of its first token in the sequence."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Return the tokens that it has."""
+        """The tokens of the part."""
 
     @property
     def pictures(self) -> Pictures | None:
-        """Return those of the sequence's prompt."""
+        """The pictures of the sequence's prompt, if it has any."""
 
 
 Encoding = Generator[None, None, FloatArray]
 
 
 class Encoder:
-    """Keeps rows of pictures in `nbytes`, and makes those that are wanted with `encode`, which gives the rows of all
-    that it is given one behind another.
+    """Keeps rows of pictures in `nbytes`, and makes missing ones with `encode`, which returns the rows of all the
+    pictures that it is given, one after another.
 
-    `turns` says whether tokens of pictures stand on three axes, `is_whole` whether they see all of their picture, so
-    that those of a picture that are computed must be so in one step. Pictures of up to `together` tokens in all are
-    encoded at once, those of several requests and those that stand further behind in a prompt; a larger one goes alone,
-    and with 0 each does. Belongs to the engine's thread.
+    With `turns`, tokens of pictures stand on three axes. With `is_whole`, they see all of their picture, so all of its
+    tokens must be computed in one step. Pictures of up to `together` tokens in all are encoded at once, those of
+    several requests and those further behind in a prompt; a larger one is encoded alone, and with 0 each is. Belongs to
+    the engine's thread.
     """
 
     def __init__(
@@ -164,24 +165,25 @@ class Encoder:
         self.is_whole, self._together = is_whole, together
         self._rows: OrderedDict[bytes, FloatArray] = OrderedDict()
         self._wanted: dict[bytes, Picture] = {}
-        self._later: dict[bytes, Picture] = {}  # which prompts come to behind those
+        self._later: dict[bytes, Picture] = {}  # pictures that prompts reach after those
         self._open: tuple[list[Picture], Encoding] | None = None
         self.encoded = 0  # pictures, since the start
 
     @property
     def is_wanted(self) -> bool:
-        """A prompt waits for a picture."""
+        """True if a prompt waits for a picture."""
         return bool(self._wanted)
 
     def begin_step(self) -> None:
-        """Forget who waits; `limit` is asked again for each prompt."""
+        """Forget which pictures are wanted; `limit` is called again for each prompt."""
         self._wanted.clear()
         self._later.clear()
 
     def limit(self, pictures: Pictures, start: int, tokens: int) -> int:
-        """Count the next tokens after `start` that can be computed; the picture behind them is wanted from now on.
+        """Return how many of the next `tokens` tokens after `start` can be computed. The picture behind them is wanted
+        from now on.
 
-        These may be more than `tokens` where a picture must be computed as a whole.
+        The result may be more than `tokens` if a picture must be computed as a whole.
         """
         for one in pictures.overlap(start, start + tokens):
             if one.picture.name in self._rows:
@@ -197,13 +199,14 @@ class Encoder:
         return tokens
 
     def waits_for(self, pictures: Pictures) -> bool:
-        """Tell if a picture that `advance` goes on with is one of these."""
+        """Return True if `advance` would go on with one of these pictures."""
         names = {one.name for one in self._next}
         return any(one.picture.name in names for one in pictures.placed)
 
     @property
     def _next(self) -> list[Picture]:
-        """The pictures that are begun, as long as somebody wants one, else that which was wanted first, and others."""
+        """The pictures to encode next: those begun, as long as somebody wants one; else the first wanted, and others
+        that fit."""
         if self._open is not None and any(one.name in self._wanted for one in self._open[0]):
             return self._open[0]
         chosen, tokens = list[Picture](), 0
@@ -216,10 +219,10 @@ class Encoder:
         return chosen
 
     def advance(self, *, is_alone: bool) -> None:
-        """Go on encoding what is begun or was wanted first, for STEP_S at least; longer where nobody else has work.
+        """Encode the pictures begun or wanted first, for STEP_S or a little more; four times as long if `is_alone`.
 
-        Raises what encoding raises; the picture is then given up. Where several are encoded at once, each is from then
-        on by itself.
+        If encoding one picture fails, it is given up and the error is raised. If several were encoded at once, nothing
+        is raised: from then on each is encoded by itself.
         """
         chosen = self._next
         assert chosen, "nobody waits"
@@ -242,14 +245,14 @@ class Encoder:
     def _keep(self, pictures: Sequence[Picture], rows: FloatArray) -> None:
         ends = np.cumsum([one.tokens for one in pictures[:-1]], dtype=np.intp)
         parts = [part.copy() for part in np.split(rows, ends)] if len(pictures) > 1 else [rows]
-        for one, part in zip(reversed(pictures), reversed(parts), strict=True):  # who waits for the first gets it
+        for one, part in zip(reversed(pictures), reversed(parts), strict=True):  # the first one is kept longest
             self._rows[one.name] = part
         while len(self._rows) > 1 and sum(kept.nbytes for kept in self._rows.values()) > self._most_bytes:
             self._rows.popitem(last=False)
 
     def place(self, parts: Sequence[Part]) -> tuple[RowsOver | None, IntArray, IntArray]:
-        """The rows over the tokens of a batch of these parts, where all its tokens stand on three axes, and where what
-        they see ends."""
+        """Return the rows over the tokens of a batch of these parts, the three axes of all its tokens, and the end of
+        what each token sees."""
         places, values, axes, ends, first = list[IntArray](), list[FloatArray](), list[IntArray](), list[IntArray](), 0
         for part in parts:
             start, count = part.start_token, len(part.token_ids)

@@ -1,9 +1,9 @@
-"""The requests that an engine has: how they are admitted, what their answers give out, and how these end.
+"""The requests of an engine: checks them, gives out the events of their answers, and ends them.
 
-`Limits` refuses what an engine cannot serve, and names the field, what was asked and what there is. `Admission` makes
-one sequence for each answer; `RequestTable` queues them, and every event of an answer leaves through it. An answer that
-ends returns its pages. Knows no batch: what runs when is the scheduler's matter, and what comes of a step that of
-`step`.
+`Limits` refuses what an engine cannot serve; its errors name the field, what was asked and what there is. `Admission`
+makes one sequence for each answer. `RequestTable` queues them, and every event of an answer leaves through it. An
+answer that ends returns its pages. Knows no batch: `scheduler` chooses what runs when, and `postprocess` takes in the
+results of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_ANSWERS = "is an encoder, which writes no text; it makes vectors of texts, or
 class Limits:
     """The bounds of one engine; all methods raise InvalidRequest or return.
 
-    `pages` is how many pages of tokens one sequence can have that is alone in the arena.
+    `pages` is the number of pages of tokens that a sequence can have when it is alone in the arena.
     """
 
     vocab_size: int
@@ -46,13 +46,14 @@ class Limits:
     is_causal: bool = True
 
     def check_tokens(self, field: str, token_ids: Collection[int]) -> None:
-        """There are some, and all are in the vocabulary."""
+        """Raise InvalidRequest unless there are tokens and all are in the vocabulary."""
         if not token_ids:
             raise InvalidRequest(field, "has no tokens")
         self._check_vocabulary(field, token_ids)
 
     def check_prompt(self, request: EngineRequest) -> None:
-        """All tokens that the request names are in the vocabulary, and all answers to it can grow together."""
+        """Check that the model writes text, that all tokens that the request names are in the vocabulary, and that all
+        its answers can grow together."""
         params = request.params
         if not self.is_causal:
             raise InvalidRequest("model", NO_ANSWERS)
@@ -73,7 +74,7 @@ class Limits:
             raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
 
     def check_urgency(self, request: EngineRequest) -> None:
-        """The priority is in its range and the deadline a time to come."""
+        """Check that the priority is in its range and the deadline above 0."""
         priority, deadline_s = request.priority, request.deadline_s
         if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
             raise InvalidRequest("priority", f"must be from {MIN_PRIORITY} to {MAX_PRIORITY}, got {priority}")
@@ -81,9 +82,10 @@ class Limits:
             raise InvalidRequest("deadline_s", f"must be above 0 seconds, got {deadline_s}")
 
     def choose_end(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """Tokens that prompt and answer may have together: as many as asked for, bounded by the context.
+        """Return the most tokens that prompt and answer may have together: as many as asked for, within the context.
 
-        Without `max_tokens` the arena is a bound too; with it, OutOfPages says what the request would need.
+        Raises ContextFull if the prompt fills the context. Without `max_tokens` the arena is a bound too; with it,
+        OutOfPages says what the request would need.
         """
         if prompt_tokens >= self.context_tokens:
             raise ContextFull.of("prompt", prompt_tokens, self.context_tokens)
@@ -95,7 +97,8 @@ class Limits:
         return end_tokens
 
     def check_text(self, request: EngineRequest) -> None:
-        """The tokens of a text to embed are in the vocabulary, and the empty arena and the context can hold them."""
+        """Check that the tokens of a text to embed are in the vocabulary and fit in the context and in the empty
+        arena."""
         self.check_tokens("input", request.token_ids)
         tokens = len(request.token_ids)
         if tokens > self.context_tokens:
@@ -112,7 +115,7 @@ class Limits:
             )
 
     def check_score(self, tokens: int) -> None:
-        """A text of `tokens` tokens can be scored."""
+        """Check that a text of `tokens` tokens can be scored."""
         if not self.is_causal:
             raise InvalidRequest("model", NO_ANSWERS)
         if not 2 <= tokens <= self.context_tokens:
@@ -132,8 +135,8 @@ class Limits:
 class OpenRequest:
     """A request while any of its answers grows; `growing` holds those that have not ended.
 
-    With `best_of` above `n` nothing is given out before the last answer has ended; then the `n` with the highest mean
-    log-probability are, all of their events at once, the best first.
+    With `best_of` above `n`, events are held until the last answer has ended. Then all events of the `n` answers with
+    the highest mean log-probability are given out at once, the best answer first.
     """
 
     def __init__(self, asked: EngineRequest, sequences: Iterable[Sequence], arrival: float) -> None:
@@ -143,12 +146,12 @@ class OpenRequest:
         self._means: dict[int, float] = {}
 
     def is_late(self, now: float) -> bool:
-        """Whether the time that the request allowed is over."""
+        """Return True if the deadline of the request has passed."""
         deadline_s = self.asked.deadline_s
         return deadline_s is not None and now - self._arrival >= deadline_s
 
     def deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
-        """What may be given out now that `event` of one of the answers is there."""
+        """Take in `event` of one of the answers; return the events that may be given out now."""
         if event.finish_reason is not None:
             del self.growing[sequence.index]
             self._means[sequence.index] = sequence.mean_logprob
@@ -158,7 +161,7 @@ class OpenRequest:
         return [] if self.growing else self._rank()
 
     def _rank(self) -> list[TokenEvent]:
-        """The events of the `n` best answers under their new numbers; answers that failed come last."""
+        """Return the events of the `n` best answers under their new numbers; answers that failed come last."""
         order = sorted(self._held, key=self._sort_key)[: self.asked.params.n]
         return [replace(event, index=rank) for rank, index in enumerate(order) for event in self._held[index]]
 
@@ -186,7 +189,7 @@ class RequestTable:
         self._requests: dict[int, OpenRequest] = {}
 
     def check_room(self) -> None:
-        """Raise QueueFull, with a guess when there will be room, when no more answers may wait."""
+        """Raise QueueFull, with an estimate of when there will be room, if no more answers may wait."""
         waiting = len(self._scheduler.waiting)
         if waiting >= self._max_waiting:
             self._work.refused_requests += 1
@@ -194,7 +197,7 @@ class RequestTable:
             raise QueueFull(waiting, self._max_waiting, self._throughput.estimate_room_s(min(growing, default=1)))
 
     def add(self, request: OpenRequest, sequences: list[Sequence], now: float) -> None:
-        """Queue a request by the share of its client; its first answer stands for all until the prompt is computed."""
+        """Queue a request by the share of its client. Its first answer stands for all until the prompt is computed."""
         leader, *leader.siblings = sequences
         priority = request.asked.priority
         answers = 0 if leader.pool is not None else len(sequences)
@@ -205,7 +208,7 @@ class RequestTable:
         self._scheduler.add(leader)
 
     def count_step(self, seconds: float, tokens: int) -> None:
-        """Take the duration of a step with so many tokens into the estimates of throughput."""
+        """Take the duration of a step with `tokens` tokens into the estimates of throughput."""
         self._throughput.count_step(seconds)
         self._fair_queue.count_step(seconds, tokens)
 
@@ -265,10 +268,10 @@ class RequestTable:
 class Admission:
     """Checks requests, makes a sequence for each of their answers, and queues these.
 
-    `eos_ids` end answers that do not ignore them, and `open_drafter` makes what guesses their tokens. With `has_head`
-    they keep the last states for a head that drafts. Recurrent layers keep theirs once in `spacing_tokens`, which is
-    0 where there are none. The log-probabilities of prompts are computed `score_tokens` at a time. With
-    `drafts_pictures` who drafts needs nothing of pictures; else answers to prompts with some have drafts from the text.
+    `eos_ids` end answers that do not ignore them, and `open_drafter` makes the drafter of an answer. With `has_head`,
+    answers keep their last states for a head that drafts. Recurrent layers keep a snapshot every `spacing_tokens`
+    tokens; 0 means that there are no such layers. The log-probabilities of prompts are computed `score_tokens` at a
+    time. Without `drafts_pictures`, drafts after prompts with pictures come from the text alone.
     """
 
     def __init__(
@@ -293,7 +296,7 @@ class Admission:
         self._ids = itertools.count(1)
 
     def submit(self, request: EngineRequest) -> int:
-        """Queue a request and return its id; `Engine.submit` says what is refused."""
+        """Queue a request and return its id; `Engine.submit` lists the errors."""
         self._limits.check_urgency(request)
         if request.pooling is not None:
             self._limits.check_text(request)

@@ -1,11 +1,11 @@
 """Runs the model over a batch, and is the only place that touches the arena between steps.
 
-`build_batch` makes the ragged batch of a step of parts of sequences: integer arrays that say what to compute and where.
-`Runner` takes it to logits and hidden states; the caller commits the written tokens to the page tables once it has made
-use of them. Of a text besides an answer, `Pool` makes one vector of its hidden states, chunk by chunk; they are added
-up one after another in float64, so that neither the chunks nor the batch can change a bit. A text by itself
-(`score_tokens`) and the prompt of a request (`PromptScores`) get the log-probability of every token after the first;
-logits are made for some tokens at a time, so that MAX_LOGITS_BYTES are all that is held. Knows no requests.
+`build_batch` makes the ragged batch of a step from parts of sequences: integer arrays that say what to compute and
+where. `Runner` computes its logits and hidden states; the caller commits the written tokens to the page tables once it
+has used them. `Pool` makes one vector of the hidden states of a text, chunk by chunk; they are added up one after
+another in float64, so that neither the chunks nor the batch can change a bit. A text by itself (`score_tokens`) and the
+prompt of a request (`PromptScores`) get the log-probability of every token after the first; logits are made for some
+tokens at a time, so that at most MAX_LOGITS_BYTES are held. Knows no requests.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.adapter import Adapter
 
 Ints = npt.NDArray[np.int32]
-FEW_TOKENS = 16  # of a sequence, all of them wanted
-FEW = 32  # sequences: for more, arrays as a whole are faster than row by row
+FEW_TOKENS = 16  # of each sequence, all of them wanted: up to so many, a batch is built row by row
+FEW = 32  # sequences: for more, whole arrays are faster than row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +50,23 @@ class BatchPart:
     hidden_tokens: int = 0
     adapter: Adapter | None = None
     kept_tokens: int = 0
-    second_start: int | None = None  # from which token of the sequence on types are 1
+    second_start: int | None = None  # the token of the sequence from which on types are 1
     pictures: Pictures | None = None  # of the prompt of the sequence
-    sums: bool = False  # of the hidden states their sum will do
+    sums: bool = False  # the sum of the hidden states will do
 
     @property
     def start_token(self) -> int:
-        """Which token of the sequence is the first one."""
+        """The position of its first token in the sequence."""
         return self.table.length_tokens
 
     @property
     def wanted_tokens(self) -> int:
-        """How many tokens at the end must go through the whole model."""
+        """Tokens at the end that must go through the whole model."""
         return max(self.output_tokens, self.hidden_tokens, self.kept_tokens)
 
 
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
-    """One batch of all `parts` in their order; the wanted rows come out in the same order."""
+    """Return one batch of all `parts` in their order; the wanted rows come out in the same order."""
     batch = _build(parts)
     if any(part.second_start is not None for part in parts):
         batch = batch.with_types(_number_types(parts))
@@ -74,7 +74,7 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def _number_types(parts: Sequence[BatchPart]) -> Ints:
-    """The type of each token: 1 in the second of two texts, else 0."""
+    """Return the type of each token: 1 in the second of two texts, else 0."""
     types: list[Ints] = []
     for part in parts:
         positions = np.arange(len(part.token_ids)) + part.table.length_tokens
@@ -126,7 +126,7 @@ def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def _build_few(parts: Sequence[BatchPart]) -> RaggedBatch:
-    """`build_batch` for a few tokens of each sequence, which are all wanted, as those of drafts."""
+    """`build_batch` for a few tokens of each sequence, all of them wanted, such as drafts."""
     tables, counts = [part.table for part in parts], [len(part.token_ids) for part in parts]
     token_ids = [*chain.from_iterable(part.token_ids for part in parts)]
     spans = [
@@ -147,7 +147,8 @@ def _build_few(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def build_single(tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]) -> RaggedBatch:
-    """One token of each sequence in the places given, whose pages are there; states are not looked at."""
+    """Return a batch of one token of each sequence at the given positions, whose pages are there; states are
+    ignored."""
     size, groups = tables[0].page_size, len(tables[0].paged)
 
     def find_places(group: int) -> tuple[list[int], Ints]:
@@ -170,7 +171,7 @@ def build_single(tables: Sequence[SequenceTable], token_ids: Sequence[int], posi
 
 
 def _place_nowhere(tokens: int, sequences: int) -> tuple[Ints, Ints]:
-    """Slots and page table of a model that keeps states alone."""
+    """Return slots and page table for a model that keeps states alone."""
     return np.full(tokens, RELEASED, dtype=np.int32), _no_pages(sequences)
 
 
@@ -179,7 +180,7 @@ def _no_pages(sequences: int) -> Ints:
 
 
 def _add_states(batch: RaggedBatch, parts: Sequence[BatchPart]) -> RaggedBatch:
-    """The batch with the slots of its sequences' states, if the model has any."""
+    """Return the batch with the slots of its sequences' states, if the model has any."""
     tables = [part.table.states for part in parts if part.table.states is not None]
     if not tables:
         return batch
@@ -189,7 +190,7 @@ def _add_states(batch: RaggedBatch, parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def _stack_tables(tables: Sequence[list[int]]) -> Ints:
-    """(S, longest table) page ids, padded with -1."""
+    """Return (S, longest table) page ids, padded with -1."""
     if len(tables) == 1:
         return np.array(tables, dtype=np.int32)
     lengths = np.array([len(pages) for pages in tables])
@@ -203,11 +204,11 @@ Floats = npt.NDArray[np.float32]
 
 
 class ModelShape(Protocol):
-    """What the engine must know of a model's configuration."""
+    """The parts of a model's configuration that the engine reads."""
 
     @property
     def cache_layers(self) -> Sequence[LayerCache]:
-        """What each layer keeps of the tokens."""
+        """The shape of what each layer keeps in the cache."""
 
     @property
     def heads(self) -> int:
@@ -223,24 +224,24 @@ class ModelShape(Protocol):
 
     @property
     def is_causal(self) -> bool:
-        """Whether no token sees later ones; else each text goes through the model in one step."""
+        """True if no token sees later ones; else each text goes through the model in one step."""
 
 
 class Model(Protocol):
-    """What the engine runs: `mlxr.models` has the real ones."""
+    """A model that the engine runs; `mlxr.models` has the real ones."""
 
     @property
     def config(self) -> ModelShape:
         """The model's sizes: layers, heads, vocabulary, context."""
 
     def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
-        """Compute the batch, write its K and V into the arena; logits (R, vocab_size) of the batch's output rows."""
+        """Compute the batch, write its K and V into the arena; return logits (R, vocab_size) of its output rows."""
 
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
-        """`forward` without its last operator: states (R, hidden size) after the final norm."""
+        """Do `forward` without its last operator: return states (R, hidden size) after the final norm."""
 
     def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
-        """The logits of such states, as `forward` gives them; `adapters` has that of each, or is empty."""
+        """Return the logits of such states, as `forward` gives them; `adapters` has that of each, or is empty."""
 
 
 class PoolingShape(ModelShape, Protocol):
@@ -248,37 +249,38 @@ class PoolingShape(ModelShape, Protocol):
 
     @property
     def rank_pooling(self) -> str:
-        """Which states rank a text: their `mean`, the first one (`cls`) or the `last`."""
+        """The states that rank a text: their `mean`, the first one (`cls`) or the `last`."""
 
 
 class PoolingModel(Model, Protocol):
-    """A model that makes something of the pooled states of a text."""
+    """A model that turns the pooled states of a text into another vector, or ranks by them."""
 
     def finish(self, vector: Floats, *, ranks: bool = False) -> Floats:
-        """The vector of a text, or with `ranks` the logits of labels, of the pooled states (hidden size,)."""
+        """Return the vector of a text, or with `ranks` the logits of labels, from the pooled states (hidden size,)."""
 
 
 class TappedModel(Model, Protocol):
-    """A model whose stream can be looked at between its layers, for heads that draft from that."""
+    """A model whose stream can be read between its layers, for heads that draft from it."""
 
     def forward_tapped(self, batch: RaggedBatch, arena: ModelArena, taps: Sequence[int]) -> tuple[Floats, Floats]:
-        """`forward_hidden`, and the stream of these rows before each of the layers `taps`, side by side."""
+        """Do `forward_hidden`; return also the stream of these rows before each of the layers `taps`, side by side."""
 
 
 class SummingModel(Model, Protocol):
-    """A model that can add up states where they are."""
+    """A model that can add up hidden states itself."""
 
     @property
     def sums_states(self) -> bool:
-        """Return whether sums are cheaper to have than the states themselves."""
+        """True if sums are cheaper to have than the states themselves."""
 
     def forward_sums(self, batch: RaggedBatch, arena: ModelArena, counts: Sequence[int]) -> Floats:
-        """`forward_hidden`, but of the states of so many output rows each only the sum, (parts, hidden size)."""
+        """Do `forward_hidden`; return only sums of the output rows, (parts, hidden size): `counts` rows for each
+        part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSum:
-    """The sum (hidden size,) of the states of so many tokens."""
+    """The sum (hidden size,) of the states of `tokens` tokens."""
 
     total: Floats
     tokens: int
@@ -286,9 +288,9 @@ class StateSum:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Holds what a batch gives: the wanted logits of all parts, (R, vocab_size), and states of parts that want any.
+    """The results of a batch: the wanted logits of all parts, (R, vocab_size), and states of parts that want any.
 
-    `kept` has for each part the states that a head reads, or none.
+    `kept` has for each part the states that a head reads, or None.
     """
 
     logits: Floats
@@ -297,7 +299,7 @@ class Outputs:
 
 
 def reserve_pages(cache: KVCache, arena: ModelArena, table: SequenceTable, tokens: int) -> None:
-    """Make room for `tokens` more positions and do the copies that shared pages ask for; OutOfPages if it fails."""
+    """Make room for `tokens` more positions and do the copies that shared pages need; raises OutOfPages if it fails."""
     copies = cache.prepare(table, tokens)
     if not copies:
         return
@@ -309,10 +311,10 @@ def reserve_pages(cache: KVCache, arena: ModelArena, table: SequenceTable, token
 
 
 class Runner:
-    """One model with its arena and the books of the arena's pages.
+    """One model with its arena, and the cache that keeps account of the arena's pages.
 
-    The states that are kept for a head are the model's stream before the layers `taps`, or None: the hidden ones. An
-    `encoder` has the rows of pictures.
+    The states that are kept for a head are the model's stream before the layers `taps`, or if None the hidden states.
+    An `encoder` has the rows of pictures.
     """
 
     def __init__(
@@ -337,7 +339,7 @@ class Runner:
         self._cache.commit(table, token_ids, tokens)
 
     def forward(self, parts: Sequence[BatchPart]) -> Outputs:
-        """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""
+        """Compute one batch of all `parts`, whose pages are reserved; return what they want, in their order."""
         batch = build_batch(parts)
         if self._encoder is not None and any(part.pictures for part in parts):
             batch = batch.with_pictures(*self._encoder.place(parts))
@@ -377,33 +379,33 @@ class Runner:
         return Outputs(logits, hidden, kept)
 
     def _takes_sums(self, parts: Sequence[BatchPart]) -> bool:
-        """Return whether `forward_sums` gives all that is wanted of a batch."""
+        """Return True if `forward_sums` gives all that is wanted of a batch."""
         wants = all(part.sums or not part.wanted_tokens for part in parts) and any(part.sums for part in parts)
         return wants and getattr(self._model, "sums_states", False)
 
     @property
     def is_causal(self) -> bool:
-        """Whether a text may go through the model in parts, and be gone on with."""
+        """True if a text may go through the model in parts, and be continued."""
         return self._model.config.is_causal
 
     @property
     def rank_pooling(self) -> str:
-        """Which states of a text rank it."""
+        """The states of a text that rank it; see `PoolingShape`."""
         return cast(PoolingShape, self._model.config).rank_pooling
 
     def finish(self, vector: Floats, *, ranks: bool) -> Floats:
-        """What the model makes of a pooled vector; see `PoolingModel`. Most models make nothing of it."""
+        """Return what the model makes of a pooled vector; see `PoolingModel`. Most models leave it as it is."""
         finish = getattr(self._model, "finish", None)
         return vector if finish is None else cast(PoolingModel, self._model).finish(vector, ranks=ranks)
 
     def forward_single(
         self, tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]
     ) -> Floats:
-        """Compute one token of each sequence in the places given, which need not follow what counts as written."""
+        """Compute one token of each sequence at the given positions, which may lie behind what counts as written."""
         return self._model.forward(build_single(tables, token_ids, positions), self._arena)
 
     def project(self, hidden: Floats, adapter: Adapter | None = None) -> Floats:
-        """The logits of hidden states, (R, vocab_size), all of which the adapter updates if there is one."""
+        """Return the logits (R, vocab_size) of hidden states, all with the same adapter, if there is one."""
         return self._model.project(hidden, [adapter] * len(hidden))
 
 
@@ -412,10 +414,10 @@ Doubles = npt.NDArray[np.float64]
 
 
 class Pool:
-    """Hidden states of one text after the final norm: their mean, the last one, the first (`cls`), or all (`none`).
+    """Pools hidden states of one text after the final norm: their mean, the last, the first (`cls`), or all (`none`).
 
-    `finish` makes of the pooled one what the model makes of it: another vector, or logits of labels. A mean leaves
-    the first `unpooled` states out.
+    `finish` turns the pooled state into the result: another vector, or logits of labels. A mean leaves the first
+    `unpooled` states out.
     """
 
     __slots__ = ("_finish", "_left", "_parts", "_pooling", "_tokens", "_total", "_unpooled")
@@ -424,7 +426,7 @@ class Pool:
         self, pooling: Pooling, finish: Callable[[Floats], Floats] = lambda vector: vector, unpooled: int = 0
     ) -> None:
         self._pooling, self._finish, self._unpooled = pooling, finish, unpooled if pooling == "mean" else 0
-        self._left = self._unpooled  # to leave out
+        self._left = self._unpooled  # still to leave out
         self._parts: list[Floats] = []  # of `none`
         self._total: npt.NDArray[np.float64] | None = None
         self._tokens = 0
@@ -432,7 +434,7 @@ class Pool:
     def count_wanted(self, tokens: int, *, is_first: bool, completes: bool) -> int:
         """Return the number of states that are needed at the end of a chunk of `tokens` tokens.
 
-        `is_first` if it begins the text, `completes` if it ends it.
+        `is_first`: the chunk begins the text. `completes`: it ends the text.
         """
         if self._pooling == "last":
             return int(completes)
@@ -440,11 +442,12 @@ class Pool:
 
     @property
     def takes_sums(self) -> bool:
-        """Return whether `add` may get the sum of a chunk's wanted states in their place."""
+        """True if `add` may get the sum of a chunk's wanted states in their place."""
         return self._pooling == "mean" and not self._unpooled
 
     def add(self, hidden: Floats | StateSum, *, is_first: bool) -> None:
-        """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
+        """Add the wanted states of the next chunk, (tokens, hidden size). The first chunk comes again after a
+        preemption."""
         if is_first:
             self._total, self._tokens, self._parts, self._left = None, 0, [], self._unpooled
         if isinstance(hidden, StateSum):
@@ -466,7 +469,7 @@ class Pool:
         self._tokens += len(hidden)
 
     def read(self) -> Floats:
-        """Return what the model makes of the mean of what was added, (n,); of `none` all states, (tokens, hidden)."""
+        """Return what `finish` makes of the pooled state, (n,); for `none` all states, (tokens, hidden size)."""
         if self._parts:
             return np.concatenate(self._parts).astype(np.float32)
         if self._total is None:
@@ -475,15 +478,15 @@ class Pool:
 
 
 def choose_chunk_tokens(vocab_size: int, max_batch_tokens: int) -> int:
-    """Tokens of a chunk whose logits stay within MAX_LOGITS_BYTES."""
+    """Return the number of tokens in a chunk whose logits stay within MAX_LOGITS_BYTES."""
     return max(1, min(max_batch_tokens, MAX_LOGITS_BYTES // (4 * vocab_size)))
 
 
 def score_tokens(runner: Runner, table: SequenceTable, token_ids: Sequence[int], chunk_tokens: int) -> Doubles:
-    """Natural log-probability of token_ids[1:], each given all before it, (len(token_ids) - 1,).
+    """Return the natural log-probability of token_ids[1:], each given all before it, (len(token_ids) - 1,).
 
-    `table` is an empty page table; the caller releases it. The prefix index is passed by: it would have no use, since
-    the logits of all tokens are wanted, and texts that are scored should not drive out what requests share.
+    `table` is an empty page table; the caller releases it. The prefix index is not used: the logits of all tokens are
+    wanted, and texts that are scored should not drive out pages that requests share.
     """
     scores = np.empty(len(token_ids) - 1, dtype=np.float64)
     for start in range(0, len(scores), chunk_tokens):
@@ -497,7 +500,7 @@ def score_tokens(runner: Runner, table: SequenceTable, token_ids: Sequence[int],
 
 
 class PromptScores:
-    """Takes down how likely each of `token_ids` is after those before it, and the `top` likeliest in its place.
+    """Collects the log-probability of each of `token_ids` after those before it, and the `top` likeliest in its place.
 
     `project` makes logits of hidden states, of at most `chunk_tokens` at a time.
     """
@@ -510,11 +513,11 @@ class PromptScores:
 
     @property
     def is_open(self) -> bool:
-        """Whether states are needed: not all tokens are scored."""
+        """True while states are needed: not all tokens are scored."""
         return len(self._scored) < len(self._token_ids)
 
     def add(self, hidden: Floats, *, is_first: bool) -> None:
-        """The states of the next tokens, (tokens, hidden size). The first come again after a preemption."""
+        """Score the next tokens by their states, (tokens, hidden size). The first come again after a preemption."""
         if is_first:
             self._scored = [TokenInfo(TokenLogprob(self._token_ids[0], math.nan))]  # nothing is before it
         done = len(self._scored)
@@ -525,7 +528,7 @@ class PromptScores:
             self._scored += [self._describe(row, token_id) for row, token_id in zip(logprobs, chosen, strict=True)]
 
     def read(self) -> tuple[TokenInfo, ...]:
-        """All tokens; the log-probability of the first is not a number."""
+        """Return all tokens; the log-probability of the first is NaN."""
         return tuple(self._scored)
 
     def _describe(self, row: Doubles, token_id: int) -> TokenInfo:
@@ -533,7 +536,7 @@ class PromptScores:
 
 
 def _find_top(row: Doubles, count: int) -> tuple[TokenLogprob, ...]:
-    """The `count` likeliest tokens, the best first; of equally likely ones the lower number."""
+    """Return the `count` likeliest tokens, the best first; of equally likely ones the lower id first."""
     if count == 0:
         return ()
     least = np.partition(row, -count)[-count:].min()
@@ -543,13 +546,13 @@ def _find_top(row: Doubles, count: int) -> tuple[TokenLogprob, ...]:
 
 
 def _pick_logprobs(logits: Floats, token_ids: Sequence[int]) -> Doubles:
-    """Row by row log softmax(logits)[token], in float64."""
+    """Return log softmax(logits)[token] of each row, in float64."""
     chosen: Doubles = _normalise(logits)[np.arange(len(token_ids)), np.asarray(token_ids)]
     return chosen
 
 
 def _normalise(logits: Floats) -> Doubles:
-    """Row by row log softmax(logits), in float64."""
+    """Return log softmax(logits) of each row, in float64."""
     shifted = np.asarray(logits).astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))

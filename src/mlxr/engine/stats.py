@@ -1,9 +1,9 @@
-"""What an engine has done and what its cache holds: numbers at one moment, and a record for whoever watches.
+"""Statistics of an engine: counters, the state of its cache, and a record of what happens for those who watch.
 
-`Work` counts as the engine works. `Live` records what happens between two readings, only while somebody reads: while it
-is off it holds nothing and its notes are not called, a reading turns it on, and it turns itself off when nobody has
-read for a while. All that it keeps is bounded; who reads makes the differences (`server/live_events`). For the engine's
-thread.
+`Work` counts as the engine works. `Live` records what happens between two readings, but only while somebody reads: a
+reading turns it on, and it turns itself off when nobody has read for a while. While it is off, it holds nothing and its
+notes are not called. All that it keeps is bounded; the reader computes differences (`server/live_events`). For the
+engine's thread.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ _SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "p
 
 @dataclass(slots=True, kw_only=True)
 class Work(Counters):
-    """The counters as the engine counts; what the scheduler, the cache and the ledger count comes in when read."""
+    """The counters that the engine itself counts; those of the scheduler, the cache and the ledger are added when
+    read."""
 
     def count(self, chunk: Chunk) -> None:
-        """`chunk` was computed, and its tokens do not count as cached yet."""
+        """Count `chunk`, which was computed and whose tokens do not count as cached yet."""
         self.recomputed_tokens += chunk.sequence.count_computed(chunk.tokens)
         if chunk.sequence.is_decoding:
             self.decode_tokens += chunk.tokens
@@ -60,12 +61,12 @@ class Work(Counters):
             self.prefill_tokens += chunk.tokens
 
     def count_drafted(self, chunk: Chunk) -> None:
-        """The drafted tokens of `chunk` were computed, whether they are right or not."""
+        """Count the drafted tokens of `chunk` as computed, whether they are right or not."""
         self.drafted_tokens += len(chunk.draft)
         chunk.sequence.drafted_tokens += len(chunk.draft)
 
     def count_accepted(self, chunk: Chunk) -> None:
-        """A drafted token of `chunk` is right, and does not count as cached yet."""
+        """Count a drafted token of `chunk` that is right and does not count as cached yet."""
         self.accepted_tokens += 1
         chunk.sequence.accepted_tokens += 1
         if not chunk.waits_for_draft:
@@ -73,7 +74,7 @@ class Work(Counters):
             self.decode_tokens += 1
 
     def count_written(self, chunk: Chunk) -> None:
-        """All of `chunk`, whose draft was right, is about to count as cached."""
+        """Count all of `chunk`, whose draft was right, before it counts as cached."""
         self.recomputed_tokens += chunk.sequence.count_computed(chunk.rows)
         self.decode_tokens += chunk.rows
 
@@ -82,20 +83,20 @@ class Work(Counters):
 class CacheMemory:
     """Bytes of a cache, which takes memory as it is used."""
 
-    in_use_bytes: int  # of memory now
+    in_use_bytes: int  # now
     held_bytes: int  # of these, in pages that requests hold
     max_bytes: int  # that it may take
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Says what decides where a further request is best computed."""
+    """The load of an engine and the names of its pages, which decide where a further request is best computed."""
 
     waiting_tokens: int  # of prompts, still to compute
     running: int  # answers that have a place
     steps: int  # since the engine was made, as `prefill_tokens`
     prefill_tokens: int
-    names: NameChanges  # tells which pages can be found
+    names: NameChanges  # of the pages that can be found
 
 
 def read_queue(scheduler: Scheduler) -> Queue:
@@ -121,14 +122,14 @@ def read_counters(work: Work, scheduler: Scheduler, cache: KVCache, ledger: Ledg
 class EngineStats(PageSums, Counters):
     """Counters since the engine was made, and the state of its cache now.
 
-    `cache` has the pages of each group of layers, of which those here are the sums.
+    `cache` has the pages of each group of layers; the pages here are their sums.
     """
 
     kv_cache: str
     page_size: int
     arena_bytes: int  # that the cache may take
-    cache_in_use_bytes: int  # of these, memory now
-    heads: int  # of the model's queries
+    cache_in_use_bytes: int  # of these, in use now
+    heads: int  # query heads of the model
     waiting_sequences: int
     running_sequences: int
     encoded_pictures: int  # by the tower
@@ -151,7 +152,8 @@ class EngineStats(PageSums, Counters):
 
     @property
     def window_saved_bytes(self) -> int:
-        """Bytes that windows saved at the peak, against layers that all keep everything as some of them do."""
+        """Bytes that windows saved at the peak: without them, all layers would keep as many pages as those that keep
+        everything."""
         groups = [group for group in self.groups if group.kv_heads is not None]
         pages = max((group.peak_pages for group in groups if group.window is None), default=0)
         return sum(max(0, pages - group.peak_pages) * group.page_bytes for group in groups)
@@ -210,7 +212,7 @@ class Live:
             self.stop()
 
     def describe_page(self, group: int, page: int) -> PageRecord | None:
-        """One page of a group in full; None if there is no such page."""
+        """Return one page of a group in full; None if there is no such page."""
         record = describe_page(self._cache, group, page)
         if record is None:
             return None
@@ -232,35 +234,36 @@ class Record:
         self._log: deque[LogEntry] = deque(maxlen=MAX_LOG)
         self._logged = 0
         self._tokens = work.prefill_tokens, work.decode_tokens
-        self._placed = list(scheduler.running)  # as they were when moves were looked for last
+        self._placed = list(scheduler.running)  # as they were at the last look for moves
         self._running = {_key(sequence) for sequence in self._placed}
         self._preempted = {_key(sequence) for sequence in scheduler.waiting if _was_running(sequence)}
 
     def begin_step(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """A step with `chunks` is about to be computed; what it reads and computes, for `end_step`."""
+        """Note that a step with `chunks` begins; return the bytes that it reads and its multiply-adds, for
+        `end_step`."""
         if self._scheduler.preempted or self._scheduler.running != self._placed:
             self._note_moves()
         return self._meter.measure(chunks)
 
     def end_step(self, measures: tuple[int, int], seconds: float) -> None:
-        """The step has been computed."""
+        """Add the step, which has been computed, to the sums."""
         before, now = self._tokens, (self._work.prefill_tokens, self._work.decode_tokens)
         self._tokens = now
         self._sums.add(1, seconds, now[0] - before[0], now[1] - before[1], *measures)
 
     def note_failure(self, error: str) -> None:
-        """A step has failed."""
+        """Note that a step has failed."""
         self._note("failed", "step", None, error)
 
     def note_end(self, sequence: Sequence, reason: FinishReason, error: str | None) -> None:
-        """An answer has ended."""
+        """Note that an answer has ended."""
         self._note_moves()
         self._running.discard(_key(sequence))
         self._preempted.discard(_key(sequence))
         self._note("ended", reason.value, sequence, error or "")
 
     def read(self, counters: Counters) -> LiveReading:
-        """Return the state now, and what has happened since the last time."""
+        """Return the state now, and what has happened since the last reading."""
         self._note_moves()
         store = self._cache.read_store()
         reading = LiveReading(
@@ -280,7 +283,7 @@ class Record:
         return reading
 
     def _note_moves(self) -> None:
-        """Log who was preempted and who has begun to run since the last time."""
+        """Log which sequences were preempted and which have begun to run since the last call."""
         for sequence, reason in self._scheduler.preempted or ():
             self._running.discard(_key(sequence))
             self._preempted.add(_key(sequence))
@@ -312,7 +315,7 @@ class _Meter:
         self._state_bytes = sum(group.page_bytes for group in arena.arenas if group not in paged)
 
     def measure(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """Bytes read and multiply-adds of one step, whose tokens do not count as written yet."""
+        """Return the bytes read and the multiply-adds of one step, whose tokens do not count as written yet."""
         work = self._work
         tokens = outputs = macs = 0
         read_bytes = 0.0
@@ -333,17 +336,17 @@ class _Meter:
 
 
 class _StepSums:
-    """Steps in the order of time, at most MAX_STEP_SUMS: when more come, neighbours are added up.
+    """Sums of steps in the order of time, at most MAX_STEP_SUMS: when there are more, neighbours are added up.
 
     A sum is a list while it grows, as making a StepSum takes longer than all else that is done for a step.
     """
 
     def __init__(self) -> None:
         self._sums: list[list[float]] = []
-        self._width = 1  # steps in each sum, the last one perhaps aside
+        self._width = 1  # steps in each sum; the last one may have fewer
 
     def add(self, *step: float) -> None:
-        """Take in one more step: the fields of a StepSum, of which the first is 1."""
+        """Add one more step: the fields of a StepSum, of which the first is 1."""
         if self._sums and self._sums[-1][0] < self._width:
             self._sums[-1] = list(map(add, self._sums[-1], step))
             return
@@ -354,7 +357,7 @@ class _StepSums:
         self._sums.append(list(step))
 
     def take(self) -> list[StepSum]:
-        """All since the last time."""
+        """Return all sums since the last call."""
         taken, self._sums, self._width = self._sums, [], 1
         return [StepSum(*values) for values in taken]  # type: ignore[arg-type]  # only the seconds are no integers
 
@@ -364,7 +367,7 @@ def _key(sequence: Sequence) -> Key:
 
 
 def _was_running(sequence: Sequence) -> bool:
-    """Tell whether a sequence that waits has run before."""
+    """Return True if a sequence that waits has run before."""
     return sequence.computed_tokens > sequence.cached_tokens or len(sequence.tokens) > sequence.prompt_tokens
 
 
