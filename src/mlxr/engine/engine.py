@@ -357,8 +357,8 @@ class Engine:
         return self._requests.end(chosen, FinishReason.CANCELLED)
 
     def score(self, token_ids: Collection[int]) -> Doubles:
-        """Return the natural log-probability of token_ids[1:], each given all tokens before it; shape (len(token_ids) -
-        1,).
+        """Return the natural log-probability of token_ids[1:], each given all tokens before it; shape
+        (len(token_ids) - 1,).
 
         Runs at once, beside the requests. Raises InvalidRequest for fewer than two tokens or more than the context,
         OutOfPages if the pages that no request holds do not suffice.

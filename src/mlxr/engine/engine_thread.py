@@ -1,9 +1,9 @@
-"""An engine on a thread of its own, which serves everybody: requests go in, events come out as they happen.
+"""Runs an engine on a thread of its own for all callers: requests go in, events come out as they happen.
 
 A `Worker`'s thread owns the engine. It runs what others ask for between two steps, steps, and hands the events out;
-`EngineThread` is its face. What is awaited blocks no loop, and its events travel to the loop of whoever asked, all of
-one step at once; programs without a loop call what waits, and are told on the engine's thread. Requests may come from
-several loops and threads. Knows no text and no streams.
+`EngineThread` is its public side. Its coroutines block no loop, and events travel to the loop of whoever asked, all of
+one step at once. Programs without a loop call the methods that wait, and get events on the engine's thread. Requests
+may come from several loops and threads. Knows no text and no streams.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from mlxr.models.footprint import StepWork
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Receiver = Callable[[TokenEvent], None]
-PATIENCE_S = 0.25  # that who reads figures waits for a step to end
-KEEP_S = 2.0  # between two readings that are kept while steps follow one another; on a GPU one waits for its queue
+PATIENCE_S = 0.25  # that a reader of figures waits for a step to end
+KEEP_S = 2.0  # between readings while steps follow one another: on a GPU a reading waits for its queue
 
 
 class Job:
-    """A request under way, and which of its answers still grow (their last usage by index).
+    """A request under way, and the answers that still grow (their last usage by index).
 
-    Events go to `receiver`, which is called on `loop`, or without a loop on the engine's thread, where it must not fail
-    and not wait. Once submitted, only the worker's thread reads or writes it.
+    Events go to `receiver`, which is called on `loop`. Without a loop it is called on the engine's thread, where it
+    must neither fail nor wait. Once submitted, only the worker's thread reads or writes a job.
     """
 
     def __init__(self, request: EngineRequest, receiver: Receiver, loop: asyncio.AbstractEventLoop | None) -> None:
         self._request: EngineRequest | None = request
-        self.id = 0  # until the engine has given one; its own are above
+        self.id = 0  # until the engine has given one, which is above 0
         self.loop = loop
         self.receiver = receiver
         self.growing = {index: Usage(len(request.token_ids), 0) for index in range(request.answers)}
 
     def start(self, engine: Engine) -> None:
-        """Give the request to the engine. What was asked, which may be large, is forgotten once it is accepted."""
+        """Give the request to the engine, and forget it once it is accepted, as it may be large."""
         assert self._request is not None
         self.id = engine.submit(self._request)
         self._request = None
 
     def note(self, event: TokenEvent) -> None:
-        """Keep the books of what the receiver gets."""
+        """Record the usage, or the end, of an answer from an event for the receiver."""
         self.growing[event.index] = event.usage
         if event.finish_reason is not None:
             del self.growing[event.index]
@@ -76,7 +76,7 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._open: dict[int, Job] = {}
-        self._held_back: deque[Job] = deque()  # those that wait until the engine's queue has room
+        self._held_back: deque[Job] = deque()  # until the engine's queue has room
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of `_stop_at_s`: nothing may be queued once the thread has taken its last look
         self._stop_at_s: float | None = None
@@ -107,9 +107,9 @@ class Worker:
         return future
 
     def submit(self, jobs: Sequence[Job], *, waits_for_room: bool = False) -> Future[None]:
-        """Start requests before the next step; when one is refused, none of them runs, and the future tells of it.
+        """Start requests before the next step; when one is refused, none of them runs, and the future has the error.
 
-        Those that `wait for room` are not refused because the queue is full: they are started as soon as it is not.
+        With `waits_for_room` a full queue does not refuse them: they start as soon as it has room.
         """
 
         def start(_: Engine) -> None:
@@ -162,7 +162,8 @@ class Worker:
         self._calls.put(lambda: self._cancel(job, index))
 
     def stop(self, drain_s: float) -> Future[None]:
-        """Refuse new calls, go on for at most `drain_s` seconds while requests grow, then end; done when ended."""
+        """Refuse new calls, go on for at most `drain_s` seconds while requests grow, then end; the future tells
+        when."""
         with self._lock:
             stop_at_s = time.monotonic() + drain_s
             self._stop_at_s = stop_at_s if self._stop_at_s is None else min(self._stop_at_s, stop_at_s)
@@ -221,7 +222,7 @@ class Worker:
             self._hand_out(events)
 
     def _fail_all(self, error: str) -> None:
-        """End every request; an engine that cannot even let go of them is of no further use."""
+        """End every request; an engine that cannot even release them is broken."""
         for job in list(self._open.values()):
             try:
                 self._engine.cancel(job.id)
@@ -273,7 +274,7 @@ class Worker:
                     self._open.pop(job.id, None)
 
     def _end(self) -> None:
-        """Cancel what is left, close the engine, refuse what still waits."""
+        """Cancel what is left, close the engine, refuse calls that still wait."""
         with self._lock:
             self._stop_at_s = 0.0
         self._ending = True
@@ -296,7 +297,7 @@ def _receive(batch: Iterable[tuple[Job, TokenEvent]]) -> None:
 class Figures(Generic[T]):
     """Keeps what `read` says of an engine, so that whoever asks during a long step gets it without waiting.
 
-    It is read and kept when this is made, before steps at most once in KEEP_S, and whenever somebody gets it anew.
+    It is read when this object is made, before steps at most once in KEEP_S, and when somebody asks between steps.
     """
 
     def __init__(self, worker: Worker, read: Callable[[Engine], T]) -> None:
@@ -317,7 +318,7 @@ class Figures(Generic[T]):
             logger.exception("the engine's figures cannot be read")
 
     async def get(self) -> tuple[T, float]:
-        """The figures and their age in seconds, 0 where they are of now; raises EngineStopped after `stop`."""
+        """Return the figures and their age in seconds, 0 if they are of now; raises EngineStopped after `stop`."""
         asked = asyncio.wrap_future(self._worker.post(self._keep))
         try:
             while not (await asyncio.wait([asked], timeout=PATIENCE_S))[0]:
@@ -330,13 +331,13 @@ class Figures(Generic[T]):
 
 
 class EngineThread:
-    """The asynchronous face of `engine`, which nobody else may touch from now on.
+    """The asynchronous side of `engine`, which nobody else may touch from now on.
 
         async with EngineThread(engine) as server:
             ticket = await server.submit(EngineRequest(token_ids, SamplingParams(max_tokens=20)), print)
 
-    The thread starts here and ends with `stop`, at the latest when the object or the program goes. `cache` is
-    the engine's own, for whoever gives its pages to other processes.
+    The thread starts here and ends with `stop`, at the latest when the object or the program ends. `cache` is the
+    engine's own, for code that gives its pages to other processes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -345,16 +346,16 @@ class EngineThread:
         self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
 
     async def submit(self, request: EngineRequest, receiver: Receiver) -> Ticket:
-        """Start a request whose events go to `receiver`, called on the running loop, whoever reads them and when.
+        """Start a request; its events go to `receiver`, which is called on the running loop.
 
-        Refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
+        Raises what `Engine.submit` raises, and EngineStopped after `stop`.
         """
         ticket = self.open(request, receiver, asyncio.get_running_loop())
         await self.start(ticket)
         return ticket
 
     def open(self, request: EngineRequest, receiver: Receiver, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
-        """Make a request that can be started, once; without a `loop` its receiver is called on the engine's thread."""
+        """Make a request that can be started once; without a `loop` its receiver is called on the engine's thread."""
         return Ticket(self._worker, Job(request, receiver, loop))
 
     async def start(self, ticket: Ticket) -> None:
@@ -379,11 +380,11 @@ class EngineThread:
             raise
 
     def begin_all(self, tickets: Sequence[Ticket], *, waits_for_room: bool = False) -> Future[None]:
-        """`start_all` without waiting: what comes back tells whether they were accepted."""
+        """Do `start_all` without waiting; the future tells whether they were accepted."""
         return self._worker.submit([ticket.job for ticket in tickets], waits_for_room=waits_for_room)
 
     async def embed(self, request: EngineRequest) -> Floats:
-        """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit`.
+        """Return the embedding of a text, (hidden size,) and not normalised; see `Engine.submit`.
 
         Raises RequestFailed when the text was accepted and could not be computed. Cancelling the call ends the request.
         """
@@ -397,22 +398,23 @@ class EngineThread:
         return read_embedding(last)
 
     async def stats(self) -> EngineStats:
-        """The engine's numbers between two steps."""
+        """Return the engine's numbers between two steps."""
         return await self.run_between_steps(lambda engine: engine.stats())
 
     async def read_report(self, *, whole: bool = False) -> EngineReport:
-        """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
+        """Return the load, and the pages that came and went since the last report; see `Engine.read_report`."""
         return await self.run_between_steps(lambda engine: engine.read_report(whole=whole))
 
     def keep_figures(self, read: Callable[[Engine], T]) -> Figures[T]:
-        """Figures that `read` tells on the engine's thread, for those who do not wait for a step; may be called once.
+        """Return figures that `read` makes on the engine's thread, for callers that do not wait for a step.
 
-        `read` must not hold this object, which would keep the thread. Waits, so not for a thread with a running loop.
+        May be called once. `read` must not hold this object, which would keep the thread alive. Waits, so not for a
+        thread with a running loop.
         """
         return Figures(self._worker, read)
 
     def post(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Have `work` run on the engine's thread between two steps; returns at once."""
+        """Run `work` on the engine's thread between two steps; returns at once."""
         return self._worker.post(work)
 
     def call(self, work: Callable[[Engine], T]) -> T:
@@ -420,7 +422,7 @@ class EngineThread:
         return self.post(work).result()
 
     async def run_between_steps(self, work: Callable[[Engine], T]) -> T:
-        """`call` for a loop: run `work` while the engine computes nothing; answers pause for as long."""
+        """Do `call` for a loop: run `work` while the engine computes nothing; answers pause meanwhile."""
         return await asyncio.wrap_future(self._worker.post(work))
 
     async def read_live(self, work: StepWork) -> LiveReading:
@@ -428,15 +430,15 @@ class EngineThread:
         return await self.run_between_steps(lambda engine: engine.live.read(work))
 
     async def stop_live(self) -> None:
-        """Record no longer what happens."""
+        """End the record of what happens."""
         await self.run_between_steps(lambda engine: engine.live.stop())
 
     async def describe_page(self, group: int, page: int) -> PageRecord | None:
-        """One page of a group of the cache in full, None if there is no such page."""
+        """Return one page of a group of the cache in full, None if there is no such page."""
         return await self.run_between_steps(lambda engine: engine.live.describe_page(group, page))
 
     async def limit_cache(self, nbytes: int) -> None:
-        """See `Engine.limit_cache`, between two steps."""
+        """Run `Engine.limit_cache` between two steps."""
         await self.run_between_steps(lambda engine: engine.limit_cache(nbytes))
 
     async def check(self) -> None:
@@ -453,7 +455,7 @@ class EngineThread:
         self._worker.join()  # the thread has nothing left to do
 
     def close(self) -> None:
-        """`stop` at once, for who has no loop; waits for the thread."""
+        """Stop at once and wait for the thread, for programs without a loop."""
         self._worker.stop_and_join()
 
     async def __aenter__(self) -> EngineThread:
@@ -464,7 +466,7 @@ class EngineThread:
 
 
 class Ticket:
-    """A request that can be started, and ended by whoever may want to."""
+    """A request that can be started, and cancelled by anybody."""
 
     def __init__(self, worker: Worker, job: Job) -> None:
         self._worker, self.job = worker, job

@@ -1,7 +1,7 @@
 """Checks of a GPU, one by one: each kernel against NumPy with small numbers, writes into pages, and speeds.
 
-What a check raises, such as the words of the GPU's compiler, is what it found, and the next one runs. Tensors of
-weights come from whoever asks, as the engine reads no files.
+The error that a check raises, such as a message of the GPU's compiler, becomes its finding, and the next check runs.
+The caller makes the tensors of weights, as the engine reads no files.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class MakeTensor(Protocol):
     """Makes random weights of a type."""
 
     def __call__(self, type_name: str, rows: int, columns: int, seed: int) -> TensorSource:
-        """The same ones for the same arguments."""
+        """Return the weights: the same ones for the same arguments."""
 
 
 Result = tuple[bool | None, str]
-Check = tuple[str, str, Callable[[], Result]]  # part, name, what finds out
+Check = tuple[str, str, Callable[[], Result]]  # part, name, the function that checks
 WIDTH, HEAD_TYPE = 512, "q4_k"
 EXACT, NARROW = 2e-5, 2e-2  # root mean square of the error over that of the result: of f32, and of 16 bits on the way
 PAGE_ORDERS, PAGES, PAGE_SIZE = 100, 6, 16
 EMPTY_LAUNCHES = 1000
 COPIED_BYTES, MATRIX = 1 << 28, 4096
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (65536, 4096))  # outputs and inputs of an 8B model, and its head
-REPEATS, TOGETHER = 5, 50  # of a figure the best of these; runs that are handed over at once, as a step's are
+REPEATS, TOGETHER = 5, 50  # a figure is the best of so many; runs that are submitted at once, as in a step
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check; `passed` is None for figures, which nobody judges."""
+    """The outcome of one check; `passed` is None for figures, which are not judged."""
 
     part: str
     name: str
@@ -64,7 +64,7 @@ class Finding:
 
 
 def run_check(part: str, name: str, check: Callable[[], Result]) -> Finding:
-    """Run a check; all that it raises is a finding, as compilers and drivers raise what they like."""
+    """Run a check; all that it raises is a finding, as compilers and drivers may raise anything."""
     start_s = time.perf_counter()
     try:
         passed, text = check()
@@ -79,10 +79,10 @@ def describe_gpu(device: str) -> dict[str, str]:
 
 
 def list_checks(device: str, make_tensor: MakeTensor, *, is_brief: bool = False) -> Iterator[Check]:
-    """The checks of a device, in the order in which they help to understand each other.
+    """Yield the checks of a device, in the order in which they help to understand each other.
 
-    Brief are one type of weights, one row, few orders of pages and no speeds, which suits a device that is emulated.
-    Raises DeviceError where there is no such device.
+    With `is_brief` there are one type of weights, one row, few orders of pages and no speeds, which suits a device that
+    is emulated. Raises DeviceError if there is no such device.
     """
     ctx = Context(device)  # type: ignore[arg-type]
     kernels = _Kernels(ctx)
@@ -120,7 +120,7 @@ class _Kernels:
     ctx: Context
 
     def compare(self, run: Callable[[Context], Any], most: float) -> Result:
-        """`run` here, and by the reference; which kernels ran, and how far they are off."""
+        """Do `run` here and by the reference; return whether they agree, how far they differ, and which kernels ran."""
         ctx, reference = self.ctx, Context("reference")
         expected = np.asarray(run(reference)).astype(np.float64)
         before = ctx.ledger.copy_counts()
@@ -146,7 +146,8 @@ def _multiply(make_tensor: MakeTensor, name: str, rows: int) -> Callable[[Contex
 
 
 def _feed_forward(make_tensor: MakeTensor) -> Callable[[Context], Any]:
-    """Norm, gate and up, down, and the norm of the sum, as a layer asks for them, so that they are fused alike."""
+    """Return a function that computes norm, gate and up, down, and the norm of the sum, as a layer asks for them, so
+    that they are fused alike."""
     x, gain = _random(1, 3, WIDTH), _random(2, WIDTH)
 
     def run(ctx: Context) -> Any:
@@ -164,12 +165,13 @@ def _layer_norm(ctx: Context) -> Any:
 
 
 def _attend(head_dim: int, context: int, queries: int) -> Callable[[Context], Any]:
-    """Attention of the last queries of a context, whose keys and values went through pages out of order."""
+    """Return a function that computes attention of the last queries of a context, whose keys and values went through
+    pages out of order."""
     return lambda ctx: _fill_pages(ctx, head_dim, context, queries)()
 
 
 def _fill_pages(ctx: Context, head_dim: int, context: int, queries: int) -> Callable[[], Any]:
-    """Write a context into pages out of order; return what lets its last queries attend."""
+    """Write a context into pages out of order; return a function that computes attention of its last queries."""
     heads, kv_heads = 8, 2
     pages = -(-context // PAGE_SIZE)
     order = np.random.default_rng(7).permutation(pages).astype(np.int32)[None]
@@ -216,7 +218,7 @@ def _mix(make_tensor: MakeTensor, rows: int) -> Callable[[Context], Any]:
 
 
 def _write_pages(ctx: Context, orders: int) -> Result:
-    """Pages that are copied and overwritten in random orders hold what NumPy's hold."""
+    """Check that pages that are copied and overwritten in random orders hold what NumPy's hold."""
     random = np.random.default_rng(11)
     pool = ctx.gpu.allocate_pool((PAGES, 2, PAGE_SIZE, 64), "f32")
     held = np.zeros((PAGES, pool.page_numbers), np.float32)
@@ -236,7 +238,8 @@ def _write_pages(ctx: Context, orders: int) -> Result:
 
 
 def _time_s(ctx: Context, run: Callable[[], Any], together: int = TOGETHER) -> float:
-    """The time of one run, of the quickest evaluation of several: alone it would be the time of its launch."""
+    """Return the seconds of one run in the quickest evaluation of `together` runs: a single one would time its
+    launch."""
     mx, times = ctx.gpu.mx, []
     for _ in range(REPEATS + 1):
         outputs = [settle(run()) for _ in range(together)]
@@ -295,7 +298,7 @@ def _list_speeds(ctx: Context, make_tensor: MakeTensor) -> Iterator[Check]:
 
 
 def summarise_parts(findings: Sequence[Finding]) -> dict[str, str]:
-    """Of each part how many checks passed, of those that are judged."""
+    """Return for each part how many of its judged checks passed."""
     counts: dict[str, list[int]] = {}
     for one in findings:
         if one.passed is not None:

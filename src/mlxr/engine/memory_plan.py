@@ -1,4 +1,4 @@
-"""How an engine uses the memory for keys and values: in pages that requests share, or in one plain run for each.
+"""Plans the memory for keys and values: in pages that requests share, or in one plain run for each request.
 
 A plain run is a page as long as the context, so both use the same pools and operators. Knows no requests.
 """
@@ -41,24 +41,25 @@ from mlxr.models.shares import Place, share_model
 
 
 class Memory(Protocol):
-    """What must be known of a device: `mlxr.kernels.context.Context` is one."""
+    """The parts of a device that memory planning reads; `mlxr.kernels.context.Context` implements it."""
 
     @property
     def uses_host_memory(self) -> bool:
-        """Whether its arrays take the host's memory."""
+        """True if its arrays take the host's memory."""
 
     def read_free_bytes(self) -> int | None:
-        """Bytes left in its own memory; None where there is none or it does not tell."""
+        """Return the bytes left in its own memory; None if it has none or does not tell."""
 
 
 MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve next to nobody
-LIGHT_MACS = 2**29  # of a token: 0.02 TFLOP for a step of 16,384
+LIGHT_MACS = 2**29  # multiply-adds of a token: 18 TFLOP for a step of 16,384 tokens
 KV_CACHES = ("auto", "paged", "simple")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`page_size` token positions to a page; whether requests share pages; where pages outlive memory, if anywhere."""
+    """The kind of cache: `page_size` positions to a page, whether requests share pages, and the store on disk, if
+    any."""
 
     kv_cache: str
     page_size: int
@@ -70,7 +71,7 @@ class MemoryPlan:
 def plan_memory(
     settings: ModelSettings, context_tokens: int, *, shares_prefixes: bool, has_fingerprint: bool
 ) -> MemoryPlan:
-    """The plan that the settings ask for; SettingError where they contradict each other.
+    """Return the plan that the settings ask for; raises SettingError if they contradict each other.
 
     `auto` is `paged` for every context and batch; docs/kv-cache.md has the measurements that this rests on.
     """
@@ -95,10 +96,10 @@ def plan_memory(
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """The arena of a model: for each of its `groups` how many `pages`, and the bytes of one.
+    """The arena of a model: for each of its `groups` the number of `pages`, and the bytes of one.
 
-    Of the states of recurrent layers, one is kept as a snapshot for every `snapshot_pages` pages of tokens; None for a
-    model without such layers, and where nothing is shared.
+    One state of the recurrent layers is kept as a snapshot for every `snapshot_pages` pages of tokens; None for a model
+    without such layers, or if nothing is shared.
     """
 
     groups: CacheGroups
@@ -110,11 +111,11 @@ class ArenaPlan:
 
     @property
     def nbytes(self) -> int:
-        """What the whole arena takes."""
+        """The bytes of the whole arena."""
         return sum(pages * size for pages, size in zip(self.pages, self.page_bytes, strict=True))
 
     def allocate(self, ctx: Context) -> tuple[ModelArena, list[CacheGroup]]:
-        """The arena as a whole, and its groups with their books."""
+        """Return the arena as a whole, and the groups that keep account of its pages."""
         arenas = [
             StateArena(ctx, shape, pages, self.page_size)
             if isinstance(shape, StatesShape)
@@ -137,14 +138,16 @@ class ArenaPlan:
 def compare_windows(
     ctx: Context, config: ModelShape, page_size: int, kv_type: str | None, sequences: int, tokens: int, step_tokens: int
 ) -> tuple[int, int]:
-    """Bytes of the cache that `sequences` of `tokens` need, and that they would need if no layer had a window."""
+    """Return the bytes of cache that `sequences` of `tokens` need, and those that they would need if no layer had a
+    window."""
     groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
     needs = PageNeeds(groups.shapes, page_size, sequences, tokens, step_tokens)
     return needs.compare_bytes(measure_pages(ctx, groups, page_size, kind))
 
 
 def measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
-    """Bytes of one page of each group, or of one state. Raises SettingError for pages that a group cannot have."""
+    """Return the bytes of one page of each group, or of one state. Raises SettingError for pages that a group cannot
+    have."""
     if kind == "q8" and any(shape.value_dim is not None for shape in groups.paged):
         raise SettingError("kv_type: the model keeps latent vectors, which are bf16, f16 or f32; got 'q8'")
     return tuple(
@@ -174,9 +177,9 @@ def plan_arena(
     pages: int | None = None,
     share: float = 1.0,
 ) -> ArenaPlan:
-    """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError.
+    """Return the plan of the arena that `Engine` makes of the arguments of the same names; nothing is allocated.
 
-    Of the bytes that there are it gets this `share`.
+    It gets this `share` of the bytes that there are. Raises SettingError.
     """
     groups, kind = form_groups(config.cache_layers), choose_kv_type(ctx, config, settings)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
@@ -196,15 +199,15 @@ def plan_arena(
 
 
 def is_light(config: ModelShape) -> bool:
-    """Tell whether a model is an encoder of so little work for a token, by the width of its heads, that it pays to
+    """Return True if a model is an encoder with so little work for a token, by the width of its heads, that it pays to
     compute many texts in a step."""
     shapes = [shape for shape in config.cache_layers if isinstance(shape, CacheShape)]
     return not config.is_causal and sum(12 * (config.heads * shape.head_dim) ** 2 for shape in shapes) <= LIGHT_MACS
 
 
 def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType | None:
-    """Return the type of the numbers in pages, None for the device's own. An encoder, which reads them once and is made
-    for exact vectors, keeps them in full, or on a GPU in f16: matrix units read no more."""
+    """Return the type of the numbers in pages, None for the device's own. An encoder reads them once and is made for
+    exact vectors: it keeps them in f32, or on a GPU in f16, as matrix units read no more."""
     if settings.kv_type is not None or config.is_causal:
         return parse_kv_type(settings.kv_type)
     return parse_kv_type("f32" if ctx.gpu is None else "f16")
@@ -221,9 +224,9 @@ def plan_arenas(
     memory_bytes: int | None,
     pages: int | None = None,
 ) -> tuple[ArenaPlan, ArenaPlan | None]:
-    """`plan_arena` for a model, and for the one that drafts for it, if there is one: both hold as many tokens.
+    """Return `plan_arena` for a model, and for its draft model, if there is one: both hold as many tokens.
 
-    They share what one alone would get. With `pages` the draft model's come on top.
+    They share what one alone would get. With `pages`, the draft model's pages come on top.
     """
 
     def measure_token(shape: ModelShape) -> float:
@@ -257,7 +260,7 @@ def plan_arenas(
 def _plan_beside(
     ctx: Context, arena: ArenaPlan, draft: ModelShape, plan: MemoryPlan, settings: ModelSettings, context_tokens: int
 ) -> ArenaPlan:
-    """The arena of a model that drafts, for as many tokens as `arena` holds."""
+    """Return the plan of a draft model's arena, for as many tokens as `arena` holds."""
     draft_plan = MemoryPlan("paged", settings.page_size, plan.shares_prefixes, 0, None)
     tokens = max(arena.pages) * arena.page_size
     draft_pages = -(-tokens // draft_plan.page_size)
@@ -279,10 +282,11 @@ def _part(nbytes: int | None, share: float) -> int | None:
 def estimate_arena(
     config: ModelShape, settings: ModelSettings, memory_bytes: int | None, draft: ModelShape | None = None
 ) -> int:
-    """Bytes of the arenas that an `Engine` with these arguments would make now, on the device of the settings.
+    """Return the bytes of the arenas that an `Engine` with these arguments would make now, on the device of the
+    settings.
 
-    Of several GPUs those of the first one. No model is needed. Raises SettingError and DeviceError as making the engine
-    does.
+    Of several GPUs, those of the first one. No model is needed. Raises SettingError and DeviceError as making the
+    engine does.
     """
     if settings.gpus > 1 and isinstance(config, Model):
         config = share_model(config, Place(0, settings.gpus))
@@ -295,9 +299,10 @@ def estimate_arena(
 
 
 def measure_conversation(config: ModelShape, settings: ModelSettings, tokens: int | None = None) -> tuple[int, int]:
-    """Tokens of a conversation, `tokens` or as many as the context takes, and the bytes of cache that it fills.
+    """Return the tokens of a conversation, `tokens` or as many as the context takes, and the bytes of cache that it
+    fills.
 
-    Nothing is allocated but one page of each kind, to measure it. Raises SettingError and DeviceError.
+    Allocates only one page of each kind, to measure it. Raises SettingError and DeviceError.
     """
     context_tokens = choose_context(settings.context_tokens, config.context_length)
     held = min(tokens or context_tokens, context_tokens)
@@ -310,12 +315,12 @@ def measure_conversation(config: ModelShape, settings: ModelSettings, tokens: in
 
 
 def open_store(plan: MemoryPlan) -> PageStore | None:
-    """The store on disk that the plan wants, if it wants one."""
+    """Return the store on disk that the plan wants, if it wants one."""
     return None if plan.store_folder is None else PageStore(plan.store_folder, plan.store_bytes)
 
 
 def bound_free_bytes(memory: Memory, limit_bytes: int | None) -> int | None:
-    """What is free where the arrays of `memory` lie, or `limit_bytes` where that is less; None where none is known."""
+    """Return the free bytes where the arrays of `memory` lie, at most `limit_bytes`; None if neither is known."""
     known = [limit_bytes, memory.read_free_bytes()]
     if memory.uses_host_memory:
         known.append(read_available_bytes())
@@ -323,18 +328,18 @@ def bound_free_bytes(memory: Memory, limit_bytes: int | None) -> int | None:
 
 
 def read_room_bytes(device: str) -> int | None:
-    """Bytes that models on `device` ("auto" as in `choose_device`) may take now; None where nobody tells."""
+    """Return the bytes that models on `device` ("auto" as in `choose_device`) may take now; None if unknown."""
     chosen = choose_device(device)
     if chosen != "cuda":
         return read_available_bytes()
     try:
         return read_free_bytes(load_mlx(chosen), chosen)
     except DeviceError:
-        return None  # whoever loads a model hears why
+        return None  # loading a model reports why
 
 
 def count_pages_alone(group: CacheGroup, context_tokens: int, step_tokens: int) -> int:
-    """Pages of tokens that a sequence can have in `group` when it is alone, `step_tokens` of them in one step."""
+    """Return the pages of tokens that a sequence can have in `group` when it is alone, with `step_tokens` in a step."""
     pages, page_size, shape = group.arena.pages, group.arena.page_size, group.arena.shape
     if pages < shape.count_peak(context_tokens, step_tokens, page_size):
         return pages
@@ -342,7 +347,7 @@ def count_pages_alone(group: CacheGroup, context_tokens: int, step_tokens: int) 
 
 
 def choose_context(context_tokens: int | None, model_tokens: int) -> int:
-    """The context served: the model's, or a shorter one that was asked for."""
+    """Return the context served: the model's, or a shorter one that was asked for. Raises SettingError."""
     if context_tokens is not None and not 1 <= context_tokens <= model_tokens:
         raise SettingError(
             f"context_tokens: must be from 1 to {model_tokens}, the context of this model; got {context_tokens}"
@@ -352,10 +357,10 @@ def choose_context(context_tokens: int | None, model_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StateUse:
-    """Bytes of the cache for a conversation of `tokens` tokens, whose keys and values take `page_bytes`.
+    """Bytes of the cache for a conversation of `tokens` tokens in a model with recurrent layers.
 
-    A state takes `slot_bytes`, be it in a slot of a sequence that runs, which holds `live_slots`, or a snapshot. The
-    cache is divided such that `snapshots` of the conversation find room.
+    Its keys and values take `page_bytes`. A state takes `slot_bytes`, both in the `live_slots` of a sequence that runs
+    and as a snapshot. The cache is divided such that `snapshots` of the conversation find room.
     """
 
     tokens: int
@@ -366,14 +371,14 @@ class StateUse:
 
     @property
     def cached_bytes(self) -> int:
-        """What is kept of the conversation between two turns."""
+        """The bytes that are kept of the conversation between two turns."""
         return self.page_bytes + self.snapshots * self.slot_bytes
 
 
 def measure_state_use(ctx: Context, config: ModelShape, settings: ModelSettings, tokens: int) -> StateUse | None:
-    """Of a conversation of `tokens` tokens, or a whole context where that is less; None without recurrent layers.
+    """Return the use of a conversation of `tokens` tokens, at most a whole context; None without recurrent layers.
 
-    Nothing is allocated but one page of each kind, to measure it. Raises SettingError.
+    Allocates only one page of each kind, to measure it. Raises SettingError.
     """
     groups = form_groups(config.cache_layers)
     if not isinstance(groups.shapes[-1], StatesShape):
@@ -399,5 +404,5 @@ def measure_state_use(ctx: Context, config: ModelShape, settings: ModelSettings,
 
 
 def estimate_state_use(config: ModelShape, settings: ModelSettings, tokens: int) -> StateUse | None:
-    """The same on the CPU, without a model."""
+    """Return `measure_state_use` on the CPU, without a model."""
     return measure_state_use(Context("cpu", 1), config, settings, tokens)

@@ -1,10 +1,10 @@
-"""What comes of a step: tokens are drawn, drafts are verified, sequences get their tokens, answers end.
+"""Takes in the results of a step: draws tokens, verifies drafts, gives sequences their tokens, ends answers.
 
 The engine has computed the logits. `Drawing` draws from them: the next token of each answer, and those after its drafts
-as long as these are right. Every token is drawn as if it were the only one of a step. Where logits lie in the host's
-memory, a place is drawn when the one before it was right; on a GPU one launch draws from all rows, where no rule of
-sampling looks at the tokens before, else the logits are brought to the host. `Postprocess` gives the sequences what was
-drawn. Knows no model.
+as long as these are right. Every token is drawn as if it were the only one of a step. With logits in the host's memory,
+a place is drawn once the one before it was right. On a GPU, one launch draws from all rows if no rule of sampling looks
+at the tokens before; else the logits are brought to the host. `Postprocess` gives the sequences what was drawn. Knows
+no model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the gramma
 
 
 class Drawing:
-    """From `logits` (R, vocabulary), which are those that `chunks` want, in their order.
+    """Draws tokens from `logits` (R, vocabulary), the rows that `chunks` want, in their order.
 
     `goes_on`: the next step is likely to compute the drawn tokens and nothing else, so a GPU may begin with it.
     """
@@ -45,7 +45,7 @@ class Drawing:
         self._all: list[SampleResult] | None = None  # of all rows, where they are drawn at once
 
     def draw_first(self) -> list[SampleResult]:
-        """The next token of each chunk, and of each of its siblings, who see the same logits."""
+        """Return the next token of each chunk, and of each of its siblings, which use the same logits."""
         if not self.drafted:
             return self._sample(self._logits, self.chunks)
         if self._ctx.gpu is not None:
@@ -60,7 +60,7 @@ class Drawing:
         return self._sample(self._logits[self.starts], self.chunks)
 
     def draw(self, drafted: Drafted, place: int) -> list[SampleResult]:
-        """The tokens after the first `place` drafted ones, which were right."""
+        """Return the tokens after the first `place` drafted ones, which were right."""
         rows = [row + place for _, row in drafted]
         if self._all is not None:
             return [self._all[row] for row in rows]
@@ -75,7 +75,7 @@ class Drawing:
 
 
 class Postprocess:
-    """Takes in what steps of one engine make of their chunks, and gives the events of that."""
+    """Takes in the results of one engine's steps, and returns their events."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Postprocess:
     def take_first(
         self, chunks: list[Chunk], results: list[SampleResult], hidden: list[Floats | StateSum], start_s: float
     ) -> list[TokenEvent]:
-        """Count the step, give each sequence its token or its states, and let go of those that end."""
+        """Count the step, give each sequence its token or its states, and end those that are complete."""
         self._work.steps += 1
         now, events, remaining, remaining_hidden = self._clock(), [], iter(results), iter(hidden)
         for chunk in chunks:
@@ -122,10 +122,10 @@ class Postprocess:
         return events
 
     def verify_drafts(self, drawing: Drawing) -> list[TokenEvent]:
-        """Draw on from each draft for as long as what was drawn last is what was drafted; the rest is dropped.
+        """Draw on from each draft as long as the last token drawn is the drafted one; the rest is dropped.
 
-        The first token of each chunk has been drawn. An accepted token counts as written only then: the cache never
-        hears of the others, whose places the next step writes over. A state that has gone past the last right token is
+        The first token of each chunk has been drawn. Only accepted tokens count as written: the cache never hears of
+        the others, and the next step writes over their places. A state that has gone past the last right token is
         dropped: the tokens up to there are computed once more, from the state before.
         """
         events: list[TokenEvent] = []
@@ -166,12 +166,13 @@ class Postprocess:
         return self._requests.end(answers, FinishReason.ERROR, text)
 
     def _commit(self, sequence: Sequence, tokens: int) -> None:
-        """The next `tokens` pending tokens of a sequence are written."""
+        """Count the next `tokens` pending tokens of a sequence as written."""
         sequence.replay_tokens = 0
         self._cache.commit(sequence.table, sequence.tokens, tokens, sequence.judge_state(tokens))
 
     def _part(self, leader: Sequence) -> list[Sequence]:
-        """All answers that a sequence stands for, each on its own from now on, sharing the pages of the prompt."""
+        """Return all answers that a sequence stands for, each on its own from now on, sharing the pages of the
+        prompt."""
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
             sibling.follow(leader, self._cache.fork(leader.table))
@@ -189,7 +190,7 @@ class Postprocess:
 
 
 def _is_accepted(chunk: Chunk, place: int) -> bool:
-    """Whether the answer goes on and its last token is the drafted one in this place."""
+    """Return True if the answer goes on and its last token is the drafted one in this place."""
     sequence = chunk.sequence
     goes_on = not sequence.has_ended and place < len(chunk.draft)
     return goes_on and sequence.tokens[-1] == chunk.draft[place]

@@ -1,6 +1,6 @@
-"""How one request chooses its tokens: its parameters, its history and its own random stream, as rows for `sample`.
+"""The choice of the tokens of one answer: its parameters, history and random stream, turned into rows for `sample`.
 
-The random number of a token depends on the request's seed, the number of the answer and the token's place in it alone,
+The random number of a token depends only on the request's seed, the number of the answer and the token's place in it,
 so neither the batch nor an interrupted step can change what is drawn. `TokenHistory` counts the last tokens for the
 penalties, and `Repetition` finds what DRY ("don't repeat yourself") penalises; both are kept up token by token, so a
 step costs the same after ten thousand tokens as after ten. Knows no logits.
@@ -32,14 +32,13 @@ _NO_HISTORY_PENALTIES = (1.0, 0.0, 0.0)
 
 
 class TokenHistory:
-    """The distinct tokens among the last `window` of prompt and answer (None: among all), with their counts in the
-    answer. Their order says nothing.
-    """
+    """The distinct tokens among the last `window` of prompt and answer (None: among all), in no particular order, with
+    their counts in the answer."""
 
     def __init__(self, prompt: Sequence[int], window: int | None = None) -> None:
         self._window = window
         recent = prompt if window is None else prompt[max(len(prompt) - window, 0) :]
-        # the tokens in the window and whether each is of the answer, where one will have to leave
+        # of a window that can be full: its tokens, and True for those of the answer
         self._recent = None if window is None else deque((token_id, False) for token_id in recent)
         self._held = Counter(recent) if window is not None else Counter[int]()  # occurrences in the window
         distinct = list(dict.fromkeys(recent))
@@ -54,7 +53,8 @@ class TokenHistory:
 
     @property
     def counts(self) -> Ints:
-        """How often the answer has each of `ids`, 0 for tokens of the prompt alone; valid until the next `add`."""
+        """The number of times that the answer has each of `ids`, 0 for tokens of the prompt alone; valid until the next
+        `add`."""
         return self._counts[: len(self._rows)]
 
     def add(self, token_id: int) -> None:
@@ -74,7 +74,7 @@ class TokenHistory:
         self._counts[row] += 1
 
     def _drop(self, token_id: int, is_of_answer: bool) -> None:
-        """Forget one occurrence; after the last one the row at the end takes the token's place."""
+        """Forget one occurrence; after the last one, the row at the end takes the place of the token's row."""
         row = self._rows[token_id]
         self._counts[row] -= is_of_answer
         self._held[token_id] -= 1
@@ -94,9 +94,9 @@ class TokenHistory:
 
 
 class Repetition:
-    """The history of one answer, searched for what its end repeats.
+    """The tokens of prompt and answer, searched for earlier places that their end repeats.
 
-    `breakers` are sequences of tokens over which no repetition reaches; those of one token are never penalised.
+    No repetition reaches over `breakers`, which are sequences of tokens; those of one token are never penalised.
     """
 
     def __init__(self, prompt: Sequence[int], params: SamplingParams, breakers: Collection[tuple[int, ...]]) -> None:
@@ -106,11 +106,11 @@ class Repetition:
         self._size = len(prompt)
         self._tokens: Ints = np.array(prompt, np.int32)
         self._unbroken = self._count_unbroken()
-        # for each place but the last, how many tokens up to it are those at the end
+        # for each place but the last, how many tokens up to it equal those at the end
         self._lengths: Ints = match_end(prompt)
 
     def add(self, token_id: int) -> None:
-        """Go on with one more token."""
+        """Add one more token."""
         if self._size == len(self._tokens):
             room = np.zeros(max(256, self._size), np.int32)
             self._tokens = np.concatenate([self._tokens, room])
@@ -125,7 +125,7 @@ class Repetition:
         self._unbroken = 0 if self._ends_with_breaker(self._size) else self._unbroken + 1
 
     def list_penalties(self) -> tuple[Ints, Floats]:
-        """Distinct token ids, and what their logits lose; both empty where nothing repeats."""
+        """Return distinct token ids, and what their logits lose; both empty if nothing repeats."""
         params, first = self._params, self._find_start(self._size)
         last = self._size - 1
         reach = np.minimum(self._lengths[first:last], np.arange(1, last - first + 1, dtype=np.int32))
@@ -160,7 +160,8 @@ class Repetition:
 def _index_breakers(
     breakers: frozenset[tuple[int, ...]],
 ) -> tuple[dict[int, list[tuple[int, ...]]], frozenset[int]]:
-    """The breakers by their last token, and those of one token. There are thousands, the same for most requests."""
+    """Return the breakers by their last token, and those of one token. There are thousands, the same for most
+    requests."""
     by_end: dict[int, list[tuple[int, ...]]] = {}
     for breaker in breakers:
         by_end.setdefault(breaker[-1], []).append(breaker)
@@ -168,12 +169,12 @@ def _index_breakers(
 
 
 def find_largest_power(base: float) -> float:
-    """The power of `base` that a float32 holds."""
+    """Return the largest power of `base` that a float32 holds, or 0 if `base` is hardly above 1."""
     return _MAX_LOG / math.log(base) if base > 1.000001 else 0.0
 
 
 def match_end(tokens: Sequence[int]) -> Ints:
-    """For each place, how many tokens up to it are those at the end of `tokens`; 0 for the last place.
+    """Return for each place how many tokens up to it equal those at the end of `tokens`; 0 for the last place.
 
     The Z-algorithm over the reversed tokens, in linear time.
     """
@@ -191,7 +192,7 @@ def match_end(tokens: Sequence[int]) -> Ints:
 
 
 def draw_uniform(seed: int, index: int, answer: int = 0) -> float:
-    """Number `index` of the stream (`seed`, `answer`), in [0, 1) with 53 random bits.
+    """Return number `index` of the stream (`seed`, `answer`), in [0, 1) with 53 random bits.
 
     Counter-based: Philox-4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with the seed as
     key; the low word of the counter is the place, the next one the answer. The raw output is used because NumPy
@@ -201,7 +202,7 @@ def draw_uniform(seed: int, index: int, answer: int = 0) -> float:
 
 
 def draw_uniforms(seed: int, index: int, count: int, answer: int = 0, word: int = 0) -> Doubles:
-    """`draw_uniform` of `count` neighbouring places; `word` 1 to 3 are further numbers of the same places."""
+    """Do `draw_uniform` for `count` neighbouring places; `word` 1 to 3 are further numbers of the same places."""
     words = np.random.Philox(key=seed, counter=index + (answer << 64)).random_raw(4 * count)  # four to a place
     drawn: Doubles = (words[word::4] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return drawn
@@ -224,7 +225,7 @@ class Sampler:
         self._answer = answer
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._drawn_tokens = 0
-        self._fixed: SampleRow | None = None  # where all rows are the same one
+        self._fixed: SampleRow | None = None  # the row of all tokens, if it never changes
         self._uniforms: list[float] = []
         self._uniforms_start = 0  # the place of the first of them
         self._is_random = not takes_likeliest(params)
@@ -244,22 +245,22 @@ class Sampler:
 
     @property
     def knows_ahead(self) -> bool:
-        """Whether the choice of a token depends on its place and its logits alone, not on the tokens before it."""
+        """True if the choice of a token depends only on its place and its logits, not on the tokens before it."""
         follows = self._history or self._repetition or self._is_bound or self._stop_ids or self.params.mirostat
         return not follows
 
     @property
     def _is_bound(self) -> bool:
-        """Whether the constraint, if any, may have a word in the tokens of the next step."""
+        """True if the constraint, if any, may forbid tokens of the next step."""
         if self.masks is None:
             return False
         self.masks.fill()
         return self.masks.free_tokens < _STEP_TOKENS
 
     def row(self, ahead: int = 0) -> SampleRow:
-        """What the operator needs for the next token; asking twice gives the same.
+        """Return what `sample` needs for the next token; calling it twice gives the same.
 
-        Or for a token so many places `ahead`, where the sampler knows it.
+        With `ahead`, it is for a token so many places later, which works only if `knows_ahead`.
         """
         if self._fixed is None:
             row = self._make_row(ahead)
@@ -293,14 +294,14 @@ class Sampler:
         return row
 
     def _drop_stops(self, mask: Mask) -> Mask:
-        """The mask without end tokens, unless they are all that it leaves."""
+        """Return the mask without end tokens, unless they are all that it leaves."""
         narrow = mask.copy()
         for token_id in self._stop_ids:
             narrow[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
         return narrow if narrow.any() else mask
 
     def _uniform(self, ahead: int) -> float:
-        """The number of the next token, or of one that comes `ahead` of it."""
+        """Return the random number of the next token, or of the one `ahead` places later."""
         place = self._drawn_tokens + ahead - self._uniforms_start
         if place >= len(self._uniforms):
             self._uniforms_start, place = self._drawn_tokens, ahead
@@ -309,11 +310,11 @@ class Sampler:
 
     @property
     def error(self) -> str | None:
-        """Why nothing more can be chosen, if the constraint failed."""
+        """The reason that no more tokens can be chosen, if the constraint failed."""
         return None if self.masks is None else self.masks.error
 
     def accept(self, token_id: int, surprise: float = 0.0, *, goes_on: bool = True) -> None:
-        """The token that was chosen with `row`, its surprise to Mirostat, and whether another one is wanted."""
+        """Take in the token that was chosen with `row`, its surprise to Mirostat, and whether another one is wanted."""
         self._drawn_tokens += 1
         self._surprise_bound -= self.params.mirostat_eta * (surprise - self.params.mirostat_tau)
         if self._history is not None:
@@ -325,6 +326,6 @@ class Sampler:
             self._set_bias({})
         if self.masks is not None and goes_on:
             self.masks.accept(token_id)
-            if self.masks.free_tokens >= FREE_TOKENS:  # no longer than for one token more than needed
+            if self.masks.free_tokens >= FREE_TOKENS:  # seen at most one token late
                 self.masks = None
                 self._set_bias(dict.fromkeys(self._stop_ids, -math.inf))

@@ -1,18 +1,17 @@
-"""Who computes what in the next step, and who holds pages. Integers and queues only; knows no model and no sampling.
+"""Chooses what the next step computes, and which sequences hold pages. Knows no model and no sampling.
 
-Requests stand in one order, their rank: first come, first served, where every point of priority counts as if the
-request had come AGING_S seconds earlier, so a high priority overtakes and nobody is overtaken for ever. `FairQueue` is
-fair between clients, in seconds: each request is taken to have come when the client's earlier ones would have been
-done, had the engine worked for this client alone. In the order of their ranks waiting sequences are admitted when there
-is room for their tokens, decoding sequences get one token each, and prompts share what is left of the step's tokens, in
-chunks (continuous batching, chunked prefill). Prompts of a model with recurrent layers are cut where their state is
-kept.
+Requests are ordered by rank: first come, first served, where every point of priority counts as if the request had come
+AGING_S seconds earlier. So a high priority overtakes, and nobody is overtaken for ever. `FairQueue` is fair between
+clients, in seconds: a request counts as having come when the client's earlier ones would have been done, had the engine
+worked for this client alone. In the order of their ranks waiting sequences are admitted when there is room for their
+tokens, decoding sequences get one token each, and prompts share what is left of the step's tokens, in chunks
+(continuous batching, chunked prefill). Prompts of a model with recurrent layers are cut where their state is kept.
 
-Room is promised for what is known, not for the worst case (`PageBudget`): a group that keeps everything wants a page
-for every page of tokens, one with a window those of the window and of the chunk, recurrent layers the slots of a state.
-When a sequence then lacks a page, the one that ranks last gives its pages back and waits again; its tokens stay, and
-what the cache no longer has of them is computed again. A waiting sequence of a higher priority takes the place of
-running ones in the same way, and so does one whose client has fewer answers running than another.
+Room is promised for the tokens that are known, not for the worst case (`PageBudget`): a group that keeps everything
+wants a page for every page of tokens, one with a window those of the window and of the chunk, recurrent layers the
+slots of a state. When a sequence then lacks a page, the one that ranks last gives its pages back and waits again; its
+tokens stay, and those that the cache no longer has are computed again. A waiting sequence of a higher priority takes
+the place of running ones in the same way, and so does one whose client has fewer answers running than another.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from mlxr.engine.speculative.planner import Planner
 
 _WEIGHT = 0.1  # of the newest value in running means: some ten steps or requests back still count
 _GUESSED_TOKEN_S = 0.001  # until a step has been measured
-SHARED_STEP_S = 0.04  # what prompts may take of a step while several clients share the engine
-LONG_ROWS = 64  # from these on, steps tell how long a token of a prompt takes: weights are read for many
-LEAST_SHARE = 8  # of a chunk's tokens a shared step has this part or more, as weights are read in each step
-ANSWER_TOKENS = 16  # what an answer counts for; how long it will be is not known, and its tokens share their steps
+SHARED_STEP_S = 0.04  # that prompts may take of a step while several clients share the engine
+LONG_ROWS = 64  # rows from which on a step tells how long a token of a prompt takes: weights are read for many
+LEAST_SHARE = 8  # a shared step has at least a chunk's tokens divided by this, as each step reads the weights
+ANSWER_TOKENS = 16  # that an answer counts for: its length is not known yet, and its tokens share their steps
 _UNMEASURED_S = 1.0  # hint before anything has been measured
 MAX_HINT_S = 600.0
 
@@ -61,7 +60,7 @@ class FairQueue:
         self._accounts: dict[tuple[str, int], _Account] = {}
 
     def enter(self, client: str | None, priority: int, now: float, tokens: int, answers: int) -> float:
-        """Count a request of so many tokens to compute; return when it is taken to have come, `now` or later."""
+        """Count a request of so many tokens to compute; return when it counts as having come, `now` or later."""
         if client is None:
             return now
         account = self._accounts.setdefault((client, priority), _Account())
@@ -71,7 +70,7 @@ class FairQueue:
         return start_s
 
     def leave(self, client: str | None, priority: int) -> None:
-        """A request has ended. A client without any owes nothing."""
+        """Forget a request that has ended. A client without any owes nothing."""
         if client is None:
             return
         account = self._accounts[client, priority]
@@ -86,8 +85,10 @@ class FairQueue:
             self._long_token_s = _blend(self._long_token_s, seconds / tokens)
 
     def limit_chunk(self, tokens: int) -> int:
-        """Return how many of `tokens` of prompts a step should compute while several clients share the engine, so that
-        the next token of one waits no longer than SHARED_STEP_S for prompts of the others, as far as that can be had.
+        """Return how many of `tokens` of prompts a step should compute while several clients share the engine.
+
+        With so many, the next token of one client waits for the prompts of others no longer than SHARED_STEP_S, if that
+        is possible.
         """
         if self._long_token_s is None:
             return tokens
@@ -107,16 +108,17 @@ class Throughput:
         self._step_s = _blend(self._step_s, seconds)
 
     def count_end(self, now: float, *, is_idle: bool) -> None:
-        """A request ended at `now`. When nothing is left to do, the time until the next end will tell nothing."""
+        """Take in that a request ended at `now`. If the engine `is_idle`, the time until the next end will tell
+        nothing."""
         if self._last_end is not None:
             self._between_ends_s = _blend(self._between_ends_s, now - self._last_end)
         self._last_end = None if is_idle else now
 
     def estimate_room_s(self, steps_to_end: int) -> float:
-        """Seconds until a waiting request can be expected to get its turn, from 1 to MAX_HINT_S.
+        """Return the seconds until a waiting request can expect its turn, from 1 to MAX_HINT_S.
 
-        The measured time between two ends, or as long as that is unknown, `steps_to_end` (steps until the first of the
-        running answers must end) at the measured pace.
+        Uses the measured time between two ends; as long as that is unknown, `steps_to_end` (steps until the first of
+        the running answers must end) at the measured pace.
         """
         if self._between_ends_s is not None:
             hint_s = self._between_ends_s
@@ -132,37 +134,38 @@ def _blend(mean: float | None, value: float) -> float:
 
 
 Pages = tuple[int, ...]  # of each group
-Promise = tuple[int, int, int]  # pages of a group that are missing, those of a chunk of a prompt, and 1 if there is one
+Promise = tuple[int, int, int]  # pages of a group: missing, for a chunk of a prompt; and 1 if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class PageBudget:
-    """The shapes of the groups, and how many tokens at most are computed in a step, and of one prompt in a step."""
+    """Counts pages that sequences need, from the shapes of the groups and the most tokens of a step, and of one prompt
+    in a step."""
 
     shapes: Items[GroupShape]
     page_size: int
     max_batch_tokens: int
     prefill_chunk_tokens: int
-    keeps_pictures: bool = False  # in one step
+    keeps_pictures: bool = False  # whole pictures in one step
 
     def want(self, candidate: Sequence) -> Pages:
-        """Pages that a sequence holds while all of its tokens are computed, however many of them are cached."""
+        """Return the pages that a sequence holds while all of its tokens are computed, however many are cached."""
         tokens, chunk_tokens = len(candidate.tokens), self._count_chunk(candidate)
         return tuple(shape.count_peak(tokens, chunk_tokens, self.page_size) for shape in self.shapes)
 
     def hold(self, cached_tokens: int) -> Pages:
-        """Pages that a table holds which was found with so many tokens, all in full pages."""
+        """Return the pages of a table that was found in the cache with `cached_tokens` tokens, all in full pages."""
         boundary = cached_tokens // self.page_size
         return tuple(boundary - shape.first_needed(boundary, self.page_size) for shape in self.shapes)
 
     def promise(self, sequence: Sequence) -> list[Promise]:
-        """Pages of each group that a running sequence will want soon, beyond those it holds, and of those for its chunk
-        of a prompt alone."""
+        """Return for each group the pages that a running sequence will want soon, beyond those it holds, and those for
+        its chunk of a prompt alone."""
         return [self._promise_group(number, sequence) for number in range(len(self.shapes))]
 
     def _promise_group(self, number: int, sequence: Sequence) -> Promise:
         shape, page_size, tokens = self.shapes[number], self.page_size, len(sequence.tokens)
-        ahead_pages = shape.count_resting(tokens + page_size, page_size)  # of every answer one ahead
+        ahead_pages = shape.count_resting(tokens + page_size, page_size)  # one more for every answer
         worst_pages = shape.count_resting(sequence.end_tokens - 1, page_size)
         held_pages = sequence.table.groups[number].count_held()
         fork_pages = len(sequence.siblings) * shape.fork_pages
@@ -180,7 +183,7 @@ class PageBudget:
 
 
 class Promises:
-    """Pages that running sequences will want soon: each is counted once while others are admitted beside it."""
+    """Pages that running sequences will want soon: each sequence is counted once while others are admitted."""
 
     def __init__(self, budget: PageBudget, running: Iterable[Sequence]) -> None:
         self._budget = budget
@@ -190,12 +193,12 @@ class Promises:
             self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """Count one more that runs."""
+        """Count one more running sequence."""
         self._each[sequence] = self._budget.promise(sequence)
         self._count(sequence, 1)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget one that runs no more."""
+        """Forget a sequence that no longer runs."""
         self._count(sequence, -1)
         del self._each[sequence]
 
@@ -206,18 +209,18 @@ class Promises:
 
     @property
     def pages(self) -> Pages:
-        """Pages of each group; a step computes no more of prompts than its tokens."""
+        """The pages promised of each group; a step computes no more of prompts than its tokens."""
         most = self._budget.max_batch_tokens // self._budget.page_size
         return tuple(missing + min(chunk_pages, most + chunks) for missing, chunk_pages, chunks in self._totals)
 
 
 def count_room(available: Pages, promised: Pages) -> Pages:
-    """Pages of each group that are not promised; below zero where more is promised than there is."""
+    """Return the pages of each group that are not promised; below zero if more is promised than there is."""
     return tuple(map(int.__sub__, available, promised))
 
 
 def fits(wanted: Pages, held: Pages, room: Pages) -> bool:
-    """Whether what is wanted beyond what is held has room in every group."""
+    """Return True if every group has room for what is wanted beyond what is held."""
     return all(want - have <= free for want, have, free in zip(wanted, held, room, strict=True))
 
 
@@ -232,7 +235,7 @@ _BY_RANK = attrgetter("rank")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next `tokens` pending tokens of `sequence` and the drafted ones after them are computed in this step."""
+    """A sequence's part of a step: its next `tokens` pending tokens, and the drafted ones after them."""
 
     sequence: Sequence
     tokens: int
@@ -240,33 +243,33 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Tokens that are computed, drafted ones included."""
+        """The number of tokens that are computed, drafted ones included."""
         return self.tokens + len(self.draft)
 
     @property
     def output_rows(self) -> int:
-        """How many rows of logits are wanted: of the last pending token, and of each drafted one."""
+        """The number of rows of logits that are wanted: of the last pending token, and of each drafted one."""
         return 1 + len(self.draft) if self.draws_token else 0
 
     @property
     def completes(self) -> bool:
-        """Whether nothing is pending afterwards, so that the next token can be drawn, or the text is embedded."""
+        """True if nothing is pending afterwards, so that the next token can be drawn, or the text is embedded."""
         sequence = self.sequence  # without its properties, as each step asks this of each chunk several times
         return self.tokens == len(sequence.tokens) - sequence.table.groups[0].length_tokens
 
     @property
     def draws_token(self) -> bool:
-        """Whether the next token can be drawn afterwards."""
+        """True if the next token can be drawn afterwards."""
         return self.completes and self.sequence.draws
 
     @property
     def waits_for_draft(self) -> bool:
-        """Whether nothing counts as written before all of the draft was checked: states do not go back."""
+        """True if nothing counts as written before all of the draft was checked: states do not go back."""
         return bool(self.draft) and self.sequence.table.states is not None
 
     @property
     def hidden_tokens(self) -> int:
-        """How many hidden states at the end of the chunk are needed, for an embedding or for scores."""
+        """The number of hidden states at the end of the chunk that an embedding or scores need."""
         pool, scores = self.sequence.pool, self.sequence.scores
         if pool is not None:
             return pool.count_wanted(
@@ -276,11 +279,11 @@ class Chunk:
 
     @property
     def kept_tokens(self) -> int:
-        """How many states at the end of the chunk are kept for a head that drafts."""
+        """The number of states at the end of the chunk that are kept for a head that drafts."""
         return 0 if self.sequence.tail is None else min(self.rows, KEPT_ROWS)
 
     def to_part(self) -> BatchPart:
-        """The chunk as the batch wants it."""
+        """Return the chunk as a part of a batch."""
         table, pool = self.sequence.table, self.sequence.pool
         token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
         return BatchPart(
@@ -297,7 +300,7 @@ class Chunk:
 
 
 def compute_arrival(now: float, priority: int) -> float:
-    """The first part of a rank: when a request of priority 0 would have had to come to stand here in the order."""
+    """Return the first part of a rank: the arrival that gives a request of priority 0 the same place in the order."""
     return now - priority * AGING_S
 
 
@@ -306,8 +309,8 @@ class Scheduler:
 
     A step computes at most `max_batch_tokens` tokens, at most `prefill_chunk_tokens` of one prompt. At most
     `max_sequences` answers run at a time, and never more than a step has tokens, so that none of them is left out for
-    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. Several clients whose prompts
-    share a step have at least `least_part_tokens` of it each, as far as they go. With `shares_prefixes`, prompts
+    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. If prompts of several clients
+    share a step, each client has at least `least_part_tokens` of it, as far as they go. With `shares_prefixes`, prompts
     that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
     tokens are drafted for answers in steps that compute no prompt. With `takes_whole` a prompt is computed in one step,
     alone in it if it is longer than all that. With `runs_ahead` a step of answers may start before the one in front was
@@ -341,7 +344,7 @@ class Scheduler:
         shapes = [group.arena.shape for group in cache.groups]
         keeps_pictures = encoder is not None and encoder.is_whole
         self._budget = PageBudget(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens, keeps_pictures)
-        self._refused: tuple[Sequence, Pages, int] | None = None  # who did not fit, with what room and cached tokens
+        self._refused: tuple[Sequence, Pages, int] | None = None  # what did not fit, with what room and cached tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._parts = 1  # into which clients divided the prompts of the last step
@@ -350,7 +353,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence waits or runs."""
+        """True if any sequence waits or runs."""
         return bool(self.waiting or self.running)
 
     @property
@@ -363,7 +366,7 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=_BY_RANK)
 
     def join(self, sequence: Sequence) -> None:
-        """A sequence runs from now on: a sibling whose prompt is computed."""
+        """Put a sequence in its place among the running ones."""
         bisect.insort(self.running, sequence, key=_BY_RANK)
 
     def remove(self, sequence: Sequence) -> None:
@@ -377,9 +380,10 @@ class Scheduler:
         bisect.insort(queue, sibling, key=_BY_RANK)
 
     def schedule(self, ahead: Items[Sequence] = (), *, gathers: bool = False) -> list[Chunk]:
-        """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do.
+        """Admit what fits; return the chunks of the next step with their pages reserved, none if there is nothing to
+        do.
 
-        `ahead` are those for whose next tokens a step has been started. If it is all that decode, the step is theirs
+        `ahead` are the sequences whose next tokens a GPU computes already. If no others decode, the step is theirs
         alone, and prompts have the one after it: else what was started would be of no use. With `gathers`, prompts wait
         as well, unless one of them has begun or all together would fill a step.
         """
@@ -421,7 +425,7 @@ class Scheduler:
             self._reserve_ahead(chunks)
         planner = self._drafts
         if planner is not None and len(chunks) > len(decoding):
-            planner.rests = 0  # who begins to answer in the next step is looked at
+            planner.rests = 0  # so that it looks at answers that begin in the next step
         elif planner is not None and planner.rests:
             planner.rests -= 1
         elif planner is not None and planner.begin_step(len(chunks)):
@@ -429,13 +433,14 @@ class Scheduler:
         return list(chunks.values())
 
     def _limit_to_pictures(self, sequence: Sequence, tokens: int) -> int:
-        """Count the next `tokens` of a prompt that can be computed before a picture whose rows are not there."""
+        """Return how many of the next `tokens` of a prompt can be computed before a picture whose rows are not
+        there."""
         if self._encoder is None or sequence.request.pictures is None:
             return tokens
         return self._encoder.limit(sequence.request.pictures, sequence.table.length_tokens, tokens)
 
     def _are_few(self, prompts: Iterable[Sequence]) -> bool:
-        """Tell if none of the prompts has begun and all together would not fill a step."""
+        """Return True if none of the prompts has begun and all together would not fill a step."""
         tokens = 0
         for sequence in prompts:
             tokens += sequence.pending_tokens
@@ -444,9 +449,9 @@ class Scheduler:
         return True
 
     def _reserve_ahead(self, chunks: Iterable[Sequence]) -> None:
-        """Have each answer's page for the step after this one, too, which can start before this one is read then.
+        """Reserve each answer's page for the step after this one, too, which can then start before this one is read.
 
-        Where answers end their pages in different steps, one of many does so in nearly every step.
+        Answers reach the ends of their pages in different steps, so one of many does so in nearly every step.
         """
         for sequence in chunks:
             tokens = sequence.pending_tokens + 1
@@ -457,9 +462,9 @@ class Scheduler:
                     return
 
     def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> bool:
-        """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up.
+        """Add drafts to chunks of answers that decode, as far as there are pages that nobody has to give up.
 
-        Whether anything was drafted.
+        Returns True if anything was drafted.
         """
         answers, drafters = len(chunks), {}
         for sequence in chunks:
@@ -481,12 +486,12 @@ class Scheduler:
         return bool(drafts)
 
     def _share_prompts(self, prefilling: Items[Sequence]) -> dict[str | None, int]:
-        """Tokens of prompts that each client may have in a step.
+        """Return the tokens of prompts that each client may have in a step.
 
         Several clients share what one alone would get, down to an eighth, so that nobody's next token waits for all
-        that another one's prompt could fill a step with. On a processor the prompts of up to MAX_PARTS clients have
-        what takes SHARED_STEP_S together, unless texts are computed whole; a GPU computes a full step sooner, and steps
-        of fewer tokens not as well. The number of parts falls at most by half from step to step: short answers often
+        that another one's prompt could fill a step with. On a CPU the prompts of up to MAX_PARTS clients together
+        have what takes SHARED_STEP_S, unless texts are computed whole; a GPU computes a full step sooner, and is less
+        efficient with smaller ones. The number of parts falls at most by half from step to step: short answers often
         end together, and their clients' next questions arrive while the next step runs.
         """
         clients = {sequence.request.client for sequence in self.running}
@@ -500,7 +505,7 @@ class Scheduler:
         return {client: self._max_batch_tokens if client is None else share for client in clients}
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
-        """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""
+        """Take the pages of a running sequence, which then waits for its next turn; `reason` is for the record."""
         self.running.remove(sequence)
         sequence.rest(self._cache.release)
         self.add(sequence)
@@ -509,7 +514,8 @@ class Scheduler:
             self.preempted.append((sequence, reason))
 
     def check(self, growing: Iterable[Sequence]) -> None:
-        """Prove that each of the `growing` sequences has one place, in order, and that only running ones hold pages."""
+        """Raise AssertionError unless each of the `growing` sequences has one place, in order, and only running ones
+        hold pages."""
         queued = [*self.waiting, *self.running]
         placed = [answer for sequence in queued for answer in (sequence, *sequence.siblings)]
         if sorted(map(_BY_RANK, placed)) != sorted(map(_BY_RANK, growing)):
@@ -526,7 +532,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Move sequences from waiting to running in their order.
 
-        One that does not fit holds back the later ones of its client. It holds back all others, too, once they come
+        One that does not fit holds back the later ones of its client. It also holds back all others that come
         MAX_OVERTAKING_S after it, unless its client has answers that run: then it is not overlooked, it has its share.
         """
         if not self.waiting:
@@ -548,7 +554,7 @@ class Scheduler:
                     end = min(end, candidate.rank[0] + MAX_OVERTAKING_S)
 
     def _make_place(self, candidate: Sequence, promises: Promises) -> bool:
-        """Whether `candidate` can run now, if need be in the place of others; see `_find_victim`."""
+        """Return True if `candidate` can run now, if need be in the place of others; see `_find_victim`."""
         while not self._open_if_fits(candidate, promises.pages):
             victim = self._find_victim(candidate)
             if victim is None:
@@ -558,9 +564,10 @@ class Scheduler:
         return True
 
     def _find_victim(self, candidate: Sequence) -> Sequence | None:
-        """Who must make place: the last in rank if its priority is lower, or the last of the client with most answers.
+        """Return the sequence that must make place, if any.
 
-        The latter only if that client has no fewer answers afterwards than the candidate's.
+        That is the last in rank if its priority is lower, or the last of the client with most answers, if that client
+        then still has no fewer answers than the candidate's.
         """
         last = self.running[-1] if self.running else None
         if last is not None and last.request.priority < candidate.request.priority and last.rank > candidate.rank:
@@ -583,13 +590,14 @@ class Scheduler:
         return sum(sequence.request.client == client for sequence in self.running)
 
     def _find_turn(self, sequence: Sequence) -> tuple[float, Rank]:
-        """When a prompt's next chunk is due: the more of it is computed, the later, so that long ones let others by."""
+        """Return when a prompt's next chunk is due: the more of it is computed, the later, so that long ones let others
+        by."""
         spent_s = 0.0 if sequence.request.client is None else sequence.table.length_tokens * self._fair_queue.token_s
         return sequence.rank[0] + spent_s, sequence.rank
 
     def _open_if_fits(self, candidate: Sequence, promised: Pages) -> bool:
         """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well, beside what
-        is promised."""
+        is promised; return True if there is."""
         if self.running_answers + candidate.width > self.max_running:
             return False
         room = count_room(self._cache.available_pages, promised)
@@ -613,7 +621,7 @@ class Scheduler:
             sequence.adopt(self._open_table(sequence))
 
     def _lookup(self, sequence: Sequence) -> int:
-        """Tokens that the cache has for `sequence`; the last one is computed in any case, for its logits."""
+        """Return how many tokens the cache has for `sequence`; the last one is computed in any case, for its logits."""
         if sequence.keys is None:
             return 0
         return self._cache.lookup(sequence.tokens, sequence.keys, limit_tokens=len(sequence.tokens) - 1)
@@ -624,7 +632,7 @@ class Scheduler:
         return self._cache.open_table(sequence.tokens, sequence.keys, limit_tokens=len(sequence.tokens) - 1)
 
     def _waits_for_prefix(self, sequence: Sequence, chunks: dict[Sequence, Chunk]) -> bool:
-        """Whether the next page of the prompt is just being computed for another prompt that begins alike."""
+        """Return True if this step computes the prompt's next page for another prompt that begins alike."""
         pages = sequence.table.full_pages + 1
         key = self._name_page(sequence, pages)
         if key is None or not self._shares_prefixes or pages * self._cache.page_size >= len(sequence.tokens):
@@ -636,7 +644,7 @@ class Scheduler:
         return False
 
     def _keep_junction(self, leader: Sequence, sequence: Sequence, chunks: dict[Sequence, Chunk]) -> None:
-        """Have `leader` keep its state where `sequence`, which waits for it, will go on otherwise."""
+        """Have `leader` keep its state where `sequence`, which waits for it, will go on differently."""
         if leader.boundaries is None or leader.keys is None or sequence.keys is None:
             return
         pairs = zip(leader.keys.chain[1:], sequence.keys.chain[1:], strict=False)
@@ -647,7 +655,8 @@ class Scheduler:
             chunks[leader] = Chunk(leader, boundary - start)
 
     def _name_page(self, sequence: Sequence, pages: int) -> bytes | None:
-        """The key of the last of the first `pages` pages of `sequence`, for which equal tokens up to there have one."""
+        """Return the key of the last of the first `pages` pages of `sequence`; equal tokens up to there have equal
+        keys."""
         if sequence.keys is None or pages * self._cache.page_size > len(sequence.tokens):
             return None
         sequence.keys.cover(sequence.tokens, pages)

@@ -1,14 +1,14 @@
-"""One answer while it grows: its tokens, its pages, its sampler, and when it is over.
+"""One answer while it grows: its tokens, its pages, its sampler, and its end.
 
 `tokens` is prompt and answer; the first `table.length_tokens` of them are in the cache, the rest is pending. While more
 than one is pending the sequence prefills; with one it decodes. A sequence that lost its pages has all of its tokens
-pending again and goes on where it was once they are computed. Several answers to one prompt start as one sequence with
+pending again, and goes on where it was once they are computed. Several answers to one prompt start as one sequence with
 `siblings`, which computes the prompt; then each sibling goes its own way on a fork of the pages.
 
-`Boundaries` says where the state of recurrent layers, which is as large as the keys and values of many tokens, is kept
-as a snapshot: at the last boundary of the prompt; where a message ends, if the caller says so; where an earlier text
-was found to part from this one; and, so that no recomputation is long, once in so many tokens. Of an answer the last
-boundary behind it is kept. Knows no batch, no unrelated sequence and no model.
+`Boundaries` says where the state of recurrent layers is kept as a snapshot, which is as large as the keys and values of
+many tokens: at the last boundary of the prompt; where a message ends, if the caller says so; where an earlier text was
+found to differ from this one; and at regular distances, so that no recomputation is long. Of an answer only the last
+boundary is kept. Knows no batch, no unrelated sequence and no model.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_ASKED = 8  # boundaries of messages in one prompt: the first one, where inst
 
 
 class Boundaries:
-    """Those of a sequence whose prompt has `prompt_tokens` tokens, rounded down to full pages.
+    """The positions at which a sequence keeps the state of recurrent layers: ends of full pages.
 
-    `asked_tokens` are positions at which messages end. Snapshots beyond those that are known to be of use come every
-    `spacing_tokens`, a multiple of the page size.
+    The prompt has `prompt_tokens` tokens. `asked_tokens` are positions at which messages end. Besides snapshots that
+    are known to be of use, there is one every `spacing_tokens`, a multiple of the page size.
     """
 
     def __init__(
@@ -48,16 +48,18 @@ class Boundaries:
             self.add(position)
 
     def add(self, position: int) -> int:
-        """Keep a snapshot at the last boundary that is not after `position`, from which others will go on; that one."""
+        """Keep a snapshot at the last boundary that is not after `position`, where others will go on; return that
+        boundary."""
         boundary = max(0, position) // self._page_size * self._page_size
         if boundary:
             self._lasting.add(boundary)
         return boundary
 
     def cut(self, start: int, tokens: int, pending_tokens: int) -> int:
-        """How many of the next `tokens` tokens after `start` a step computes, so that it ends where a state is kept.
+        """Return how many of the next `tokens` tokens after `start` a step computes, so that it ends where a state is
+        kept.
 
-        A step that leaves some of the `pending_tokens` ends with a page where it can: if the sequence stops there, its
+        A step that leaves some of the `pending_tokens` ends with a page if it can: if the sequence stops there, its
         state is of use.
         """
         end = start + tokens
@@ -68,7 +70,7 @@ class Boundaries:
         return nearest - start
 
     def judge(self, position: int) -> Snapshot:
-        """Whether the state after `position` tokens is kept."""
+        """Return which snapshot, if any, is kept of the state after `position` tokens."""
         if position in self._lasting:
             return Snapshot.LASTING
         if position % self._spacing_tokens == 0:
@@ -80,7 +82,7 @@ Rank = tuple[float, int, int]
 
 
 class Stopwatch:
-    """From the request to the end of an answer; times lost by preemption count where they fall."""
+    """Times an answer from the request to its end; time lost by preemption counts where it falls."""
 
     def __init__(self, asked_s: float) -> None:
         self._asked_s = asked_s
@@ -88,21 +90,21 @@ class Stopwatch:
         self._first_token_s: float | None = None
 
     def start(self, now_s: float) -> None:
-        """The prompt is being computed; only the first time counts."""
+        """Note that the prompt is being computed; only the first call counts."""
         if self._started_s is None:
             self._started_s = now_s
 
     def count_token(self, now_s: float) -> None:
-        """A token is there; only the first one counts."""
+        """Note that a token is there; only the first call counts."""
         if self._first_token_s is None:
             self._first_token_s = now_s
 
     def follow(self, other: Stopwatch) -> None:
-        """The prompt is computed by another answer to the same request."""
+        """Take over the start from another answer to the same request, which computed the prompt."""
         self._started_s = other._started_s
 
     def read(self, now_s: float) -> Timings:
-        """The times if the answer ends now; what was never reached took no time."""
+        """Return the times if the answer ends now; what was never reached took no time."""
         started_s = now_s if self._started_s is None else self._started_s
         first_token_s = now_s if self._first_token_s is None else self._first_token_s
         return Timings(started_s - self._asked_s, first_token_s - started_s, now_s - first_token_s)
@@ -112,14 +114,14 @@ class Stopwatch:
 class TokenEvent:
     """One more token of an answer, or its end, or both.
 
-    `index` tells the answers to one request apart. `token_id` is None when the answer ends without a token (cancelled,
-    deadline, error). A token that ends the answer (an end token, the last one allowed) is reported with its
+    `index` tells the answers to one request apart. `token_id` is None when the answer ends without a token
+    (cancelled, deadline, error). A token that ends the answer (an end token, the last one allowed) is reported with its
     `finish_reason`. `logprob` and `top` are there when the request asked for logprobs. `error` says what failed when
-    the reason is ERROR or DEADLINE. The last event of an answer has its `timings`, that of an embedding the vector.
-    The first event of an answer has the `prompt` tokens with their log-probabilities, if the request asked for them.
-    An event with `progress` tells how much of the prompt is computed, and nothing else. Tokens that were `withdrawn`
-    stood in the place of this event and of those that follow: a constraint closed the answer instead. Nobody was told
-    of them, and the last one of them has the reason and the timings with which the answer would have ended.
+    the reason is ERROR or DEADLINE. The last event of an answer has its `timings`, that of an embedding the vector. The
+    first event of an answer has the `prompt` tokens with their log-probabilities, if the request asked for them. An
+    event with `progress` tells how much of the prompt is computed, and nothing else. `withdrawn` are tokens that a
+    constraint took back: this event and those that follow, which close the answer, stand in their place. They were
+    never given out, and the last one has the reason and the timings with which the answer would have ended.
     """
 
     sequence_id: int
@@ -140,19 +142,19 @@ class TokenEvent:
 class Sequence:
     """Answer `index` to request `id`.
 
-    `end_tokens` is where prompt and answer together must end. Sequences are served in the order of their `rank`, and
+    Prompt and answer together have at most `end_tokens` tokens. Sequences are served in the order of their `rank`, and
     give up their pages in the reverse order; see `Scheduler`. `cached_tokens` of the prompt came out of the cache and
     were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time. `keys`
     name its pages in the cache; without them its pages are neither found there nor left there for others. With a `pool`
-    it is a text to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither
-    `draws`. `scores` takes down how likely the prompt's tokens are. `boundaries` say where the state of recurrent
-    layers is kept; None where there are none, or nobody would find it. `open_drafter` makes who drafts for the answer,
-    from its tokens so far; None: nobody does. Of the `drafted_tokens` that were computed, the `accepted_tokens` were
-    drawn. The `replay_tokens` before the last one were computed in drafts of which another token was wrong: the state
-    of recurrent layers has gone past them and was dropped, so they are computed once more with the next token. An
-    `adapter` updates the weights for it. Its last states are put into `tail`, where a head reads them to draft. Tokens
-    that a constraint may take back are `held`, the newest ones of the `answer_tokens`; where it did, these count what
-    the answer has in the end, and `tokens` stay those that were computed.
+    it is a text to embed. A text, or an answer of at most 0 tokens, ends once its tokens are computed: it never `draws`
+    a token. `scores` collects the log-probabilities of the prompt's tokens. `boundaries` say where the state of
+    recurrent layers is kept; None if there are none, or nobody would find it. `open_drafter` makes the drafter of the
+    answer from its tokens so far; None: there are no drafts. Of the `drafted_tokens` that were computed, the
+    `accepted_tokens` were drawn. The `replay_tokens` before the last one were computed in drafts of which another token
+    was wrong: the state of recurrent layers went past them and was dropped, so they are computed once more with the
+    next token. Its last states are put into `tail`, where a head reads them to draft. `held` are the newest tokens of
+    the answer, if a constraint may take them back; once it did, `answer_tokens` counts what the answer has in the end,
+    and `tokens` stay those that were computed.
     """
 
     def __init__(
@@ -211,18 +213,18 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last generated token is pending, besides those that are computed once more."""
+        """True if only the last generated token is pending, besides the `replay_tokens`."""
         tokens = len(self.tokens)
         return tokens - self.table.length_tokens == 1 + self.replay_tokens and tokens > self.prompt_tokens
 
     @property
     def width(self) -> int:
-        """Answers that this sequence stands for: itself and its siblings."""
+        """The number of answers that this sequence stands for: itself and its siblings."""
         return 1 + len(self.siblings)
 
     @property
     def mean_logprob(self) -> float:
-        """Of the tokens of the answer; minus infinity while there is none."""
+        """The mean log-probability of the answer's tokens; minus infinity while there are none."""
         return self.logprob_sum / self.answer_tokens if self.answer_tokens else float("-inf")
 
     @property
@@ -231,9 +233,9 @@ class Sequence:
         return Usage(self.prompt_tokens, self.answer_tokens, self.cached_tokens)
 
     def get_drafter(self) -> Drafter | None:
-        """Return who drafts for the answer, made when first wanted, and told all tokens since it was asked for last.
+        """Return the drafter of the answer, made at the first call and told all tokens since the last one.
 
-        None where nobody does or the request has none.
+        None if nothing drafts, or the request wants no drafts.
         """
         if self.drafter is not None:
             tokens, told = self.tokens, self._told_tokens
@@ -256,7 +258,7 @@ class Sequence:
 
     @property
     def draft_room(self) -> int:
-        """Most tokens of a draft: the one after them must still belong to the answer."""
+        """The most tokens of a draft: the one after them must still belong to the answer."""
         room, wanted = self.end_tokens - len(self.tokens) - 1, self.request.draft_tokens
         if self.boundaries is not None:  # a step ends where a state may be kept
             page_size, start = self.table.page_size, self.table.length_tokens
@@ -264,7 +266,8 @@ class Sequence:
         return room if wanted is None else min(room, wanted)
 
     def cut_draft(self, draft: list[int]) -> list[int]:
-        """The beginning of a draft that can be right: up to an end token, and to the first one a grammar forbids."""
+        """Return the beginning of a draft that can be right: it ends with an end token, or before the first token that
+        a grammar forbids."""
         for place, token_id in enumerate(draft):
             if token_id in self._stop_ids:
                 draft = draft[: place + 1]
@@ -282,9 +285,11 @@ class Sequence:
             self.drafter.release(has_ended=self.has_ended)
 
     def adopt(self, table: SequenceTable) -> None:
-        """Go on with a table that holds what the cache has of the tokens; what was never computed here counts.
+        """Go on with a table that holds what the cache has of the tokens; those that were never computed here count as
+        cached.
 
-        Where more was found than could be gone on from, a state will be kept for the next one who parts there.
+        If the cache has more pages of them than states to go on from, a state will be kept where they end, for the next
+        text.
         """
         self.table, self.replay_tokens = table, 0
         if self.boundaries is not None:
@@ -295,7 +300,7 @@ class Sequence:
             self.computed_tokens = table.length_tokens
 
     def follow(self, leader: Sequence, table: SequenceTable) -> None:
-        """Go on from where `leader` has computed the prompt, on a fork of its pages."""
+        """Go on after `leader`, which has computed the prompt, on a fork of its pages."""
         self.table, self.keys = table, table.keys or self.keys
         self.watch.follow(leader.watch)
         if self.tail is not None and leader.tail is not None:
@@ -308,20 +313,20 @@ class Sequence:
             self.tail.add(start, rows[: max(0, len(self.tokens) - 1 - start)])
 
     def count_computed(self, tokens: int) -> int:
-        """The next `tokens` pending tokens are about to count as cached; how many of them were computed before."""
+        """Note that the next `tokens` pending tokens will count as cached; return how many were computed before."""
         start, stop = self.table.length_tokens, self.table.length_tokens + tokens
         again = max(0, min(self.computed_tokens, stop) - start)
         self.computed_tokens = max(self.computed_tokens, stop)
         return again
 
     def judge_state(self, tokens: int) -> Snapshot:
-        """Whether the state after the next `tokens` pending tokens is kept as a snapshot."""
+        """Return which snapshot, if any, is kept of the state after the next `tokens` pending tokens."""
         if self.boundaries is None:
             return Snapshot.NONE
         return self.boundaries.judge(self.table.length_tokens + tokens)
 
     def append(self, result: SampleResult, now_s: float) -> FinishReason | None:
-        """Add a generated token; tells whether, and why, the answer ends with it."""
+        """Add a generated token; return the reason if the answer ends with it, else None."""
         self.tokens.append(result.token_id)
         self.answer_tokens += 1
         self.logprob_sum += result.logprob
@@ -333,7 +338,7 @@ class Sequence:
         return reason
 
     def report(self, result: SampleResult, reason: FinishReason | None, now_s: float) -> list[TokenEvent]:
-        """The events that are certain now that a token was appended: its own, unless it is held."""
+        """Return the events that are certain now that a token was appended: its own, unless it is held."""
         wants_logprobs = self.request.params.logprobs is not None
         event = TokenEvent(
             self.id,
@@ -359,7 +364,7 @@ class Sequence:
     def _close(self, token_ids: Collection[int], now_s: float) -> list[TokenEvent]:
         """End the answer with these tokens instead of those that are held.
 
-        Nothing else was possible where they stand, so each has the log-probability 0.
+        No other token was possible in their places, so each has the log-probability 0.
         """
         withdrawn, wanted, events = self._take_back(), self.request.params.logprobs, list[TokenEvent]()
         for token_id in token_ids:
@@ -374,7 +379,7 @@ class Sequence:
         return events
 
     def _take_back(self) -> tuple[TokenEvent, ...]:
-        """Count the tokens that are held no longer as part of the answer; return their events."""
+        """Remove the held tokens from the answer; return their events."""
         self.answer_tokens -= len(self.held)
         self.logprob_sum -= sum(logprob for _, logprob in self.held)
         withdrawn = tuple(event for event, _ in self.held)
@@ -382,7 +387,7 @@ class Sequence:
         return withdrawn
 
     def report_end(self, reason: FinishReason, now_s: float, error: str | None = None) -> TokenEvent:
-        """The event that ends the answer without a token; for a text that is all computed, with its embedding.
+        """Return the event that ends the answer without a token; for a text that is all computed, with its embedding.
 
         Tokens that are held are not given out: what was shown begins the answer that more time would have given.
         """
@@ -400,9 +405,9 @@ class Sequence:
         )
 
     def report_progress(self, before_tokens: int, now_s: float) -> list[TokenEvent]:
-        """The events of a step that computed more of the prompt than the `before_tokens` that were computed before it.
+        """Return the events of a step that computed more of the prompt than the `before_tokens` computed before it.
 
-        The first such step also tells where it began. None where the request does not ask for them.
+        The first such step also tells where it began. Empty if the request does not ask for progress.
         """
         is_reading = before_tokens < min(self.computed_tokens, self.prompt_tokens)
         if not (is_reading and self.request.reports_progress):
@@ -414,7 +419,8 @@ class Sequence:
         return [TokenEvent(self.id, None, self.usage, index=self.index, progress=progress) for progress in told]
 
     def _read_timings(self, now_s: float, closing: Collection[int] = ()) -> Timings:
-        """The times if the answer ends now, and what drafts had to do with them; its end is `closing`."""
+        """Return the times if the answer ends now, and the counts of drafts; `closing` are the tokens that a constraint
+        ended it with."""
         times, expected = self.watch.read(now_s), self.request.prediction_ids
         own = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens}
         if expected:  # the same whether there were drafts or not
@@ -434,6 +440,7 @@ class Sequence:
         return Prediction(self.request.prediction_ids, [*drawn, *closing])
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
-        """Return what the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""
+        """Return the prompt's scores for the answer's first event, at which `first_of` tokens are generated; else
+        nothing."""
         is_first = len(self.tokens) - self.prompt_tokens == first_of
         return self.scores.read() if self.scores is not None and is_first else ()

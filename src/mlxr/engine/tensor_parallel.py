@@ -1,10 +1,10 @@
 """Tensor parallelism: several GPUs compute one model, each its share, and the first rank broadcasts every step.
 
-Each other rank is a process that does the same with its share: `follow_steps` is what it runs. Ranks never disagree,
-since what they decide follows from what is told and from numbers that are equal to the bit. Before the first step
-they find each other: each tells the first one of its inbox, and hears of the others'. A step is told in a frame,
-which is its length, kind and number of arrays, then of each array its type, its shape and its numbers. Where one rank
-ends, all of them are of no use any more; whoever computes next hears so. Knows sockets, and no processes.
+Each other rank is a process that runs `follow_steps` with its share. Ranks never disagree, since their decisions follow
+from what the first rank sends and from numbers that are equal to the bit. Before the first step each rank sends the
+handle of its inbox to the first one, and gets those of the others. A step is sent in a frame: its length, kind and
+number of arrays, then of each array its type, its shape and its numbers. When one rank ends, the others are of no use
+any more, and the next call that computes raises DeviceError. Knows sockets, and no processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TYPES = tuple(map(np.dtype, (np.int32, np.float32, np.int64, np.uint8)))
 MAX_BYTES = 2**31
 DEVICES = ("cuda", "emulated")
 logger = logging.getLogger(__name__)
-END_WAIT_S = 5.0  # from when a rank cannot be told anything until its end must be known
+END_WAIT_S = 5.0  # to learn how a rank ended, once nothing can be sent to it
 
 
 class Kind(IntEnum):
@@ -60,7 +60,7 @@ def send_frame(link: socket, kind: Kind, arrays: Sequence[AnyArray]) -> None:
 
 
 def make_frame(kind: Kind, arrays: Sequence[AnyArray]) -> bytes:
-    """A frame as it is sent."""
+    """Return a frame as it is sent."""
     parts = []
     for array in arrays:
         parts += [_ARRAY.pack(_TYPES.index(array.dtype), array.ndim), struct.pack(f"<{array.ndim}I", *array.shape)]
@@ -70,7 +70,7 @@ def make_frame(kind: Kind, arrays: Sequence[AnyArray]) -> bytes:
 
 
 def receive_frame(link: socket) -> tuple[Kind, list[AnyArray]]:
-    """Wait for the next frame; raises EOFError where the other end is gone."""
+    """Wait for the next frame; raises EOFError if the other end is gone."""
     size, kind, count = _HEAD.unpack(_receive(link, _HEAD.size))
     body, at, arrays = _receive(link, size), 0, []
     for _ in range(count):
@@ -95,27 +95,28 @@ def _receive(link: socket, size: int) -> bytearray:
 
 
 def list_batch(batch: RaggedBatch) -> list[AnyArray]:
-    """The arrays of a batch without states and adapters."""
+    """Return the arrays of a batch without states and adapters."""
     places = [array for group in batch.groups for array in (group.slots, group.page_table)]
     own = batch.token_ids, batch.positions, batch.query_starts, batch.context_lengths, batch.output_rows
     return [*own, *places]
 
 
 def read_batch(arrays: Sequence[AnyArray]) -> RaggedBatch:
-    """The batch of such arrays."""
+    """Return the batch of such arrays."""
     token_ids, positions, query_starts, lengths, output_rows, slots, page_table, *others = arrays
     batch = RaggedBatch(token_ids, positions, slots, query_starts, lengths, page_table, output_rows)
     return batch.with_groups(zip(others[::2], others[1::2], strict=True)) if others else batch
 
 
 def list_draw(numbers: AnyArray | None, following: Any) -> list[AnyArray]:
-    """The numbers that tokens are drawn by, and those of the step after it: an array, None, or ... if unknown."""
+    """Return arrays for the numbers that tokens are drawn by, and those of the step after it: each an array, None, or
+    ... if unknown."""
     kinds = [_tell_kind(one) for one in (numbers, following)]
     return [np.array(kinds, np.int32), *(one for one in (numbers, following) if isinstance(one, np.ndarray))]
 
 
 def read_draw(arrays: Sequence[AnyArray]) -> tuple[AnyArray | None, Any]:
-    """The two of such arrays."""
+    """Return the two arguments of `list_draw` from its arrays."""
     kinds, *given = arrays
     values = iter(given)
     first, second = ([None, ...][kind] if kind < 2 else next(values) for kind in kinds.tolist())
@@ -127,12 +128,12 @@ def _tell_kind(numbers: Any) -> int:
 
 
 def list_copies(copies: Sequence[PageCopy]) -> list[AnyArray]:
-    """Page copies as rows of group, source and target."""
+    """Return page copies as rows of group, source and target."""
     return [np.array([(copy.group, copy.source, copy.target) for copy in copies], np.int32).reshape(-1, 3)]
 
 
 def read_copies(arrays: Sequence[AnyArray]) -> list[PageCopy]:
-    """The page copies of such an array."""
+    """Return the page copies of such an array."""
     return [PageCopy(group=group, source=source, target=target) for group, source, target in arrays[0].tolist()]
 
 
@@ -142,12 +143,12 @@ def send_bytes(link: socket, text: bytes) -> None:
 
 
 def receive_bytes(link: socket) -> bytes:
-    """The bytes that were sent; EOFError where the other process is gone."""
+    """Return the bytes that were sent; raises EOFError if the other process is gone."""
     return receive_frame(link)[1][0].tobytes()
 
 
 def open_first(device: str, count: int) -> Context:
-    """The context of the first of `count` ranks. Raises SettingError where they cannot be as many."""
+    """Return the context of the first of `count` ranks. Raises SettingError if there cannot be so many."""
     if device not in DEVICES:
         raise SettingError(f"gpus: device {device} cannot be several; leave it at 1, or use device cuda")
     ctx = Context(cast(Device, device))
@@ -160,7 +161,7 @@ def open_first(device: str, count: int) -> Context:
 def join_first(ctx: Context, links: Mapping[int, socket], greetings: Mapping[int, bytes]) -> None:
     """Let the ranks behind the links, and this one, reach each other's memory; each is sent its greeting first.
 
-    Raises EOFError or OSError where one of them is gone, DeviceError where memory cannot be reached.
+    Raises EOFError or OSError if one of them is gone, DeviceError if memory cannot be reached.
     """
     inbox = make_inbox(ctx.gpu, len(links) + 1)
     for rank, link in links.items():
@@ -177,14 +178,14 @@ def join_first(ctx: Context, links: Mapping[int, socket], greetings: Mapping[int
 
 
 def open_other(device: str, link: socket, rank: int, count: int) -> Context:
-    """The context of another rank, which has joined the others."""
+    """Return the context of another rank, which has joined the others."""
     ctx = Context(cast(Device, device))
     join_other(ctx, link, rank, count)
     return ctx
 
 
 def join_other(ctx: Context, link: socket, rank: int, count: int) -> None:
-    """Join as another rank than the first, once it has heard its greeting."""
+    """Join as a rank other than the first, once it has received its greeting."""
     inbox = make_inbox(ctx.gpu, count)
     send_bytes(link, inbox.handle)
     handles: Sequence[bytes] = [handle.tobytes() for handle in receive_frame(link)[1]]
@@ -195,21 +196,21 @@ def join_other(ctx: Context, link: socket, rank: int, count: int) -> None:
 
 
 class RankLink(Protocol):
-    """The process of another rank, and how to tell it something."""
+    """The process of another rank, and the socket to it."""
 
     rank: int
     link: socket
 
     def wait(self) -> str:
-        """Wait until it has ended; how it did."""
+        """Wait until it has ended; return how it did."""
 
     def stop(self) -> None:
-        """End its process, at once."""
+        """End its process at once."""
 
 
 class Ranks:
-    """All other ranks of a context. `failure` says in one line why they are of no use any more, None as long as they
-    are."""
+    """All other ranks of a context. `failure` says in one line why they cannot be used any more; None as long as they
+    can."""
 
     def __init__(self, ctx: Context, links: Sequence[RankLink]) -> None:
         self._kernels, self._steps, self._links = ctx.gpu.own_ranks, ctx.gpu.steps, tuple(links)
@@ -224,26 +225,26 @@ class Ranks:
             watcher.start()
 
     def tell(self, kind: Kind, arrays: Sequence[AnyArray]) -> None:
-        """Tell all of them the same. Raises DeviceError where one of them has ended."""
+        """Send all of them the same frame. Raises DeviceError if one of them has ended."""
         self.check()
         frame = make_frame(kind, arrays)
         for link, watcher in zip(self._links, self._watchers, strict=True):
             try:
                 link.link.sendall(frame)
             except OSError:
-                watcher.join(END_WAIT_S)  # most likely its process has ended, and how says more
+                watcher.join(END_WAIT_S)  # most likely its process has ended; how it ended says more
                 self.fail(f"GPU {link.rank} no longer listens")
         self.check()
 
     def check(self) -> None:
-        """Raise DeviceError where a rank has ended, or was waited for in vain."""
+        """Raise DeviceError if a rank has ended, or a kernel waited for one in vain."""
         if self.failure is None and self._kernels.has_failed:
             self.fail("a GPU waited for another one in vain")
         if self.failure is not None:
             raise DeviceError(f"{self.failure}; all GPUs of the model were stopped")
 
     def fail(self, reason: str) -> None:
-        """Nothing more can be computed together: let kernels wait no longer, and end all processes."""
+        """Note that nothing more can be computed together: let kernels wait no longer, and end all processes."""
         with self._lock:
             if self.failure is not None or self._is_closed:
                 return
@@ -267,7 +268,7 @@ class Ranks:
 
 
 class TensorParallelModel:
-    """A model of which this process computes one share, and `ranks` the others, all of them the same steps."""
+    """A model of which this process computes one share, and `ranks` the others, all in the same steps."""
 
     def __init__(self, model: Model, ranks: Ranks) -> None:
         self._model, self._ranks = model, ranks
@@ -275,7 +276,7 @@ class TensorParallelModel:
 
     @property
     def config(self) -> Any:
-        """That of this rank's share."""
+        """The configuration of this rank's share."""
         return self._model.config
 
     def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
@@ -289,7 +290,7 @@ class TensorParallelModel:
         return self._run(self._model.forward_hidden, batch, arena)
 
     def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
-        """Do what `Model.project` says, on all ranks; states of adapters there are none."""
+        """Do what `Model.project` says, on all ranks; there are no adapters."""
         self._ranks.tell(Kind.PROJECT, [np.ascontiguousarray(hidden, np.float32)])
         return self._run(self._model.project, hidden, adapters)
 
@@ -316,7 +317,7 @@ class TensorParallelModel:
 
 
 def list_arena(arena: ModelArena) -> list[AnyArray]:
-    """How many pages each group has and how long they are, and the type of their numbers."""
+    """Return arrays of the page size and the number of pages of each group, and of the type of their numbers."""
     first = arena.arenas[0]
     assert isinstance(first, Arena)
     kind = pool_type(first.k_pools[0]).encode()
@@ -324,14 +325,14 @@ def list_arena(arena: ModelArena) -> list[AnyArray]:
 
 
 def open_arena(ctx: Context, model: Model, arrays: Sequence[AnyArray]) -> ModelArena:
-    """The arena of another rank, as large as the first one's in pages."""
+    """Return the arena of another rank, with as many pages as the first rank's."""
     page_size, *pages = arrays[0].tolist()
     groups, kind = form_groups(model.config.cache_layers), parse_kv_type(arrays[1].tobytes().decode())
     return ArenaPlan(groups, page_size, kind, tuple(pages), (0,) * len(pages)).allocate(ctx)[0]
 
 
 def follow_steps(ctx: Context, model: Model, link: socket) -> None:
-    """Do what the first rank tells, until it is gone."""
+    """Do what the first rank sends, until it is gone."""
     arena: ModelArena | None = None
     while True:
         try:

@@ -1,15 +1,14 @@
-"""Measures what steps cost while the engine works, in steps of one row without drafts, and what guessing may cost.
+"""Measures what steps cost while the engine works, in steps of one row without drafts, and bounds the cost of guessing.
 
-Steps become slower as contexts grow and when other programs run, all of them alike. Therefore the measured seconds set
-two things apart: the seconds of one row as they are now, and how many times that other steps take.
+Steps become slower as contexts grow and when other programs run, all of them alike. Therefore two things are measured
+apart: the seconds of one row as they are now, and how many times as long other steps take.
 
-Where steps run ahead, one that has drafts cannot: it waits for the host. So there are two curves there, of steps
-without drafts and of those that wait, and what waiting costs is the distance between the two. Elsewhere they are one.
+If steps run ahead, one that has drafts cannot: it waits for the host. So there are two curves then, of steps without
+drafts and of those that wait, and the cost of waiting is the distance between the two. Otherwise they are one.
 
 `Credit` is the time that guessing may take: what it has saved so far, and a small part of the time that all steps take.
-
 So an engine whose guesses are seldom right loses no more than that part, whatever was estimated and however the
-requests change, and one whose guesses pay has no bounds to speak of.
+requests change, and one whose guesses pay is hardly bounded.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiply
 _PRIOR_SLOPE = 0.1  # of one more row, before it is measured
 _PRIOR_WAIT = 0.15  # of a step that waits where others run ahead
 _SCALE_WEIGHT = 0.2  # of the newest step for the seconds of one row
-_FIRST_STEPS = 3  # without drafts, until it is known what a step takes: the first ones may make what later ones need
+_FIRST_STEPS = 3  # without drafts, until the time of a step is known: the first ones may make what later ones need
 _SURPRISE = 2.0  # steps that take this many times what was expected count as this many
-_LATE_WEIGHT = 0.25  # of what is later than expected beside what is sooner: other programs make steps late, never soon
-_LASTING = 16  # steps for which what was found out stands
+_LATE_WEIGHT = 0.25  # of steps slower than expected, beside quicker ones: other programs make steps slow, never quick
+_LASTING = 16  # steps for which a bound stays valid
 _MOST_COUNTS = 16.0  # of a size: the newest measurement weighs as much as one of so many
-_EARLY_COUNTS = 3.0  # of a size, up to which what is late weighs as much as what is soon
+_EARLY_COUNTS = 3.0  # of a size, up to which slow steps weigh as much as quick ones
 _FRESH = 8  # measurements until all estimates are made anew
 _KEPT = 0.9  # of the weight of earlier measurements when that is done: what is not measured again is forgotten
 _SHARE = 0.01  # of the time of all steps
-_CREDIT_STEPS = 8.0  # worth of time at the beginning, to find out
+_CREDIT_STEPS = 8.0  # worth of time at the beginning, for trials
 _MOST_CREDIT_STEPS = 16.0  # worth of time that is saved up at most
 
 
 class Curve:
-    """Estimates of a cost by size, from 1 to `most`: at first `first`, and `slope` for each one more.
+    """Estimates of a cost by size, from 1 to `most`: at first `first`, and `slope` more for each further one.
 
-    An estimate is the mean of what was measured of its size, as far as that is recent, and else lies on the straight
-    line through all that was measured. So no size stays what one odd measurement made of it. If it is `anchored`,
-    size 1 costs `first` for ever.
+    An estimate is the mean of what was measured of its size, as far as that is recent; otherwise it lies on the
+    straight line through all that was measured. So no size keeps what one odd measurement made of it. If it is
+    `anchored`, size 1 costs `first` for ever.
     """
 
     def __init__(self, most: int, first: float, slope: float, *, anchored: bool = False) -> None:
@@ -50,11 +49,11 @@ class Curve:
 
     @property
     def is_measured(self) -> bool:
-        """Whether anything but first times was measured."""
+        """True once a measurement counts; a slow first time of a size does not."""
         return self._total > 0
 
     def count(self, size: int, cost: float) -> None:
-        """Take in what was measured. The first time of a size may have made what later ones need, and tells less."""
+        """Take in the measured cost of a size. A slow first time is left out: it may have made what later ones need."""
         if not 0 < size < len(self.values) or (self._anchored and size == 1):
             return
         expected, count = self.values[size], self._counts[size]
@@ -76,12 +75,12 @@ class Curve:
             self.values[size] += (self._means[size] - self.values[size]) * count / (count + 1)
 
     def estimate(self, size: int) -> float:
-        """The cost of a size, of any at all."""
+        """Return the cost of any size."""
         last = len(self.values) - 1
         return self.values[size] if size <= last else self.values[last] + self.slope * (size - last)
 
     def _draw_line(self) -> None:
-        """Estimate all sizes anew, from what was measured and the line through it."""
+        """Estimate all sizes anew, from the measurements and the line through them."""
         if self._fresh >= _FRESH:
             self._fresh = 0
             for size in range(1 + self._anchored, len(self._counts)):
@@ -103,7 +102,7 @@ class Curve:
 
 
 class StepCosts:
-    """The seconds of one row, and the curves; `most_rows` is the largest number of rows that is told apart."""
+    """The seconds of one row, and the curves of steps; `most_rows` is the largest number of rows that is told apart."""
 
     def __init__(self, most_rows: int, *, runs_ahead: bool = False) -> None:
         self._plain = Curve(most_rows, 1.0, _PRIOR_SLOPE, anchored=True)
@@ -115,8 +114,8 @@ class StepCosts:
     def count(self, rows: int, seconds: float, *, is_plain: bool = True) -> None:
         """Take in a step that decoded, with so many rows.
 
-        A plain one, as there are without drafts, tells how fast all steps are. If steps with drafts told that too, they
-        would be compared with themselves.
+        A plain one, without drafts, tells how fast all steps are. If steps with drafts told that too, they would be
+        compared with themselves.
         """
         if not 1 <= rows < len(self._plain.values) or seconds <= 0:
             return
@@ -139,26 +138,26 @@ class StepCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether steps without drafts were measured, so that it is known what pays."""
+        """True once enough steps without drafts were measured to tell what pays."""
         return self._plain_steps >= _FIRST_STEPS
 
     def estimate(self, rows: int) -> float:
-        """The cost of a step with drafts, and so many rows."""
+        """Return the cost of a step with drafts and so many rows."""
         return self._waiting.estimate(rows)
 
     def estimate_plain(self, rows: int) -> float:
-        """The cost of a step without drafts."""
+        """Return the cost of a step without drafts."""
         return self._plain.estimate(rows)
 
     @property
     def row_slope(self) -> float:
-        """About what one more row costs."""
+        """The approximate cost of one more row."""
         return self._waiting.slope
 
     def find_bound(self, answers: int, least_gain: float) -> float:
-        """How likely drafted tokens must be right, so that some number of them makes the tokens of a second more.
+        """Return the least probability of drafted tokens at which some number of them gives more tokens per second.
 
-        In a step of so many answers, which waits; as many times more as `least_gain`.
+        More means `least_gain` times as many, in a step of so many answers, which waits.
         """
         bound = self._bounds.get(answers)
         if bound is None:
@@ -169,7 +168,8 @@ class StepCosts:
         return bound
 
     def read_seconds(self, rows: int, *, waits: bool = False) -> float | None:
-        """The seconds of a step with so many rows, one without drafts unless it `waits`; None before it is known."""
+        """Return the seconds of a step with so many rows, one without drafts unless it `waits`; None before they are
+        known."""
         if self._one_row_s is None or not self.is_known:
             return None
         return self._one_row_s * (self.estimate(rows) if waits else self.estimate_plain(rows))
@@ -183,7 +183,7 @@ class Credit:
         self.seconds = 0.0
 
     def count_step(self, seconds: float, one_row_s: float | None) -> None:
-        """A step took so long, what was guessed for it aside; a step of one row takes `one_row_s`."""
+        """Add a part of a step's seconds, without those of its guesses; a step of one row takes `one_row_s`."""
         if one_row_s is None:
             return
         if self._first_s is None:
@@ -192,5 +192,5 @@ class Credit:
         self.seconds = min(self.seconds + seconds * _SHARE, one_row_s * _MOST_CREDIT_STEPS)
 
     def save(self, seconds: float) -> None:
-        """Guesses have saved so many seconds, or taken them where below 0."""
+        """Add seconds that guesses have saved, or taken where below 0."""
         self.seconds += seconds

@@ -1,10 +1,10 @@
-"""Guesses of a small model, or of a head, for all answers at once: one step of it for each place of the drafts.
+"""Drafts of a small model, or of a head, for all answers at once: one step of it for each place of the drafts.
 
 A `Guesser` computes, with a cache of its own whose tables follow those of the answers: a table holds what the draft
 model has computed of an answer, and behind that the drafted tokens, of which those that turn out right count as written
-with the next draft. `DraftModel` decides what is computed when: prompts are caught up with when their answers have
-become so long that drafts are likely to make up for it, and a draft ends where one more token would cost more than it
-promises. How sure the model is of its tokens, the likeliest ones, tells how often they are right (`Rates`).
+with the next draft. `DraftModel` decides what is computed when: it catches up with a prompt once the answer is so long
+that drafts are likely to make up for it, and a draft ends where one more token would cost more than it promises. The
+model's probabilities of its tokens, the likeliest ones, tell how often they are right (`Rates`).
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ Guesses = list[list[SampleResult]]  # by place, one for each answer
 
 
 class HeadModel(Protocol):
-    """A head that drafts: `mlxr.models.draft_head` has the real ones."""
+    """A head that drafts; `mlxr.models.draft_head` has the real ones."""
 
     @property
     def config(self) -> ModelShape:
-        """Its sizes, as those of a model."""
+        """The head's sizes, in the form of a model's."""
 
     @property
     def read_share(self) -> float:
-        """About how much of the model's time for some tokens the head takes to read as many."""
+        """The time that the head takes to read tokens, as a rough share of the model's time for as many."""
 
     @property
     def taps(self) -> tuple[int, ...] | None:
-        """The layers before which the model's stream is its state, one beside the other; None: after the last norm."""
+        """The layers before which the model's stream is read as its state, side by side; None: after the last norm."""
 
     def fuse(self, states: Floats) -> Floats:
-        """Turn states of the model, tokens by rows, into those that `forward` reads."""
+        """Return the states that `forward` reads, from states of the model, tokens by rows."""
 
     def forward(self, batch: RaggedBatch, states: Floats, arena: ModelArena) -> tuple[Floats, Floats]:
-        """Logits (R, n) after the output rows, and what stands for the states of these."""
+        """Return logits (R, n) after the output rows, and what stands for the model's states of these."""
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
-        """The token ids of columns of the logits."""
+        """Return the token ids of columns of the logits."""
 
 
 class Guesser(Protocol):
@@ -64,30 +64,31 @@ class Guesser(Protocol):
 
     @property
     def read_share(self) -> float:
-        """As that of a head, before anything is measured."""
+        """The share that a head's `read_share` tells, used before anything is measured."""
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
-        """Make room for `tokens` more positions; OutOfPages if it fails."""
+        """Make room for `tokens` more positions; raises OutOfPages if it fails."""
 
     def read(self, drafter: ModelDrafter, tokens: int) -> None:
         """Compute the next `tokens` inputs of an answer."""
 
     def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
-        """Compute all inputs of answers that are not in their tables; the likeliest column after the last ones.
+        """Compute all inputs of answers that are not in their tables; return the likeliest column after the last ones.
 
-        So many places are likely to be asked for. A GPU may give several of them at once, those after the first as if
-        each answer had taken the one before.
+        `places` are likely to be asked for. A GPU may give several of them at once, those after the first as if each
+        answer had taken the one before.
         """
 
     def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
-        """Compute the last drafted token of each answer; the likeliest column after it, and maybe more places."""
+        """Compute the last drafted token of each answer; return the likeliest column after it, and maybe more
+        places."""
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
-        """The token ids of columns of the logits."""
+        """Return the token ids of columns of the logits."""
 
 
 class ModelGuesser:
-    """A small model behind `runner`."""
+    """A small model, run by `runner`."""
 
     read_share = 1.0
 
@@ -95,17 +96,17 @@ class ModelGuesser:
         self._ctx, self._runner, self.cache = ctx, runner, cache
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
-        """Make room for `tokens` more positions; OutOfPages if it fails."""
+        """Make room for `tokens` more positions; raises OutOfPages if it fails."""
         self._runner.reserve(table, tokens)
 
     def read(self, drafter: ModelDrafter, tokens: int) -> None:
         """Compute the next `tokens` inputs of an answer."""
         table = drafter.open
         outputs = self._runner.forward([BatchPart(table, drafter.inputs[table.length_tokens :][:tokens], 1)])
-        fetch_logits(self._ctx, outputs.logits)  # as a GPU has but begun, and the time counts
+        fetch_logits(self._ctx, outputs.logits)  # waits for a GPU, as the time counts
 
     def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
-        """The likeliest column after all inputs."""
+        """Return the likeliest column after all inputs."""
         pending = [drafter.inputs[drafter.open.length_tokens :] for drafter in drafters]
         parts = [BatchPart(drafter.open, own, len(own)) for drafter, own in zip(drafters, pending, strict=True)]
         logits, ends = self._runner.forward(parts).logits, np.cumsum([len(own) for own in pending]) - 1
@@ -114,23 +115,23 @@ class ModelGuesser:
         return [_choose(self._ctx, logits, ends.tolist())]
 
     def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
-        """The likeliest column after the last drafted tokens."""
+        """Return the likeliest column after the last drafted tokens."""
         return sample_chain(self._ctx, self._runner.forward_single(*_list_last(drafters)), places)
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
-        """The columns are the tokens."""
+        """Return the columns, which are the tokens."""
         return numbers
 
 
 class HeadGuesser:
-    """A head with the arena and the books of its pages; its drafters are `HeadDrafter`s."""
+    """A head with its arena and its cache; its drafters are `HeadDrafter`s."""
 
     def __init__(self, ctx: Context, head: HeadModel, arena: ModelArena, cache: KVCache) -> None:
         self._ctx, self._head, self._arena, self.cache = ctx, head, arena, cache
         self.read_share = head.read_share
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
-        """Make room for `tokens` more positions; OutOfPages if it fails."""
+        """Make room for `tokens` more positions; raises OutOfPages if it fails."""
         reserve_pages(self.cache, self._arena, table, tokens)
 
     def read(self, drafter: ModelDrafter, tokens: int) -> None:
@@ -138,17 +139,17 @@ class HeadGuesser:
         self._compute([drafter], tokens, outputs=0)
 
     def start(self, drafters: Sequence[ModelDrafter], _places: int) -> Guesses:
-        """The likeliest column after all inputs; the drafters get what stands for the states there."""
+        """Return the likeliest column after all inputs; the drafters get what stands for the states there."""
         return [_choose(self._ctx, self._compute(drafters, None, outputs=1), range(len(drafters)))]
 
     def go_on(self, drafters: Sequence[ModelDrafter], _places: int) -> Guesses:
-        """The likeliest column after the last drafted tokens."""
+        """Return the likeliest column after the last drafted tokens."""
         states = np.stack([state for drafter in _as_heads(drafters) if (state := drafter.state) is not None])
         logits, made = self._head.forward(build_single(*_list_last(drafters)), states, self._arena)
         return [_choose(self._ctx, self._leave(drafters, logits, made), range(len(drafters)))]
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
-        """The token ids of columns of the logits."""
+        """Return the token ids of columns of the logits."""
         return self._head.name_tokens(numbers)
 
     def _compute(self, drafters: Sequence[ModelDrafter], tokens: int | None, outputs: int) -> Floats:
@@ -169,7 +170,7 @@ class HeadGuesser:
 
 
 def _choose(ctx: Context, logits: Floats, ends: Sequence[int]) -> list[SampleResult]:
-    """The likeliest column of each of these rows, and how likely it is."""
+    """Return the likeliest column of each of these rows, and how likely it is."""
     if isinstance(logits, np.ndarray) and len(ends) < len(logits):
         logits, ends = logits[list(ends)], range(len(ends))
     drawn = sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=False)
@@ -181,7 +182,7 @@ def _as_heads(drafters: Sequence[ModelDrafter]) -> list[HeadDrafter]:
 
 
 def _list_last(drafters: Sequence[ModelDrafter]) -> tuple[list[SequenceTable], list[int], list[int]]:
-    """Tables, last drafted tokens, and the places where these belong."""
+    """Return tables, last drafted tokens, and the places where these belong."""
     return (
         [drafter.open for drafter in drafters],
         [drafter.drafted[-1] for drafter in drafters],
@@ -192,15 +193,15 @@ def _list_last(drafters: Sequence[ModelDrafter]) -> tuple[list[SequenceTable], l
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
 _MOST_PLACES = MOST_ROWS  # of a draft: a step checks no more
-_LASTING = 8  # drafts for which it stands what steps cost
+_LASTING = 8  # drafts for which the listed costs of steps stay valid
 _PRIOR_PLACE = 0.1  # of the time of a step without drafts, before it is measured
-_USUAL_LAG = 2  # tokens that are new to the draft model where it drafted for the step before, at most
+_USUAL_LAG = 2  # tokens at most that are new to a draft model that drafted for the step before
 _READ_PAUSE = 4  # steps until it is asked again whether to read a text
 _FIRST_REST = 8  # steps after a trial that did not pay, until there is another; twice as many after each further one
 _TRIAL_SHARE = 0.01  # of the time of all steps that trials may take where they do not pay
 _TRIAL_RATE = 0.6  # how often guesses are taken to be right at least, to find out
 _LEAST_GAIN = 1.03  # times as many tokens in a second, which drafts must promise, as estimates are never exact
-_READING_GAIN = 1.02  # what is hoped for of a text that was not read, in any case
+_READING_GAIN = 1.02  # gain that is hoped for at least from a text that was not read
 _SURPRISE = 2.0  # readings that take this many times what was expected count as this many: a GPU may have compiled
 _ANSWER_WEIGHT = 0.1  # of the newest answer
 _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
@@ -208,9 +209,10 @@ _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Names who is to have drafts, and of how many places; `gain` times as many tokens in a second are expected of it.
+    """The answers that are to have drafts, and of how many places; `gain` times as many tokens in a second are expected
+    of it.
 
-    `speed` is that in tokens in the time of a step of one row. A trial is to find out, whatever is expected.
+    `speed` is that in tokens in the time of a step of one row. A trial serves to measure, whatever is expected.
     """
 
     chosen: list[tuple[ModelDrafter, int]]
@@ -244,7 +246,7 @@ class DraftModel:
         self._costs: dict[int, Curve] = {}  # of places, by how many answers have drafts
         self._step_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}  # see `_list_costs`
         self._drafts = 0
-        self._chains = False  # whether several places are computed at once
+        self._chains = False  # True if several places are computed at once
         self._prompt_token_s: float | None = None
         self._read_s = clock()  # when a text was read last
         self._rest_steps, self._next_trial = _FIRST_REST, 0
@@ -258,7 +260,7 @@ class DraftModel:
         return ModelDrafter(tokens, self.cache.start_keys() if shares else None, *own)
 
     def _count_answer(self, tokens: int) -> None:
-        """An answer has come to its end after so many tokens."""
+        """Take in the length of an answer that has ended."""
         self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
 
     def decide(
@@ -270,11 +272,11 @@ class DraftModel:
         credit_s: float,
         now: int,
     ) -> Decision | None:
-        """Whose tokens to guess in the next step, of those who may have so many, and how far; None: nobody's.
+        """Choose the answers to draft for in the next step, and how far; None: no answer.
 
-        A step of the other model decodes `answers` and has `room_rows` for drafts; `steps` tell what it costs.
-        `credit_s` may be spent. `now` is the number of the step; those who get nothing rest until a later one. It may
-        be asked before the newest token is known.
+        `wanted` are drafters with the most tokens that each may have. A step of the other model decodes `answers` and
+        has `room_rows` for drafts; `steps` tell what it costs. `credit_s` may be spent. `now` is the number of the
+        step; drafters that get nothing rest until a later one. It may be called before the newest token is known.
         """
         wanted = [pair for pair in wanted if pair[1] > 0 and self._can_guess(pair[0])]
         plain_s = steps.read_seconds(answers)
@@ -309,7 +311,7 @@ class DraftModel:
         credit_s: float,
         now: int,
     ) -> bool:
-        """Draft as `decide` says; whether a prompt was computed for that."""
+        """Draft as `decide` says; return True if a prompt was computed for that."""
         decision = self.decide(wanted, answers, room_rows, steps, credit_s, now)
         one_s = steps.read_seconds(1)
         if decision is None or one_s is None:
@@ -338,9 +340,9 @@ class DraftModel:
         steps: StepCosts,
         least_rate: float,
     ) -> Decision:
-        """Choose for whom to draft, and how many tokens each, so that the tokens of a second are most.
+        """Choose the answers to draft for, and how many tokens each, so that the most tokens per second come out.
 
-        Guesses are taken to be right as often as they were, or as `least_rate`.
+        Guesses are taken to be right as often as they were, but at least at `least_rate`.
         """
         ranked = sorted(wanted, key=lambda pair: -pair[0].rates.first) if len(wanted) > 1 else wanted
         best, found = (0.0, 0, 0.0), 0
@@ -360,10 +362,11 @@ class DraftModel:
         return Decision(list(ranked[:found]), places, gain, speed)
 
     def _list_costs(self, width: int, answers: int, steps: StepCosts) -> tuple[float, list[float]]:
-        """List what a step of `answers` costs with drafts for `width` of them, by places, less what the others cost.
+        """Return what `width` answers add to the cost of a step without drafts, and by places what they cost with
+        drafts.
 
-        Those with drafts end sooner, and the others go on in steps that are shorter by the first number alone. It is
-        asked for in every step, and made anew once in a while.
+        Both leave out what the other `answers` cost: the answers with drafts end sooner, and the others then go on in
+        steps that are shorter by the first number. Called in every step, and computed anew once in a while.
         """
         known = self._step_costs.get((width, answers))
         if known is None:
@@ -378,7 +381,7 @@ class DraftModel:
         return known
 
     def _rest(self, decision: Decision, answers: int, steps: StepCosts, now: int) -> None:
-        """A trial begins: there is another only after steps of which it is a small part, unless it turns out right."""
+        """Begin a trial: there is another only after steps of which it is a small part, unless it turns out right."""
         self._step_costs.clear()
         width = len(decision.chosen)
         plain = steps.estimate_plain(answers)
@@ -398,23 +401,24 @@ class DraftModel:
         return curve
 
     def _can_guess(self, drafter: ModelDrafter) -> bool:
-        """Whether the model knows the answer's text, and there is no better guess."""
+        """Return True if the model knows the answer's text, and there is no better guess."""
         is_long = len(drafter.tokens) + 1 >= self._context_tokens
         is_known = drafter.is_ready and not is_long and not drafter.is_foreign(self._vocab_size)
         return is_known and not drafter.takes_lookup
 
     def _count_lag(self, drafter: ModelDrafter) -> int:
-        """How many of an answer's tokens are not in its table, which is opened where it is not yet."""
+        """Return how many of an answer's tokens are not in its table, which is opened if need be."""
         if drafter.table is None or isinstance(drafter, HeadDrafter):
             drafter.follow(self.cache)
         return len(drafter.inputs) - drafter.open.length_tokens - drafter.settled_tokens
 
     def _may_read(self, drafter: ModelDrafter, token_s: float, gain: float, credit_s: float) -> bool:
-        """Whether to compute a part of the text that the model has not read: when drafts are likely to make up for it.
+        """Return True if the model may compute a part of the text that it has not read: if drafts are likely to make up
+        for it.
 
-        An answer is likely to become as long as others did, and one that is longer to have as many tokens more, as
-        far as it may. What came since a trial is read for the next one where that takes as small a part of the time as
-        trials may, and so is any text that would take so little of the time since the last one.
+        An answer is expected to become as long as others did, and a longer one to have as many tokens more, as far as
+        it may. Tokens that came since a trial are read for the next one if that takes as small a part of the time as
+        trials may, and so is any text that would take so little of the time since the last reading.
         """
         if self._prompt_token_s is None:
             curve = self._read_curve(1)
@@ -429,7 +433,8 @@ class DraftModel:
         return lag * each_s <= max(worth_s, _TRIAL_SHARE * (self._clock() - self._read_s))
 
     def _read(self, drafter: ModelDrafter) -> bool:
-        """Compute the next part of a text up to its last token, which is left to the draft."""
+        """Compute the next part of a text up to its last token, which is left to the draft; return False if pages
+        lack."""
         table = drafter.open
         tokens = min(len(drafter.inputs) - 1 - table.length_tokens, self._chunk_tokens)
         try:
@@ -446,7 +451,7 @@ class DraftModel:
         return True
 
     def _reserve(self, drafter: ModelDrafter, most: int) -> bool:
-        """Make room for what an answer has and for its draft."""
+        """Make room for an answer's inputs and its draft; return False if pages lack."""
         room = min(len(drafter.inputs) + most, self._context_tokens) - drafter.open.length_tokens
         try:
             self._guesser.reserve(drafter.open, room)
@@ -462,7 +467,7 @@ class DraftModel:
         row_cost: float,
         one_s: float,
     ) -> None:
-        """Drafts for answers whose pages are reserved, place by place; a step of one row takes `one_s`."""
+        """Draft for answers whose pages are reserved, place by place; a step of one row takes `one_s`."""
         drafters = [drafter for drafter, _ in ready]
         lags = [len(drafter.inputs) - drafter.open.length_tokens for drafter in drafters]
         curve, width = self._read_curve(len(ready)), len(ready)
@@ -502,7 +507,7 @@ class DraftModel:
     def _take(
         self, growing: list[tuple[ModelDrafter, int]], results: Sequence[SampleResult]
     ) -> list[tuple[ModelDrafter, int]]:
-        """Give each answer its likeliest token; those that the other model knows go on."""
+        """Give each answer its likeliest token; return those whose token the other model knows."""
         known = []
         token_ids = self._guesser.name_tokens([result.token_id for result in results])
         for pair, token_id, result in zip(growing, token_ids, results, strict=True):
@@ -512,14 +517,14 @@ class DraftModel:
         return known
 
     def _has_room(self, drafter: ModelDrafter, most: int) -> bool:
-        """Whether a draft may have one token more."""
+        """Return True if a draft may have one token more."""
         return len(drafter.drafted) < self._count_room(drafter, most) and drafter.drafted[-1] not in self._stop_ids
 
     @staticmethod
     def _goes_on(drafter: ModelDrafter, _: int, bound: float) -> bool:
-        """Whether one token more is likely to be worth its while."""
+        """Return True if one token more is likely to pay."""
         return drafter.reach * drafter.rates.later >= bound
 
     def _count_room(self, drafter: ModelDrafter, most: int) -> int:
-        """How many drafted tokens an answer has room for that may have `most`."""
+        """Return how many drafted tokens an answer has room for that may have `most`."""
         return min(most, self._context_tokens - len(drafter.tokens))

@@ -1,12 +1,12 @@
-"""Who drafts for one answer: its own text, a text that its caller expects, or the books of a draft model or a head.
+"""Drafters of one answer: from its own text, from a text that its caller expects, or from a draft model or a head.
 
-`Lookup` drafts what followed when the last tokens of prompt and answer were there before. It counts how often that was
-right, whether its drafts are computed or not, as only answers that copy or repeat a text go on so. `Prediction`
-compares the answer with a text that the caller expects, such as the file before the change that was asked for; where
-they part, it goes on at the next place there that has the answer's last tokens before it.
+`Lookup` drafts what followed earlier, when the last tokens of prompt and answer occurred before. It counts how often
+that was right, whether its drafts are computed or not, as only answers that copy or repeat a text go on so.
+`Prediction` compares the answer with a text that the caller expects, such as the file before the change that was asked
+for; after a difference it goes on at the next place in the text that has the answer's last tokens before it.
 
-`ModelDrafter` and `HeadDrafter` know no model: `DraftModel` computes for all answers at once and leaves here what it
-found. A head reads pairs, the model's state of a position and the token after it, and `StateTail` keeps the last states
+`ModelDrafter` and `HeadDrafter` know no model: `DraftModel` computes for all answers at once and leaves its results
+here. A head reads pairs, the model's state of a position and the token after it, and `StateTail` keeps the last states
 for it. `Rates` are running means of how often guesses are right, by how sure the guesser was.
 """
 
@@ -36,20 +36,21 @@ _CLASS_OF = [max(0, sum(length >= least for least in _CLASSES) - 1) for length i
 
 
 class Lookup:
-    """The places of all pairs of tokens in the end of one text, and where the text is likely to go on from."""
+    """The places of all pairs of tokens in the end of one text, and the place from which the text is likely to go
+    on."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens[-_MOST_TOKENS:])
         self._latest: dict[int, int] = {}  # of two tokens, the place after them
         self._before: list[int] = [-1, -1]  # for each such place, the one before it with the same two tokens
         self._source = -1  # the place whose token is the guess for the next one; below 0: none
-        self._length = 0  # how many tokens before that place are those at the end
+        self._length = 0  # how many tokens before that place equal those at the end
         self._rates = list(_FIRST_GUESSES)
         self._note_all()
         self._search()
 
     def add(self, token_id: int) -> None:
-        """The text has one more token, which is compared with the guess."""
+        """Add one more token of the text, and compare it with the guess."""
         tokens, source = self._tokens, self._source
         is_right = False
         if source >= 0:
@@ -72,11 +73,11 @@ class Lookup:
             self._source, self._length = -1, 0
 
     def is_due(self) -> bool:
-        """Whether the last tokens were there before."""
+        """Return True if the last tokens occurred before."""
         return self._source >= 0
 
     def propose(self, most: int) -> list[int]:
-        """Return what followed the best match; one that reaches the end of the text goes on with itself."""
+        """Return what followed the best match; a match that reaches the end of the text goes on with itself."""
         if self._source < 0:
             return []
         proposed = self._tokens[self._source : self._source + most]
@@ -86,12 +87,12 @@ class Lookup:
         return proposed
 
     def estimate(self, tokens: int) -> list[float]:
-        """How often guesses after matches of such lengths were right lately."""
+        """Return for each guess how often guesses after matches of such lengths were right lately."""
         lengths = range(self._length, self._length + tokens)
         return [self._rates[_CLASS_OF[min(length, _LONGEST)]] for length in lengths]
 
     def release(self, *, has_ended: bool) -> None:
-        """Nothing is held that others could use."""
+        """Do nothing: nothing is held that others could use."""
 
     def _note_all(self) -> None:
         """Remember the place after each two tokens, as `add` does for one more."""
@@ -117,7 +118,7 @@ class Lookup:
             place = self._before[place]
 
     def _match(self, place: int) -> int:
-        """How many tokens before `place` are those at the end; two at least."""
+        """Return how many tokens before `place` equal those at the end; two at least."""
         tokens, end, length = self._tokens, len(self._tokens), 2
         while length < min(place, _LONGEST) and tokens[place - 1 - length] == tokens[end - 1 - length]:
             length += 1
@@ -127,43 +128,44 @@ class Lookup:
 _BOUNDS = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the probability that the draft model gives its token
 _FIRST_RATE_GUESSES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # before anything is counted
 _FIRST_VALUES = (*_FIRST_RATE_GUESSES, 0.7, 0.7)
-_FIRST_COUNT, _COMMON_COUNT = 5, 10  # comparisons, as many as which those weigh, and what all answers have counted
-_RESTED_COUNT = 3  # as many as which all earlier ones weigh after a rest
+_FIRST_COUNT, _COMMON_COUNT = 5, 10  # weights of those, and of the counts of all answers, in comparisons
+_RESTED_COUNT = 3  # weight of all earlier comparisons after a rest
 _RATE_WEIGHT, _COMMON_WEIGHT = 0.05, 0.02  # of the newest comparison, once there were many
 _FIRST, _LATER = len(_FIRST_RATE_GUESSES), len(_FIRST_RATE_GUESSES) + 1
-KEPT_ROWS = 256  # that are kept of an answer, and handed over after a step
+KEPT_ROWS = 256  # states that are kept of an answer, and handed over after a step
 
 
 class Drafter(Protocol):
-    """Follows one answer and guesses how it goes on. Its guesses may be wrong at any place, and cost time alone."""
+    """Follows one answer and guesses how it goes on. Guesses may be wrong anywhere; that costs time alone."""
 
     def add(self, token_id: int) -> None:
-        """The answer has one more token."""
+        """Add one more token of the answer."""
         ...
 
     def is_due(self) -> bool:
-        """Whether there may be a guess for the next step; asked once in each, and answered at once."""
+        """Return True if there may be a guess for the next step; called once in each, and answers at once."""
         ...
 
     def propose(self, most: int) -> list[int]:
-        """Return the next tokens, at most `most`, as far as there is a guess; asking twice gives the same."""
+        """Return the next tokens, at most `most`, as far as there is a guess; calling it twice gives the same."""
         ...
 
     def estimate(self, tokens: int) -> list[float]:
-        """How likely each of the first `tokens` proposed tokens is right, given that those before it are."""
+        """Return how likely each of the first `tokens` proposed tokens is right, given that those before it are."""
         ...
 
     def release(self, *, has_ended: bool) -> None:
-        """Give back what is held in memory that others could use: the answer has ended, or goes on later."""
+        """Give back memory that others could use: the answer has ended, or goes on later."""
         ...
 
 
-# Of the tokens of an answer so far, a list that grows with it; and whether others may find what is computed of them.
+# Takes the tokens of an answer so far, a list that grows with it, and whether others may find what is computed of them.
 DrafterMaker = Callable[[list[int], bool], Drafter]
 
 
 class Rates:
-    """Begins with what `common` has counted of all answers, and counts there, too."""
+    """Running means of how often guesses are right. They begin with what `common` has counted of all answers, and count
+    there, too."""
 
     def __init__(self, common: Rates | None = None) -> None:
         self._common = common
@@ -172,24 +174,24 @@ class Rates:
 
     @property
     def first(self) -> float:
-        """How likely the first token of a draft is right, however sure."""
+        """The probability that the first token of a draft is right, however sure the guesser is."""
         return self.values[_FIRST]
 
     @property
     def later(self) -> float:
-        """How likely another one is, if those before it are."""
+        """The probability that another token is right, if those before it are."""
         return self.values[_LATER]
 
     def estimate(self, probability: float) -> float:
-        """How likely a token is right to which the draft model gives this probability."""
+        """Return how likely a token is right to which the draft model gives this probability."""
         return self.values[bisect_right(_BOUNDS, probability)]
 
     def rest(self) -> None:
-        """There were no comparisons for long: what was counted before says less about the next ones."""
+        """Give what was counted before less weight, after a long time without comparisons."""
         self._counts = [min(count, _RESTED_COUNT) for count in self._counts]
 
     def count(self, probability: float, *, is_right: bool, is_first: bool) -> None:
-        """A token was compared with the answer's; those before it were right."""
+        """Count a token that was compared with the answer's; those before it were right."""
         for number in (bisect_right(_BOUNDS, probability), _FIRST if is_first else _LATER):
             self._counts[number] += 1
             weight = max(_COMMON_WEIGHT if self._common is None else _RATE_WEIGHT, 1 / self._counts[number])
@@ -199,7 +201,7 @@ class Rates:
 
 
 class StateTail:
-    """States of the positions from `start` to `stop` of one answer, one after another."""
+    """States of the positions from `start` to before `stop` of one answer, one after another."""
 
     def __init__(self) -> None:
         self._pieces: deque[Floats] = deque()
@@ -211,7 +213,8 @@ class StateTail:
         return self.stop - sum(map(len, self._pieces))
 
     def add(self, start: int, rows: Floats) -> None:
-        """Take in the states of positions from `start` on. Those that are known are left; after a gap all else goes."""
+        """Add the states of positions from `start` on. Known ones are left out; after a gap all earlier ones are
+        dropped."""
         if start > self.stop:
             self._pieces.clear()
             self.stop = start
@@ -224,27 +227,28 @@ class StateTail:
             self._pieces.popleft()
 
     def read(self, first: int) -> Floats:
-        """The states of the positions from `first` on, which is not before `start`."""
+        """Return the states of the positions from `first` on, which is not before `start`."""
         rows = np.concatenate(self._pieces)
         return rows[first - self.start :]
 
     def forget(self, first: int) -> None:
-        """Let go of what lies before position `first` altogether."""
+        """Drop pieces that lie before position `first` altogether."""
         while self._pieces and self.start + len(self._pieces[0]) <= first:
             self._pieces.popleft()
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._pieces.clear()
         self.stop = 0
 
     def follow(self, leader: StateTail) -> None:
-        """Begin with what another answer to the same prompt has."""
+        """Begin with the states of another answer to the same prompt."""
         self._pieces, self.stop = leader._pieces.copy(), leader.stop
 
 
 class ModelDrafter:
-    """Follows the answer in `tokens`, a list that grows. `release_table` takes its table, `note_end` its length."""
+    """Follows the answer in `tokens`, a list that grows. In the end `release_table` gets its table, and `note_end` the
+    number of tokens generated."""
 
     def __init__(
         self,
@@ -257,20 +261,20 @@ class ModelDrafter:
         self.tokens, self.keys = tokens, keys
         self._release_table, self._note_end = release_table, note_end
         self.opened_tokens = self._added_tokens = len(tokens)
-        self.end_tokens = sys.maxsize  # with which the answer ends at the latest
+        self.end_tokens = sys.maxsize  # at which the answer ends at the latest
         self.lookup, self.rates = Lookup(tokens), Rates(common)
         self.table: SequenceTable | None = None
         self.drafted: list[int] = []
         self.probabilities: list[float] = []  # that the model gave them
-        self.written_tokens = 0  # of the drafted ones, whose keys and values lie in the pages behind what counts
+        self.written_tokens = 0  # drafted ones whose keys and values lie in the pages, but do not count as written
         self.reach = 1.0  # how likely all of the drafted tokens are right
         self._highest = max(tokens, default=0)
         self._start = self._right_tokens = 0
-        self.rests_until = 0  # the step from which on the model is to be looked at
+        self.rests_until = 0  # the step from which on the model may be asked again
 
     @property
     def inputs(self) -> list[int]:
-        """The tokens of the table's places."""
+        """The tokens at the table's places."""
         return self.tokens
 
     @property
@@ -281,25 +285,26 @@ class ModelDrafter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all is known that the guesses rest on."""
+        """True if all is known that the guesses rest on."""
         return True
 
     @property
     def takes_lookup(self) -> bool:
-        """Whether the text itself is at least as good a source of guesses now as the model."""
+        """True if the text itself is now at least as good a source of guesses as the model."""
         return bool(self.lookup.propose(1)) and self.lookup.estimate(1)[0] >= self.rates.first
 
     @property
     def was_right(self) -> bool:
-        """Whether the last draft of the model began with the right token."""
+        """True if the last draft of the model began with the right token."""
         return self._right_tokens > 0
 
     def is_foreign(self, vocab_size: int) -> bool:
-        """Whether the answer has a token that a model with so many does not know."""
+        """Return True if the answer has a token outside a vocabulary of this size."""
         return self._highest >= vocab_size
 
     def follow(self, cache: KVCache) -> None:
-        """Have a table, whose books are up to date: what was drafted right and is in the pages counts as written."""
+        """Open the table, or bring it up to date: drafted tokens that were right and are in the pages count as
+        written."""
         if self.table is None:
             limit = len(self.tokens) - 1
             if self.keys is None:
@@ -311,33 +316,34 @@ class ModelDrafter:
             cache.commit(self.table, self.tokens, min(right, before_last))
 
     def begin(self) -> None:
-        """A new draft follows the tokens so far, of which all are in the table."""
+        """Begin a new draft after the tokens so far, of which all are in the table."""
         self.drafted, self.probabilities, self.reach = [], [], 1.0
         self._start, self._right_tokens, self.written_tokens = len(self.tokens), 0, 0
 
     def take(self, token_id: int, probability: float) -> None:
-        """The model's likeliest next token."""
+        """Add the model's likeliest next token to the draft."""
         self.drafted.append(token_id)
         self.probabilities.append(probability)
         self.reach *= self.rates.estimate(probability)
 
     def settle(self) -> int:
-        """End the last draft; how many of its tokens are in the pages and were right, so that they count as written."""
+        """End the last draft; return how many of its tokens are in the pages and were right, and so count as
+        written."""
         right = self.settled_tokens
         self._right_tokens = self.written_tokens = 0
         return right
 
     @property
     def settled_tokens(self) -> int:
-        """How many tokens of the last draft are in the pages, were right, and do not count as written yet."""
+        """Tokens of the last draft that are in the pages and were right, and do not count as written yet."""
         return min(self._right_tokens, self.written_tokens)
 
     def is_due(self) -> bool:
-        """Whether the text itself offers a guess; whether the model is looked at, the planner knows."""
+        """Return True if the text itself offers a guess; the planner decides whether to ask the model."""
         return self.lookup.is_due()
 
     def add(self, token_id: int) -> None:
-        """The answer has one more token, which is compared with the guess; it is in the list already."""
+        """Take in one more token of the answer, which is in the list already, and compare it with the guess."""
         self.lookup.add(token_id)
         self._added_tokens += 1
         if token_id > self._highest:
@@ -350,7 +356,7 @@ class ModelDrafter:
                 self.rests_until = 0
 
     def is_current(self, place: int = 0) -> bool:
-        """Whether the last draft of the model, but for `place` tokens that were right, follows the tokens so far."""
+        """Return True if the last draft of the model, after its first `place` tokens, follows the tokens so far."""
         return self._start + place == len(self.tokens) and place <= len(self.drafted) and bool(self.drafted)
 
     def propose(self, most: int) -> list[int]:
@@ -360,7 +366,7 @@ class ModelDrafter:
         return self.lookup.propose(most)
 
     def estimate(self, tokens: int) -> list[float]:
-        """How often tokens were right of which the model, or the text, was as sure."""
+        """Return for each guess how often tokens were right when the model, or the text, was as sure."""
         if self.is_current():
             return [self.rates.estimate(probability) for probability in self.probabilities[:tokens]]
         return self.lookup.estimate(tokens)
@@ -376,10 +382,10 @@ class ModelDrafter:
 
 
 class HeadDrafter(ModelDrafter):
-    """As a `ModelDrafter`, of a head. `shares`: others may find its pages.
+    """A `ModelDrafter` for a head. `shares`: others may find its pages.
 
     The engine puts the answer's states into `tail`. Place p of the table belongs to position `base` + p of the answer.
-    `state` is what stands for the state before the last drafted token.
+    `state` is the head's own, in place of the model's state before the last drafted token.
     """
 
     def __init__(
@@ -399,21 +405,21 @@ class HeadDrafter(ModelDrafter):
 
     @property
     def inputs(self) -> list[int]:
-        """The tokens of the table's places: all that follow a state."""
+        """The tokens at the table's places: all that follow a state."""
         return self._inputs
 
     @property
     def is_ready(self) -> bool:
-        """Whether the states of all tokens but the last are known."""
+        """True if `tail` reaches up to the last token."""
         return self.tail.stop == len(self.tokens) - 1 and self.tail.start < self.tail.stop
 
     def add(self, token_id: int) -> None:
-        """The answer has one more token, which is compared with the guess; it is in the list already."""
+        """Take in one more token of the answer, which is in the list already, and compare it with the guess."""
         super().add(token_id)
         self._inputs.append(token_id)
 
     def follow(self, cache: KVCache) -> None:
-        """Have a table that ends where the kept states begin, or later."""
+        """Open a table that ends where the kept states begin, or later."""
         self.settle()
         table = self.table
         if table is not None and self.tail.start > self.base + table.length_tokens:
@@ -423,17 +429,18 @@ class HeadDrafter(ModelDrafter):
         self.tail.forget(self.base + self.table.length_tokens)
 
     def read_states(self) -> Floats:
-        """The states that belong to the inputs which are not in the table, (T, n)."""
+        """Return the states of the inputs that are not in the table, (T, n)."""
         assert self.table is not None
         return self.tail.read(self.base + self.table.length_tokens)
 
     @property
     def settled_tokens(self) -> int:
-        """None: what was drafted is computed again."""
+        """Always 0: what was drafted is computed again."""
         return 0
 
     def _open(self, cache: KVCache) -> SequenceTable:
-        """A table with what others left of this text, if that reaches the kept states, else one that begins there."""
+        """Return a table with what others left of this text, if that reaches the kept states, else one that begins
+        there."""
         self.base, self._inputs = 0, self.tokens[1:]
         if self._shares_pages:
             if self.keys is None:
@@ -447,7 +454,7 @@ class HeadDrafter(ModelDrafter):
         return cache.open_private_table()
 
 
-_SETTLED = 4  # tokens that are right one after another, from which on the place is believed
+_SETTLED = 4  # tokens that are right one after another, after which the place is trusted
 _FIRST_RATES = (0.6, 0.9)  # how often guesses are right before that many, and after, until some are counted
 _EXPECTED_WEIGHT = 0.1  # of the newest guess
 _PLACES_LOOKED_AT = 8  # places with the same two tokens before them
@@ -456,7 +463,7 @@ _MOST_EXPECTED = 16_384  # of the text that are looked at, its first ones: each 
 
 
 class Prediction:
-    """The place in the expected `text` where an answer is. Of the answer's tokens, `right_tokens` were expected."""
+    """The place in the expected `text` where an answer is. `right_tokens` of the answer's tokens were expected."""
 
     def __init__(self, text: Sequence[int], answer: Sequence[int] = ()) -> None:
         self._text = list(text[:_MOST_EXPECTED])
@@ -472,7 +479,7 @@ class Prediction:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """The answer has one more token, which is compared with the expected one."""
+        """Add one more token of the answer, and compare it with the expected one."""
         self._answer.append(token_id)
         if self.has_guess:
             is_right, number = self._text[self._place] == token_id, self._run >= _SETTLED
@@ -486,12 +493,12 @@ class Prediction:
 
     @property
     def has_guess(self) -> bool:
-        """Whether a next token is expected."""
+        """True if a next token is expected."""
         return 0 <= self._place < len(self._text)
 
     @property
     def rate(self) -> float:
-        """How often such guesses were right lately."""
+        """The share of such guesses that were right lately."""
         return self._rates[self._run >= _SETTLED]
 
     def propose(self, most: int) -> list[int]:
@@ -499,7 +506,8 @@ class Prediction:
         return self._text[self._place : self._place + most] if self.has_guess else []
 
     def _find(self) -> int:
-        """The place that has most of the answer's last tokens before it, the nearest one further on; -1 for none."""
+        """Return the place that has most of the answer's last tokens before it, the nearest one further on; -1 for
+        none."""
         answer = list(self._answer)
         places = self._places.get((answer[-2], answer[-1]), []) if len(answer) > 1 else []
         start = bisect_left(places, self._base + 2)
@@ -507,7 +515,7 @@ class Prediction:
         return max(near, key=lambda place: self._match(place, answer), default=-1)
 
     def _match(self, place: int, answer: Sequence[int]) -> int:
-        """How many tokens before a place are the last ones of the answer."""
+        """Return how many tokens before a place equal the last ones of the answer; two at least."""
         length, most = 2, min(place, len(answer))
         while length < most and self._text[place - 1 - length] == answer[-1 - length]:
             length += 1
@@ -515,19 +523,19 @@ class Prediction:
 
 
 class PredictedLookup(Lookup):
-    """Guesses what is expected, or what the text itself offers where that is right more often."""
+    """Guesses what is expected, or what the text itself offers if that is right more often."""
 
     def __init__(self, tokens: Sequence[int], prediction: Prediction) -> None:
         super().__init__(tokens)
         self._prediction = prediction
 
     def add(self, token_id: int) -> None:
-        """The text has one more token."""
+        """Add one more token of the text."""
         self._prediction.add(token_id)
         super().add(token_id)
 
     def is_due(self) -> bool:
-        """Whether anything is expected, or was there before."""
+        """Return True if a token is expected, or the last tokens occurred before."""
         return self._prediction.has_guess or super().is_due()
 
     def propose(self, most: int) -> list[int]:
@@ -535,7 +543,7 @@ class PredictedLookup(Lookup):
         return self._prediction.propose(most) if self._leads else super().propose(most)
 
     def estimate(self, tokens: int) -> list[float]:
-        """How often guesses of that source were right lately."""
+        """Return for each guess how often guesses of that source were right lately."""
         return [self._prediction.rate] * tokens if self._leads else super().estimate(tokens)
 
     @property
@@ -546,7 +554,7 @@ class PredictedLookup(Lookup):
 
 
 def expect(drafter: Drafter, tokens: Sequence[int], prediction: Prediction) -> Drafter:
-    """The drafter of an answer, which from now on guesses what is expected as well. It has the `tokens` so far."""
+    """Return a drafter for the answer with these `tokens` that guesses what is expected as well."""
     if isinstance(drafter, ModelDrafter):
         drafter.lookup = PredictedLookup(tokens, prediction)
         return drafter

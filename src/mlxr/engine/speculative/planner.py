@@ -1,7 +1,8 @@
-"""How many tokens to draft for each answer of a step: as many as make the tokens of a second more.
+"""Chooses how many tokens to draft for each answer of a step: as many as give the most tokens per second.
 
-`Planner` knows estimates and measured costs alone; whatever it decides, no answer changes. `open_drafts` says whether
-an engine drafts at all, by its settings, its device and its models, and who makes its drafts.
+`Planner` knows estimates and measured costs alone; whatever it decides, no answer changes. `can_draft` tells whether an
+engine drafts at all, by its settings, its device and its models; `open_drafts` makes its planner and what makes its
+drafters.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from mlxr.kernels.context import Context
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 _LEAST_GAIN = 1.05  # drafts must promise this much, as estimates are never exact
-_LOOK_EVERY = 4  # of steps without drafts so many are measured as one
-_PLAIN_EVERY, _PLAIN_SELDOM = 4, 256  # steps with drafts, one without shows what they are compared with
-_AS_EXPECTED = 0.1  # of its time: what such a step may differ, so that the next one comes later
+_LOOK_EVERY = 4  # of so many steps without drafts, one is measured
+_PLAIN_EVERY, _PLAIN_SELDOM = 4, 256  # steps with drafts between two without that are measured, at least and at most
+_AS_EXPECTED = 0.1  # of its time that such a step may differ from what was expected for the next one to come later
 _PATIENCE = 8  # steps without drafts in a row, until the planner rests between looks
-_LONGEST_REST = 8  # steps between two looks, where looks found nothing again and again
+_LONGEST_REST = 8  # steps between two looks, when looks found nothing again and again
 
 
 class Planner:
@@ -38,11 +39,11 @@ class Planner:
 
     In steps of more than `most_answers` the model does not guess: there its steps took longer than they saved.
 
-    Where a step `runs_ahead`, it may begin before the tokens are known that the one before it draws. Such a step has no
+    If it `runs_ahead`, a step may begin before the tokens are known that the one before it draws. Such a step has no
     drafts. So it must be known before tokens are drawn whether the next step is likely to have any (`expects`).
 
-    Where looks for drafts find none again and again, the planner `rests` for a few steps after each: for so many more
-    steps, which the scheduler counts, nobody asks or tells it anything, as that takes time as well.
+    If looks for drafts find none again and again, the planner `rests` after each: for so many more steps, which the
+    scheduler counts, nobody asks or tells it anything, as that takes time as well.
     """
 
     most_answers = 2
@@ -67,7 +68,7 @@ class Planner:
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
         """Take in a step that decoded `answers`, with so many rows, and gave so many tokens.
 
-        Its seconds count from before the planning. None: it computed prompts, too.
+        Its seconds count from before the planning. `answers` is None if it computed prompts, too.
         """
         step_s, guess_s = seconds - self._guess_s, self._guess_s
         self._guess_s = 0.0
@@ -90,7 +91,8 @@ class Planner:
             self._credit.save(plain_s - usual_s - min(guess_s, plain_s))
 
     def _time_plain(self, seconds: float, rows: int) -> None:
-        """A step without drafts, with which others are compared; the less it is news, the later the next one comes."""
+        """Take in a step without drafts, for comparison; the closer to what was expected, the later the next one
+        comes."""
         expected_s = self._costs.read_seconds(rows)
         if self._since_plain and expected_s is not None:
             is_known = abs(seconds - expected_s) < _AS_EXPECTED * expected_s
@@ -100,12 +102,12 @@ class Planner:
         self._since_plain = 0
 
     def begin_step(self, answers: int) -> bool:
-        """A step that decodes so many answers is about to be planned; whether it has room for drafts."""
+        """Begin to plan a step that decodes so many answers; return True if it has room for drafts."""
         self._steps += 1
         return answers < MOST_ROWS and not self._ran_ahead
 
     def end_step(self, *, has_drafts: bool, answers: int) -> None:
-        """The step is planned; where there are no drafts, the next steps may pass without a look for them."""
+        """End planning the step; if there are no drafts, the next steps may pass without a look for them."""
         self._idle_steps = 0 if has_drafts else self._idle_steps + 1
         if self._idle_steps <= _PATIENCE or self.runs_ahead:
             self._rest_steps = 1
@@ -118,7 +120,7 @@ class Planner:
             self._credit.count_step(plain_s * self.rests, self._costs.read_seconds(1))
 
     def is_due(self, drafter: Drafter, answers: int) -> bool:
-        """Whether there may be a guess for an answer in this step that pays; asked for each in each step."""
+        """Return True if an answer may have a guess in this step that pays; called for each in each step."""
         if isinstance(drafter, ModelDrafter):
             if self._asks_model(drafter, answers):
                 return True
@@ -130,7 +132,7 @@ class Planner:
         return is_due and self._credit.seconds > 0 and self.model is not None
 
     def expects(self, drafters: Sequence[Drafter], answers: int, *, has_drafts: bool = False) -> bool:
-        """Whether the next step is likely to have drafts; asked before the tokens of this one are drawn.
+        """Return True if the next step is likely to have drafts; called before the tokens of this one are drawn.
 
         If this one `has_drafts`, nobody knows yet what the next one is to compute, so it waits in any case.
         """
@@ -152,7 +154,7 @@ class Planner:
         return bool(self.model.decide(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps))
 
     def _expects_lookup(self, drafters: Sequence[Drafter], answers: int) -> bool:
-        """Whether what the text offers now would pay; then what it offers after one more token is likely to."""
+        """Return True if what the text offers now would pay: its offer after one more token is then likely to."""
         rates = {
             place: drafter.estimate(self._most_tokens) for place, drafter in enumerate(drafters) if drafter.propose(1)
         }
@@ -166,9 +168,9 @@ class Planner:
         rows: int,
         cut: Callable[[K, list[int]], list[int]],
     ) -> dict[K, list[int]]:
-        """Drafts for answers that decode: each with its drafter and the most tokens that it has room for.
+        """Return drafts for answers that decode: each with its drafter and the most tokens that it has room for.
 
-        The step has `answers` in all, with so many `rows`. Drafts take `room_rows` rows at most besides. The likeliest
+        The step has `answers` in all, with so many `rows`. Drafts take at most `room_rows` rows besides. The likeliest
         tokens come first. `cut` leaves of an answer's draft what can be right.
         """
         if self._since_plain >= self._plain_every:
@@ -196,7 +198,7 @@ class Planner:
         return 0 if self.model is None else sum(group.arena.nbytes for group in self.model.cache.groups)
 
     def check(self, drafters: Iterable[Drafter | None]) -> None:
-        """Prove that the pages of the draft model are held by exactly these drafters; raises AssertionError."""
+        """Raise AssertionError unless exactly these drafters hold the pages of the draft model."""
         if self.model is not None:
             own = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
             self.model.cache.check(drafter.table for drafter in own if drafter.table is not None)
@@ -204,7 +206,7 @@ class Planner:
     def _guess(
         self, model: DraftModel, drafters: Mapping[K, tuple[Drafter, int]], room_rows: int, answers: int
     ) -> None:
-        """Let the draft model guess. Should it fail, there are no more guesses of it, and the answers go on."""
+        """Let the draft model guess. If it fails, it is not used any more, and the answers go on."""
         wanted = [
             (drafter, most)
             for drafter, most in drafters.values()
@@ -215,7 +217,7 @@ class Planner:
         start_s = self._clock()
         try:
             model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps)
-        except Exception:  # whatever it was, it concerns guesses alone
+        except Exception:  # whatever it was, only guesses need the model
             logger.exception("the draft model failed; answers go on without it")
             for drafter, _ in wanted:
                 drafter.release(has_ended=False)
@@ -225,9 +227,9 @@ class Planner:
     def _choose(
         self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int, *, from_ahead: bool = False
     ) -> dict[K, int]:
-        """How many tokens of each offer to take, given how likely each is right if those before it are.
+        """Return how many tokens of each offer to take, given how likely each is right if those before it are.
 
-        Without drafts the step would run `from_ahead`, or else wait as well.
+        `from_ahead`: without drafts the step would run ahead; else it would wait as well.
         """
         steps: list[tuple[float, int, K]] = []
         for key, given in rates.items():
@@ -263,7 +265,7 @@ HOST_DEVICES = ("cpu", "reference")
 class DraftSource:
     """A model that drafts, with the same vocabulary as the one it drafts for. `fingerprint` names its weights.
 
-    `ctx` is where it computes, if it has one of its own, as on a GPU, where steps of two models do not mix.
+    `ctx` is its own context, if it has one, as on a GPU, where steps of two models do not mix.
     """
 
     model: Model
@@ -293,12 +295,13 @@ class HeadSource:
 def can_draft(
     settings: ModelSettings, device: str, draft: DraftSource | HeadSource | None, layers: Sequence[LayerCache] = ()
 ) -> bool:
-    """Whether answers of a model with these layers get drafts. Raises SettingError where they cannot, and are wanted.
+    """Return True if answers of a model with these layers get drafts. Raises SettingError if they cannot, but are
+    wanted.
 
-    A recurrent layer keeps one state, that after the last token of a step. From the state before, the tokens that were
-    right are computed once more with the next ones; a draft model, whose guesses are often dropped, may have no such
-    layers. On a GPU decoding steps are recorded, and one with drafts has each token as a sequence of its own, which
-    shares the pages but could not share a state. There drafts have to be asked for.
+    A recurrent layer keeps one state, that after the last token of a step. After a wrong draft the tokens that were
+    right are computed once more with the next ones, from the state before; a draft model, whose guesses are often
+    dropped, may have no such layers. On a GPU decoding steps are recorded, and one with drafts has each token as a
+    sequence of its own, which shares the pages but could not share a state. There drafts have to be asked for.
     """
     if settings.draft == "off" or (settings.draft == "auto" and device not in HOST_DEVICES):
         return False
@@ -333,7 +336,8 @@ def open_drafts(
     shares_prefixes: bool,
     clock: Callable[[], float],
 ) -> tuple[Planner, DrafterMaker]:
-    """Who plans drafts, and who makes them for an answer; allocates the `arena` of the model or head that drafts."""
+    """Return the planner of drafts, and what makes a drafter for an answer; allocates the `arena` of the draft model or
+    head."""
     if draft is None or arena is None:
         return Planner(settings.draft_tokens, runs_ahead=ctx.gpu is not None), look_up
     own = draft.ctx or ctx
@@ -356,5 +360,5 @@ def open_drafts(
 
 
 def look_up(tokens: list[int], _: bool) -> Drafter:
-    """Drafts from the text itself."""
+    """Return a drafter that drafts from the text itself."""
     return Lookup(tokens)
