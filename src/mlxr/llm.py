@@ -1,7 +1,7 @@
 """`LLM`: the front door for Python programs. Opens a model and answers, alone or many prompts at once.
 
-The face of a `Session` for programs that wait. A thread of its own runs the engine, as in the server. Functions declare
-the settings of a model as `**keywords: Unpack[ModelKeywords]`, which type checkers know one by one.
+It is the side of a `Session` for programs that wait. A thread of its own runs the engine, as in the server. Functions
+declare the settings of a model as `**keywords: Unpack[ModelKeywords]`, of which type checkers know each one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def show_keywords(function: Function) -> Function:
-    """`function` with each setting in its signature, for `help` and for completion in a running interpreter."""
+    """Return `function` with each setting in its signature, for `help` and for completion in a running interpreter."""
     signature = inspect.signature(function)
     own = [row for row in signature.parameters.values() if row.kind is not inspect.Parameter.VAR_KEYWORD]
     named = [row for row in own if row.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -46,7 +46,7 @@ def show_keywords(function: Function) -> Function:
 
 
 def resolve_keywords(keywords: ModelKeywords) -> Settings:
-    """Settings from `keywords`, and where they are None from the environment, the file and the defaults.
+    """Return settings from `keywords`; those that are None come from the environment, the file and the defaults.
 
     Raises TypeError for names that no setting of a model has, as Python does, and SettingError for unfit values.
     """
@@ -115,13 +115,14 @@ class LLM(Closes):
         adapter: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
         drafts: DraftOptions | Sequence[DraftOptions] = AUTO_DRAFTS,
     ) -> list[Completion]:
-        """Continue one prompt or several, which are computed together; one completion per prompt, in their order.
+        """Continue one prompt or several, which are computed together; return one completion per prompt, in their
+        order.
 
-        A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts,
-        or one for each; so are `drafts`, and `adapter`, the name of one that is loaded, several with factors that are
-        added in their order ({"sql": 0.5, "brief": 1.0}), or None. With `n` above 1 the `choices` of a completion are
-        its prompt's answers. Raises InvalidRequest when one of the prompts cannot be served; the others are cancelled
-        then.
+        A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts, or
+        one for each; so are `drafts` and `adapter`. An adapter is the name of one that is loaded, several with factors
+        that are added in their order ({"sql": 0.5, "brief": 1.0}), or None. With `n` above 1 the `choices` of a
+        completion are its prompt's answers. Raises InvalidRequest when one of the prompts cannot be served; the others
+        are cancelled then.
         """
         wanted = _list_prompts(prompts)
         all_params = _spread("params", params or SamplingParams(), len(wanted))
@@ -147,13 +148,13 @@ class LLM(Closes):
         dimensions: int | None = None,
         truncate: bool = False,
     ) -> list[list[float]]:
-        """A vector of length 1 for each text, (hidden size,); all of them are computed together.
+        """Return a vector of length 1 for each text, (hidden size,); all of them are computed together.
 
-        `pooling` says of which tokens: of all (`mean`), of the `last` or of the first (`cls`); None: as the model's
-        files state, else of all. A prompt of the model goes before each text, by its `prompt_name` or what the texts
-        are (`input_type`: query, document, ...), or a `prompt` of your own. `dimensions` keeps the first so many
-        numbers, scaled to length 1 again; `truncate` cuts what is too long. Raises InvalidRequest for a text that is
-        too long, and where the files state what mlxr does not do.
+        `pooling` chooses the tokens that count: all (`mean`), the `last` or the first (`cls`); None: as the model's
+        files state, else all. A prompt of the model goes before each text: that named `prompt_name`, or that for the
+        kind of text (`input_type`: query, document, ...), or a `prompt` of your own. `dimensions` keeps the first so
+        many numbers, scaled to length 1 again; `truncate` cuts texts that are too long. Raises InvalidRequest for a
+        text that is too long, and if the files state what mlxr does not do.
         """
         session, listed = self._session, [texts] if isinstance(texts, str) else list(texts)
         used = choose_pooling(session.loaded.pooling, pooling, "texts")
@@ -163,23 +164,24 @@ class LLM(Closes):
         return [scale_vector(vector, dimensions).tolist() for vector in session.embed_each(token_ids, used)]
 
     def embed_sparse(self, texts: str | Sequence[str], *, truncate: bool = False) -> list[dict[int, float]]:
-        """The weights of each text's tokens by their ids, for models that make them (bge-m3). Raises InvalidRequest."""
+        """Return the weights of each text's tokens by their ids, for models that make them (bge-m3). Raises
+        InvalidRequest."""
         made = self._session.embed_tokens([texts] if isinstance(texts, str) else texts, "sparse", truncates=truncate)
         return [one for one in made if isinstance(one, dict)]
 
     def embed_multi(self, texts: str | Sequence[str], *, truncate: bool = False) -> list[list[list[float]]]:
-        """A vector of length 1 for each token of a text but the first, for models that make them (bge-m3, as ColBERT).
-        Raises InvalidRequest."""
+        """Return a vector of length 1 for each token of a text but the first, for models that make them
+        (bge-m3, as ColBERT). Raises InvalidRequest."""
         made = self._session.embed_tokens([texts] if isinstance(texts, str) else texts, "multi", truncates=truncate)
         return [one.tolist() for one in made if not isinstance(one, dict)]
 
     def rerank(
         self, query: str, documents: Sequence[str], *, instruction: str | None = None
     ) -> list[tuple[int, float]]:
-        """The places of the documents, the best answer to the query first, each with a number from 0 to 1.
+        """Return the places of the documents, the best answer to the query first, each with a number from 0 to 1.
 
-        For cross-encoders, and for models that write text, which are asked whether a document answers the query, by
-        an `instruction` if there is one. Raises InvalidRequest for a model that cannot rank.
+        For cross-encoders, and for models that write text, which are asked whether a document answers the query, by an
+        `instruction` if there is one. Raises InvalidRequest for a model that cannot rank.
         """
         scores = self._session.rank_all(query, list(documents), instruction)
         return sorted(enumerate(scores), key=lambda pair: -pair[1])
@@ -210,14 +212,13 @@ class LLM(Closes):
         adapter: AdapterChoice | None = None,
         drafts: DraftOptions = AUTO_DRAFTS,
     ) -> Completion:
-        """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
+        """Return the assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
 
         Content is text, or a list of parts: `{"type": "text", "text": ...}` and, for a model that sees,
         `{"type": "image", "image": ...}` with the path of a picture or its bytes.
 
-        `think` switches reasoning on or off, or names a level, where the model has that; `grammar` is what the answer
-        must look like, `adapter` the name of one that is loaded. Raises TemplateError when the model has no chat
-        template.
+        `think` switches reasoning on or off, or names a level, if the model has that; `grammar` describes the answer's
+        form, `adapter` names one that is loaded. Raises TemplateError when the model has no chat template.
         """
         with self.stream_chat(messages, params, think=think, grammar=grammar, adapter=adapter, drafts=drafts) as stream:
             return fold_events(stream.wait())
@@ -244,7 +245,7 @@ class LLM(Closes):
         adapter: AdapterChoice | None = None,
         drafts: DraftOptions = AUTO_DRAFTS,
     ) -> Stream:
-        """`chat` as a stream of events."""
+        """Do `chat` as a stream of events."""
         messages = open_pictures(messages)
         request = ChatRequest(
             messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter, drafts=drafts
@@ -253,33 +254,34 @@ class LLM(Closes):
 
     @property
     def can_chat(self) -> bool:
-        """Whether the model came with a chat template."""
+        """True if the model came with a chat template."""
         return self._session.can_chat
 
     @property
     def blind(self) -> str:
-        """Why the model sees no pictures, and the remedy; empty where it does."""
+        """The reason that the model sees no pictures, and the remedy; empty if it does."""
         return self._session.blind
 
     @property
     def context_tokens(self) -> int:
-        """How many tokens a prompt and its answer may have together."""
+        """The number of tokens that a prompt and its answer may have together."""
         return self._session.context_tokens
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a prompt, as `generate` reads it: BOS in front where the model wants it."""
+        """Return the token ids of a prompt, as `generate` reads it: BOS in front if the model wants it."""
         return self._session.encode_prompt(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, without control tokens; bytes that form no character become U+FFFD."""
+        """Return the text of token ids, without control tokens; bytes that form no character become U+FFFD."""
         return self._session.decode(token_ids)
 
     def stats(self) -> SessionStats:
-        """What the model takes, what its cache holds, what was computed, and by which implementation of operators."""
+        """Return figures of the model, its cache and what was computed, and the implementation of each operator."""
         return self._session.read_stats()
 
     def close(self) -> None:
-        """Bring cache pages to disk where that is asked for, give the memory back; no use is possible afterwards."""
+        """Write cache pages to disk if settings ask for that, and give the memory back; no use is possible
+        afterwards."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -292,7 +294,7 @@ class LLM(Closes):
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. A flat list of ids is one prompt."""
+    """Return one prompt or several as a list. A flat list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     listed = list(prompts)
@@ -305,7 +307,7 @@ def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _spread(field: str, given: T | Sequence[T], count: int) -> list[T]:
-    """One value for each prompt, where one may be given for all. Raises InvalidRequest for another number of them."""
+    """Return one value for each prompt, from one for all or one for each. Raises InvalidRequest for another number."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:

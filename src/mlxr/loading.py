@@ -1,9 +1,8 @@
-"""From a path or a name to a model that can run: the one place where files, tokenizer and model meet.
+"""Loading: from a path or a name to a model that can run. Here files, tokenizer and model meet.
 
 `find_model` turns what the user typed into a path, `load` opens it, builds the decoder on a device and reads the
-tokenizer and the chat template. `open_source` opens the same files to be written anew as GGUF, `inspect_adapter` finds
-whether an adapter's files fit a model. Knows no engine and no
-conversation.
+tokenizer and the chat template. `open_source` opens the same files to be written anew as GGUF, `inspect_adapter` checks
+whether an adapter's files fit a model. Knows no engine and no conversation.
 """
 
 from __future__ import annotations
@@ -124,23 +123,22 @@ class Group(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why they compute nothing more, None as long as they do."""
+        """The reason that they compute nothing more, None as long as they do."""
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel(Closes):
-    """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk.
+    """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk;
+    both include a tower.
 
-    A tower counts among them.
-    `fingerprint` (32 bytes) changes with everything that can change a bit of what the model computes: its weights and
-    configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
-    numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of
-    its own file that does; their weights count among the bytes in memory.
-    `pooling` is how the files say that texts become vectors (`mean`, `last`, `cls`, ...), None where they do not;
-    `text_rules` what they say of the texts before.
+    `fingerprint` (32 bytes) changes with everything that can change a bit of the model's results: its weights and
+    configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and numbers
+    of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of its own
+    file that does; their weights count among the bytes in memory. `pooling` is the way in which texts become vectors by
+    the files (`mean`, `last`, `cls`, ...), None if they do not say; `text_rules` are their rules for texts before that.
     `group` are the GPUs that compute it together, if there are several.
     """
 
@@ -161,8 +159,8 @@ class LoadedModel(Closes):
     draft: LoadedModel | None = None
     head: DraftHead | EagleHead | None = None
     group: Group | None = None
-    tower: TowerFile | None = None  # with which it sees
-    blind: str = ""  # why it does not see, where it has no tower
+    tower: TowerFile | None = None  # if it sees
+    blind: str = ""  # the reason that it does not see, if it has no tower
 
     def open_tower(self) -> Callable[[NDArray[Any]], Generator[None, None, FloatArray]]:
         """Return the encoder of pictures and sounds (see `Tower.encode`, `Ear.encode`), whose weights are prepared when
@@ -184,7 +182,7 @@ class LoadedModel(Closes):
         return encode
 
     def _prepare(self, what: str, load: Callable[[Context], Sense]) -> Sense:
-        """Return `load` of the model's device, or of the processor where a GPU has no kernels for what is loaded."""
+        """Return `load` on the model's device, or on the CPU if a GPU has no kernels for what is loaded."""
         try:
             return load(self.ctx)
         except DeviceError as error:
@@ -195,7 +193,7 @@ class LoadedModel(Closes):
 
     @property
     def kv_type(self) -> str:
-        """How pages of this model's device keep numbers unless a setting says otherwise."""
+        """The type of numbers in pages on this model's device, unless a setting chooses another."""
         return default_kv_type(self.ctx)
 
     @property
@@ -206,8 +204,8 @@ class LoadedModel(Closes):
     def load_adapter(self, path: str | Path) -> Adapter:
         """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
 
-        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError where several
-        GPUs compute the model.
+        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError if several GPUs
+        compute the model.
         """
         if self.group is not None:
             raise DeviceError("several GPUs as one run no adapters; use one of them, or device 'cpu'")
@@ -223,19 +221,20 @@ class LoadedModel(Closes):
             )
 
     def load_head(self) -> DraftHead | None:
-        """Prepare the layer of the file that drafts, if any; ModelError, naming the tensor, where it does not fit."""
+        """Prepare the layer of the file that drafts, if any; raises ModelError, naming the tensor, if it does not
+        fit."""
         with name_in_errors(self.path):
             layer = take_draft_layer(self.config, read_contents(self.file).tensors)
             return None if layer is None else DraftHead(self.model, layer)
 
     def load_eagle(self, path: Path) -> EagleHead:
-        """Prepare the EAGLE-3 head of a folder for this model; ModelError, naming what does not fit."""
+        """Prepare the EAGLE-3 head of a folder for this model; raises ModelError, naming what does not fit."""
         with name_in_errors(path):
             folder = open_safetensors(path)  # stays open with the tensors
             return EagleHead(self.model, folder.config, folder.tensors)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self.file.close()
         if self.tower is not None:
             self.tower.close()
@@ -246,13 +245,12 @@ class LoadedModel(Closes):
 
 
 def make_context(device: str = "auto", threads: int | None = None, isa: str | None = None) -> Context:
-    """Where models run: the device of that name, or for "auto" the best that is here. Raises DeviceError."""
+    """Return the context on the device of that name, or for "auto" on the best one here. Raises DeviceError."""
     return Context(choose_device(device), threads, isa)
 
 
 def make_random_tensor(type_name: str, rows: int, columns: int, seed: int) -> TensorSource:
-    """A weight of random blocks, to check and measure products with; large ones are one of at most 4 Mi values again
-    and again."""
+    """Return a weight of random blocks, to check and measure products with; a large one repeats at most 4 Mi values."""
     row = next(row for row in WEIGHT_TYPES if row.name == type_name)
     random, values = np.random.default_rng([seed, rows, columns]), rows * columns
     held = min(values, 1 << 22) // row.block_size
@@ -281,12 +279,9 @@ def load(
 ) -> LoadedModel:
     """Open a model and make it ready on `device` ("auto": see `choose_device`) for contexts of up to `context_tokens`.
 
-    With a `ctx`, the model shares the threads of whoever has it.
-
-    It sees by the tower in the file `mmproj`, or by that of its folder, of the file `tower` that a registry has for it,
-    or of a file mmproj*.gguf beside it.
-
-    Of its experts `expert_bytes` are in memory at most; see `Decoder`.
+    With a `ctx`, the model shares that context and its threads. Its tower comes from the file `mmproj`, else from its
+    folder, from the file `tower` that a registry has for it, or from a file mmproj*.gguf beside it. At most
+    `expert_bytes` of its experts are in memory; see `Decoder`.
 
     With `needs_chat_template`, a model without one is refused with TemplateError before its weights are prepared.
     `progress(done, total)` is called while weights are prepared. Raises NotFound, FormatError, ModelError,
@@ -331,7 +326,7 @@ def load(
 
 
 def _tell_residency(name: str, model: Decoder) -> None:
-    """Say so where not all experts are in memory, as answers are slower then."""
+    """Log a warning if not all experts are in memory, as answers are slower then."""
     held, total = (nbytes / 2**30 for nbytes in model.expert_memory)
     if held < total:
         logger.warning(
@@ -352,7 +347,8 @@ def check_vocabulary(model: LoadedModel, draft: LoadedModel) -> None:
 
 
 def _fingerprint(ctx: Context, parts: ModelFiles) -> bytes:
-    """See LoadedModel. Weights are read after they were prepared, while the file is still in the system's memory."""
+    """Return the fingerprint; see LoadedModel. Weights are read after they were prepared, while the system still caches
+    the file."""
     digest = hashlib.blake2b(repr(parts.config).encode(), digest_size=32)
     types = {name: (tensor.type_name, tensor.shape) for name, tensor in parts.tensors.items()}
     digest.update(repr(sorted(types.items())).encode())
@@ -377,7 +373,7 @@ class AdapterSummary:
 
 
 def inspect_adapter(path: Path, base: Path) -> AdapterSummary:
-    """Check that an adapter's files fit the model at `base`, of which headers are read, and sum them up.
+    """Check that an adapter's files fit the model at `base`, reading only its headers, and sum them up.
 
     Raises NotFound, FormatError for broken files, ModelError for those of another model.
     """
@@ -400,7 +396,8 @@ def _check_updates(name: str, file: AdapterFile, config: Model, shapes: Mapping[
 
 
 def _list_shapes(source: SourceModel) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of a model's matrices as adapters name them; those that a file joins are listed one by one."""
+    """Return outputs and inputs of a model's matrices as adapters name them; those that a file joins are listed one by
+    one."""
     config = source.config
     tensors: dict[str, Any] = {from_gguf_name(name, config): one for name, one in source.tensors.items()}
     whole = (config.vocab_size, config.hidden)

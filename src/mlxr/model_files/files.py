@@ -1,8 +1,8 @@
-"""The files of a model: found by a path or a name, opened, read, and as they would be written anew as GGUF.
+"""The files of a model: finds them by a path or a name, opens and reads them, and describes them as GGUF for writing.
 
-`read_contents` makes metadata and tensors by GGUF's names of whichever kind of files a model has. Whatever says how the
-states of a text's tokens become one vector is read, a number in GGUF or the modules of sentence-transformers, and
-nothing refused: a model that pools in a way of its own may still answer.
+`read_contents` returns metadata and tensors by GGUF's names from any kind of model files. The pooling of a text's
+states into one vector is read, from a number in GGUF or the modules of sentence-transformers, but never refused: a
+model that pools in its own way may still answer.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ from mlxr.tokenizers.folder import DEFAULT_TEMPLATE, FolderConfig
 
 ASSETS = Path(__file__).parents[1] / "assets"
 NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
-_DRAFT_MODELS: Mapping[str, str] = {"demo.gguf": "demo-draft"}  # that guess tokens for a named model, by its file
+_DRAFT_MODELS: Mapping[str, str] = {"demo.gguf": "demo-draft"}  # by the file of the model for which they guess
 _MAX_SHOWN_CHARACTERS = 200
 
 
 def find_model(path_or_name: str | Path) -> Path:
-    """The file or folder of a model given by name or path; raises NotFound with what is near."""
+    """Return the file or folder of a model given by name or path; raises NotFound with names that are alike."""
     file_name = NAMED_MODELS.get(str(path_or_name))
     path = _expand_home(Path(path_or_name)) if file_name is None else ASSETS / file_name
     if not _holds(path.exists):
@@ -89,19 +89,19 @@ def find_model(path_or_name: str | Path) -> Path:
 
 
 def find_draft(path: Path) -> str | None:
-    """The named model that guesses tokens for the model in a file, if mlxr comes with one."""
+    """Return the named model that guesses tokens for the model in a file, if mlxr comes with one."""
     return _DRAFT_MODELS.get(path.name) if path.parent == ASSETS else None
 
 
 def _expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # ~name without such a user: then it is meant as written
+    except RuntimeError:  # ~name without such a user: it is meant as written
         return path
 
 
 def _holds(question: Callable[[], bool]) -> bool:
-    """The answer to a question about a path; no for one that is too long to be a path."""
+    """Return the answer to a question about a path; False for one that is too long to be a path."""
     try:
         return question()
     except OSError:
@@ -109,7 +109,7 @@ def _holds(question: Callable[[], bool]) -> bool:
 
 
 def _suggest(path: Path) -> str:
-    """The end of a NotFound message: names and neighbouring models that look alike."""
+    """Return the end of a NotFound message: names and neighbouring models that look alike."""
     if not _holds(path.parent.is_dir):
         return f"; the folder {str(path.parent)[:_MAX_SHOWN_CHARACTERS]} does not exist either"
     near = find_near(path)
@@ -117,7 +117,8 @@ def _suggest(path: Path) -> str:
 
 
 def find_near(path: Path) -> list[str]:
-    """Names of models beside `path` and of those that come with mlxr that are spelt like it, endings left aside."""
+    """Return names, spelt like that of `path`, of models beside it and of those that come with mlxr; endings are
+    ignored."""
     if not _holds(path.parent.is_dir):
         return []
     names = {name.removesuffix(".gguf").lower(): name for name in NAMED_MODELS}
@@ -144,13 +145,14 @@ GGUF_KEY = "pooling_type"
 _MODULES, _POOLING, _WEIGHTS = "modules.json", "1_Pooling/config.json", "model.safetensors"
 _FOLDER_POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
 _FOLDER_WORDS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-_DENSE_MODULE = "Dense"  # of which a model here has at most two, behind its pooling
+_DENSE_MODULE = "Dense"  # at most two of them, behind the pooling
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize", _DENSE_MODULE)  # vectors get the length 1 in any case
 _DENSE_ACTIVATIONS: Mapping[str, str] = {"Identity": "none", "Tanh": "tanh", "GELU": "gelu_erf", "SiLU": "silu"}
 
 
 def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
-    """`mean`, `cls`, `last`, `rank`, `none`, or what else a GGUF file states; None where it states nothing."""
+    """Return the pooling that a GGUF file states, `mean`, `cls`, `last`, `rank`, `none` or another; None if it states
+    nothing."""
     value = metadata.get(f"{metadata.get('general.architecture')}.{GGUF_KEY}")
     if value is None:
         return None
@@ -160,7 +162,8 @@ def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
 
 
 def read_folder_pooling(folder: Path) -> str | None:
-    """The same of a folder. Raises FormatError for files that are no JSON."""
+    """Return the pooling that a folder states, as `read_gguf_pooling` does. Raises FormatError for files that are no
+    JSON."""
     place, others = _read_modules(folder)
     if others:
         return f"a module {others[0]}"
@@ -178,7 +181,7 @@ def read_folder_pooling(folder: Path) -> str | None:
 
 
 def _read_modules(folder: Path) -> tuple[str, list[str]]:
-    """Where the configuration of the pooling lies, and the modules that change vectors in other ways."""
+    """Return the place of the pooling's configuration, and the modules that change vectors in other ways."""
     if not (folder / _MODULES).is_file():
         return _POOLING, []
     kinds = _list_modules(folder)
@@ -187,7 +190,7 @@ def _read_modules(folder: Path) -> tuple[str, list[str]]:
 
 
 def _list_modules(folder: Path) -> list[tuple[str, str]]:
-    """The kinds of the modules of sentence-transformers, and where their files lie."""
+    """Return the kinds of the modules of sentence-transformers, and the places of their files."""
     if not (folder / _MODULES).is_file():
         return []
     modules = [one for one in read_json_list(folder / _MODULES) if isinstance(one, Mapping)]
@@ -195,7 +198,8 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _read_dense(folder: Path, stated: Statement) -> dict[str, TensorSource]:
-    """The products of vectors that a folder's modules have, which are stated. Raises ModelError, naming the module."""
+    """Read the products of vectors that a folder's modules have, and state them. Raises ModelError, naming the
+    module."""
     found: dict[str, TensorSource] = {}
     paths = [path for kind, path in _list_modules(folder) if kind == _DENSE_MODULE]
     if len(paths) > len(DENSE):
@@ -231,7 +235,7 @@ def _is_below(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a model's files hold of the model itself, as GGUF has it, and what it is by them."""
+    """The metadata and tensors in a model's files, with GGUF's names, and the model that they describe."""
 
     metadata: Mapping[str, object]
     tensors: Mapping[str, TensorSource]
@@ -256,7 +260,7 @@ MAX_SHOWN_KEYS = 8
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Errors about what a model's files say begin with its path, unless they name it already."""
+    """Prefix errors about the contents of a model's files with its path, unless they name it already."""
     try:
         yield
     except (ModelError, TokenizerError, TemplateError) as error:
@@ -269,8 +273,8 @@ def name_in_errors(path: Path) -> Iterator[None]:
 class ModelFiles:
     """An opened model: its tensors by their names in GGUF, its configuration and its tokenizer.
 
-    `pooling` is how its files say that texts become vectors, None where they say nothing; `text_rules` what they say
-    of the texts before.
+    `pooling` is the way in which texts become vectors by its files, None if they do not say; `text_rules` are their
+    rules for texts before that.
     """
 
     file: GGUFFile | SafetensorsFolder
@@ -322,7 +326,7 @@ def _open_folder(path: Path) -> ModelFiles:
 
 # What llama.cpp wants of encoders: bytes as such, and how many types of tokens there are.
 _CHARSMAP, _TYPE_COUNT = "tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.token_type_count"
-_FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is read of a folder beside its weights
+_FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # of files that are read beside a folder's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +335,7 @@ class SourceModel:
 
     config: Model
     metadata: Mapping[str, object]
-    metadata_types: Mapping[str, str]  # that the source file gave its keys
+    metadata_types: Mapping[str, str]  # of keys in the source file
     tensors: Mapping[str, WeightSource]
     file: GGUFFile | SafetensorsFolder
     head_config: Model | None  # of the layer that drafts, as a model of its own, if there is one
@@ -390,7 +394,7 @@ def _describe_folder(path: Path, folder: SafetensorsFolder) -> SourceModel:
 
 
 def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, object]:
-    """The key for how texts become vectors, where the folder says so and GGUF has a number for it."""
+    """Return the key for the folder's pooling, if it states one and GGUF has a number for it."""
     has_classifier = metadata.get(f"{OWN}classifier", "none") != "none"
     pooling = read_folder_pooling(path) or ("rank" if has_classifier else None)
     if pooling is not None and pooling not in GGUF_POOLINGS:
@@ -400,7 +404,7 @@ def _state_pooling(path: Path, metadata: Mapping[str, object]) -> dict[str, obje
 
 
 def find_draft_layer(path: Path, config: Model, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
-    """The layer that drafts; one that does not fit is left out, as the model runs without."""
+    """Return the layer that drafts; one that does not fit is left out, as the model runs without."""
     try:
         return take_draft_layer(config, tensors)
     except ModelError as error:
@@ -409,7 +413,7 @@ def find_draft_layer(path: Path, config: Model, tensors: Mapping[str, TensorSour
 
 
 def list_files(model: SourceModel) -> tuple[Path, ...]:
-    """All files that make up a model: the weights, and of a folder what is read beside them."""
+    """Return all files that make up a model: the weights, and in a folder the files that are read beside them."""
     if isinstance(model.file, GGUFFile):
         return tuple(model.file.paths)
     weights = tuple(model.file.paths)
@@ -421,7 +425,8 @@ _NAMED = (AffineBlocks, Float4Tensor, Float8Tensor, FloatGroups, LevelsTensor)
 
 
 def name_quantization(model: SourceModel) -> str:
-    """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes.
+    """Return the way in which weights are stored, in ggml's words: the recipe that the file states, else the type of
+    most bytes.
 
     A weight that a folder has quantised counts as its maker says: mlx_4bit, awq_4bit, gptq_3bit, int8, fp8.
     """
@@ -437,7 +442,8 @@ def name_quantization(model: SourceModel) -> str:
 
 
 def read_footprint(path_or_name: str | Path) -> Footprint:
-    """What a model's files say of its weights; no tensor is read. Raises as `load` does for models that do not run."""
+    """Return the sizes of a model's weights by its files; no tensor is read. Raises as `load` does for models that do
+    not run."""
     path = find_model(path_or_name)
     with name_in_errors(path), open_safetensors(path) if path.is_dir() else open_gguf(path) as file:
         contents = read_contents(file)
@@ -447,7 +453,7 @@ def read_footprint(path_or_name: str | Path) -> Footprint:
 
 
 def read_unknown_keys(path_or_name: str | Path) -> list[str]:
-    """The keys of a GGUF file that state something of the model and that mlxr does not read; none of a folder.
+    """Return the keys of a GGUF file that describe the model but that mlxr does not read; none for a folder.
 
     Raises as `load` does for models that do not run.
     """
@@ -459,7 +465,7 @@ def read_unknown_keys(path_or_name: str | Path) -> list[str]:
 
 
 def read_eagle(path: Path) -> Model | None:
-    """The sizes of the EAGLE-3 head in a folder; None for other models. Raises FormatError and ModelError."""
+    """Return the sizes of the EAGLE-3 head in a folder; None for other models. Raises FormatError and ModelError."""
     if not path.is_dir():
         return None
     config = read_json_object(path / "config.json")
@@ -468,9 +474,9 @@ def read_eagle(path: Path) -> Model | None:
 
 
 def read_sampling(path_or_name: str | Path) -> dict[str, object]:
-    """The sampling parameters that the files of a model recommend, under the names that models are made with.
+    """Return the sampling parameters that a model's files recommend, under Ollama's names for them.
 
-    Raises NotFound where there is no such model, FormatError or TokenizerError for broken files.
+    Raises NotFound if there is no such model, FormatError or TokenizerError for broken files.
     """
     path = find_model(path_or_name)
     if path.is_dir():
@@ -482,7 +488,7 @@ def read_sampling(path_or_name: str | Path) -> dict[str, object]:
 
 
 def read_template(path_or_name: str | Path) -> str:
-    """The source of a model's chat template, "" without one; raises as `read_sampling` does."""
+    """Return the source of a model's chat template, "" without one; raises as `read_sampling` does."""
     path = find_model(path_or_name)
     if path.is_dir():
         return FolderConfig(path).read_templates().get(DEFAULT_TEMPLATE, "")

@@ -1,4 +1,4 @@
-"""What a model's files say of a text before it becomes a vector: prompts that go before it, and how long it may be.
+"""Rules of a model's files for texts that become vectors: prompts that go before a text, and its length.
 
 Folders of sentence-transformers have `config_sentence_transformers.json` with named prompts and the length in
 `sentence_bert_config.json`; files that `mlxr convert` makes of them have both in keys of our own. Many models are
@@ -67,7 +67,7 @@ TokenProduct = tuple[Numbers, Numbers]
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """`prompts` by their names, that which goes before texts that ask for none, and the most tokens that a text has.
+    """`prompts` by their names, the name of the default one, and the most tokens of a text.
 
     With `leaves_prompts_out` means are over the tokens behind the prompt. `sparse` and `multi` are weights (n, hidden)
     and biases (n,) that make a number or a vector of the state of each token (bge-m3).
@@ -81,7 +81,7 @@ class TextRules:
     multi: TokenProduct | None = field(default=None, compare=False)
 
     def to_metadata(self) -> dict[str, object]:
-        """The keys that say the same in a GGUF file."""
+        """Return the keys that say the same in a GGUF file."""
         stated: dict[str, object] = {}
         if self.prompts:
             words: dict[str, object] = {"prompts": dict(self.prompts), "default": self.default_prompt}
@@ -93,7 +93,8 @@ class TextRules:
 
 
 def read_folder_rules(folder: Path, pooling_place: str, hidden: int) -> TextRules:
-    """The rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and key.
+    """Return the rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and
+    key.
 
     States have `hidden` numbers.
     """
@@ -118,7 +119,8 @@ def read_folder_rules(folder: Path, pooling_place: str, hidden: int) -> TextRule
 
 
 def _read_product(folder: Path, name: str, hidden: int, outputs: int | None = None) -> TokenProduct | None:
-    """A linear layer beside the model, in a .safetensors or as torch writes it; None where there is no such file."""
+    """Return a linear layer beside the model, in a .safetensors or as torch writes it; None if there is no such
+    file."""
     plain, torch = folder / f"{name}.safetensors", folder / f"{name}.pt"
     if plain.is_file():
         file = open_safetensors(plain)
@@ -140,7 +142,7 @@ def _read_product(folder: Path, name: str, hidden: int, outputs: int | None = No
 
 
 def read_gguf_rules(metadata: Mapping[str, object]) -> TextRules:
-    """The rules of a GGUF file; raises ModelError naming the key."""
+    """Return the rules of a GGUF file; raises ModelError naming the key."""
     text, length = metadata.get(PROMPTS_KEY), metadata.get(TOKENS_KEY)
     words: object = {}
     if isinstance(text, str):

@@ -1,4 +1,5 @@
-"""Where the tower is that a model sees by, and the ear that it hears by: in a file beside it, or in its folder."""
+"""The files of a model's tower, by which it sees, and of its ear, by which it hears: beside the model, or in its
+folder."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _PARTS = "visual.", "vision_", "embed_vision.", "audio_tower.", "embed_audio."  
 
 @dataclass(frozen=True, eq=False)
 class TowerFile:
-    """A tower's sizes and where its tensors are; `beside` is its file where it has one of its own.
+    """The sizes and tensors of a tower; `beside` is its file if it has one of its own.
 
     With it comes an `ear`, or a reason why there is none, `deaf`.
     """
@@ -40,7 +41,7 @@ class TowerFile:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Changes with all that can change a row but the kernels, which the model's own fingerprint names."""
+        """A hash of all that can change a row but the kernels, which the model's own fingerprint names."""
         digest = hashlib.blake2b(repr((self.spec, self.ear and self.ear[1])).encode(), digest_size=32)
         if self.beside is not None:  # else the model's fingerprint has its tensors
             digest.update(hash_tensors(self.beside.tensors, self.beside.paths))
@@ -53,24 +54,24 @@ class TowerFile:
         return sum(one.nbytes for name, one in own if self.beside is not None or any(part in name for part in _PARTS))
 
     def count_work_bytes(self, tokens: int, *, on_gpu: bool = False) -> int:
-        """Bytes that encoding a picture of so many tokens takes at most, with the rows that it becomes.
+        """Return the most bytes that encoding a picture of so many tokens takes, with the rows that it becomes.
 
-        Of each patch these are its position, the stream, what a block makes of it, queries, keys and values, two of
-        them in pages, and a feed-forward block before and after its activation; on a GPU also 16 bits for each pair of
-        patches, by which those that merely fill a picture up are not seen (`attend.gpu`).
+        For each patch these are its position, the stream, a block's result, queries, keys and values, two of them in
+        pages, and a feed-forward block before and after its activation. On a GPU, 16 bits come on top for each pair of
+        patches, which hide the patches that merely fill a picture up (`attend.gpu`).
         """
         spec, patches = self.spec, tokens * self.spec.merge**2
         seen = 2 * min(patches, spec.side**2 if spec.positions == "own" else patches) ** 2 if on_gpu else 0
         return 4 * (patches * (9 * spec.hidden + 2 * spec.features) + tokens * spec.row_numbers) + seen
 
     def load(self, ctx: Context) -> Tower:
-        """Prepare the tower; ModelError, naming the tensor, where it does not fit."""
+        """Prepare the tower; raises ModelError, naming the tensor, if it does not fit."""
         rename = self.family.name_folder if self.beside is None else self.family.name_gguf
         with name_in_errors(self.path):
             return Tower(ctx, self.spec, rename(self.spec, self.tensors))
 
     def load_ear(self, ctx: Context) -> Ear:
-        """Prepare the ear, which must be there; ModelError, naming the tensor, where it does not fit."""
+        """Prepare the ear, which must be there; raises ModelError, naming the tensor, if it does not fit."""
         assert self.ear is not None
         family, spec = self.ear
         rename = family.name_folder if self.beside is None else family.name_gguf
@@ -78,13 +79,13 @@ class TowerFile:
             return Ear(ctx, spec, rename(self.tensors))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close its own file."""
         if self.beside is not None:
             self.beside.close()
 
 
 def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
-    """The tower in an opened `mmproj` file for `model`. Raises ModelError."""
+    """Return the tower in an opened `mmproj` file for `model`. Raises ModelError."""
     family, spec = read_gguf_tower(file.metadata, file.tensors)
     fit_tower(family, spec, model)
     ear, deaf = read_gguf_ear(file.metadata, file.tensors, model)
@@ -92,7 +93,7 @@ def take_gguf_tower(file: GGUFFile, model: Model) -> TowerFile:
 
 
 def take_folder_tower(folder: SafetensorsFolder, preprocessor: Mapping[str, object], model: Model) -> TowerFile | None:
-    """The tower of an opened folder for its `model`, None without one. Raises ModelError."""
+    """Return the tower of an opened folder for its `model`, None without one. Raises ModelError."""
     found = read_folder_tower(folder.config, preprocessor)
     if found is None:
         return None
@@ -112,10 +113,11 @@ def find_tower(
     mmproj: str | Path | None = None,
     recorded: Path | None = None,
 ) -> tuple[TowerFile | None, str]:
-    """The tower that a model sees by, or why it has none: where that is and what would help.
+    """Return the tower of a model; or None and why it has none: the place where it was looked for, and what would help.
 
-    A file that is named must have one that fits; raises NotFound, FormatError or ModelError. Of what lies beside a
-    model nothing is refused, as it may belong to another one; nor is a `recorded` file, which counts instead of those.
+    A file that is named as `mmproj` must have a tower that fits; raises NotFound, FormatError or ModelError. Files
+    beside a model are never refused, as they may belong to another one; nor is a `recorded` file, which is used instead
+    of those.
     """
     if mmproj is not None:
         return _open_tower(Path(mmproj).expanduser(), model), ""

@@ -1,8 +1,7 @@
 """The decoder: token ids and a paged cache in, logits out. One for all architectures.
 
-Written against the operators only; what a model is comes from its `Model`, what it weighs from its tensors. It
-schedules nothing: which tokens of which sequences run is the caller's batch. `Routing` tells how evenly tokens were
-sent to experts.
+Written against the operators only; its `Model` describes it, and its tensors have the weights. It schedules nothing:
+the caller's batch says which tokens of which sequences run. `Routing` tells how evenly tokens were sent to experts.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, r
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What layers with experts have done, all together, since the model was loaded.
+    """Counts of all layers with experts together, since the model was loaded.
 
     `rows` are pairs of a token and an expert, in `layer_steps` calls of layers. `experts` had rows in these, counted in
-    each call, and of them `file_reads` were read from the file. `evenness` is the entropy of a layer's rows over its
-    experts, divided by that of even rows, so 1 where all have as many and 0 where one has all; `busiest` the rows of
-    its busiest expert, divided by the mean of its experts. Both are means over the layers that had rows, 0 without any.
+    each call, and `file_reads` of them were read from the file. `evenness` is the entropy of a layer's rows over its
+    experts, divided by that of even rows: 1 if all have as many and 0 if one has all; `busiest` the rows of its busiest
+    expert, divided by the mean of its experts. Both are means over the layers that had rows, 0 without any.
     """
 
     rows: int
@@ -77,7 +76,7 @@ class Routing:
 
 
 def sum_up(uses: Sequence[ExpertsUse | None]) -> Routing | None:
-    """Return the counts of all layers as one; None where there are none."""
+    """Return the counts of all layers as one; None if there are none."""
     counted = [use for use in uses if use is not None]
     if not counted:
         return None
@@ -94,7 +93,7 @@ def sum_up(uses: Sequence[ExpertsUse | None]) -> Routing | None:
 
 
 def measure_evenness(rows: Sequence[int]) -> float:
-    """Return the entropy of these counts, of which some are not 0, as a part of the largest that it can be."""
+    """Return the entropy of these counts, some of which are not 0, as a part of the largest possible one."""
     total = sum(rows)
     entropy = -sum(count / total * math.log(count / total) for count in rows if count)
     return entropy / math.log(len(rows)) if len(rows) > 1 else 1.0
@@ -104,7 +103,7 @@ FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 
 
 class Pools(Protocol):
-    """What the decoder needs of the cache's arena: one K and one V pool for each layer, or its states."""
+    """The parts of the cache's arena that the decoder reads: one K and one V pool for each layer, or its states."""
 
     @property
     def k_pools(self) -> Sequence[PoolArray]:
@@ -130,12 +129,12 @@ class Decoder:
     with (parts done, parts in all). Raises ModelError for tensors that do not fit the configuration.
 
     With `expert_bytes` the experts of all layers take so much memory at most, and the others are read from their file
-    as they are used; without, that is so where free memory has no room for the model. It changes no bit.
+    as they are used. Without it, that is so if free memory has no room for the model. It changes no bit.
 
-    On a context of several ranks it is this one's share of the model, and so is `config`.
+    On a context of several ranks it is this rank's share of the model, and so is `config`.
 
-    `weight_bytes` is what the weights take in memory, tables of embeddings as stored; `step_bytes` what a step of
-    one token reads.
+    `weight_bytes` is the memory that weights take, tables of embeddings as stored; `step_bytes` the bytes that a step
+    of one token reads.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Decoder:
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
         weights = Weights(ctx, tensors, budget, share.summed, config.rotated)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
-        self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for those who look between them
+        self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for callers that look between them
         self._rotations = Rotations(layers, config.context_length, factors)
         places = form_groups(config.cache_layers).places[: len(layers)]
         loaded: list[LoadedLayer] = []
@@ -210,7 +209,7 @@ class Decoder:
             progress(len(layers) + 1, len(layers) + 1)
 
     def _part_first(self, loaded: Sequence[LoadedLayer]) -> tuple[Layers, ...]:
-        """The first layers by themselves, where pictures add something behind each, and the rest."""
+        """Return the first layers one by one, behind which pictures add something, and the rest."""
         count = self.config.picture_layers
         if not count:
             return ()
@@ -223,7 +222,7 @@ class Decoder:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of weights that a step of one token reads, its rows of tables of embeddings aside."""
+        """Bytes of weights that a step of one token reads, without its rows of tables of embeddings."""
         return self.work.count_weight_bytes(1)
 
     @property
@@ -239,7 +238,8 @@ class Decoder:
         return sum(mix.experts.held_bytes for mix in mixes), sum(mix.experts.nbytes for mix in mixes)
 
     def read_routing(self) -> Routing | None:
-        """Where tokens were sent so far; None without experts. On a GPU for the thread that computes, else for any."""
+        """Return the counts of experts so far; None without experts. On a GPU only the thread that computes may call
+        it, else any."""
         return sum_up([read_use(self.ctx, mix.experts) for mix in self._mixes])
 
     @property
@@ -253,7 +253,7 @@ class Decoder:
 
     @cached_property
     def work(self) -> StepWork:
-        """What a step reads and computes; see StepWork."""
+        """The bytes that a step reads and its multiply-adds; see StepWork."""
         operators, output = self._operators, self._weights.output
         groups = form_groups(self.config.cache_layers)
         pair_macs = [0] * len(groups.paged)
@@ -276,7 +276,7 @@ class Decoder:
 
     @cached_property
     def _first_layers(self) -> list[int]:
-        """Of each group with pages, its first layer."""
+        """The first layer of each group with pages."""
         groups = form_groups(self.config.cache_layers)
         numbers = [None if place is None else place.group for place in groups.places]
         return [numbers.index(group) for group in range(len(groups.paged))]
@@ -286,7 +286,7 @@ class Decoder:
         return [operator for layer in self._weights.layers.layers for operator in layer.program]
 
     def linear_weights(self) -> list[LinearWeight]:
-        """Every weight that activations are multiplied by, layer by layer, the output's last."""
+        """Return every weight that activations are multiplied by, layer by layer, the output's last."""
         inner = [weight for operator in self._operators for weight in list_weights(operator)]
         return inner if self._weights.output is None else [*inner, self._weights.output]
 
@@ -320,12 +320,13 @@ class Decoder:
         return logits
 
     def _turn(self, batch: RaggedBatch) -> Sequence[RopeTable]:
-        """The rotation tables for a batch: those of all positions, or of its tokens where they stand on three axes."""
+        """Return the rotation tables for a batch: those of all positions, or of its tokens if they stand on three
+        axes."""
         tables = self._rotations.cover(batch.longest_context)
         return self._rotations.gather(batch.axes) if batch.axes.shape[1] else tables
 
     def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
-        """`forward` without the output weights: states (R, hidden) of the output rows, after the final norm.
+        """Do `forward` without the output weights: return states (R, hidden) of the output rows, after the final norm.
 
         They are on the host. Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools,
         ModelError for a context beyond `context_length`.
@@ -340,19 +341,19 @@ class Decoder:
         return self.ctx.gpu is not None
 
     def forward_sums(self, batch: RaggedBatch, arena: Pools, counts: Sequence[int]) -> FloatArray:
-        """`forward_hidden`, but of the states of so many output rows each only the sum, (parts, hidden)."""
+        """Do `forward_hidden`; return only sums of the output rows, (parts, hidden): `counts` rows for each part."""
         states = compute_states(self.ctx, self._weights, _join(batch, self._turn(batch), arena))
         return fetch_rows(self.ctx, sum_rows(self.ctx, states, counts))
 
     def forward_seen(self, batch: RaggedBatch, arena: Pools, see: See) -> FloatArray:
-        """`forward_hidden`, operator after operator; `see` gets each weight with the rows that it multiplies."""
+        """Do `forward_hidden`, operator after operator; `see` gets each weight with the rows that it multiplies."""
         states = compute_seen(self.ctx, self._weights, _join(batch, self._turn(batch), arena), see)
         return fetch_rows(self.ctx, states)
 
     def forward_tapped(self, batch: RaggedBatch, arena: Pools, taps: Sequence[int]) -> tuple[FloatArray, FloatArray]:
-        """`forward_hidden`, and the stream of its rows before each of the layers `taps`, (R, taps * hidden).
+        """Do `forward_hidden`; return also the stream of its rows before each of the layers `taps`, (R, taps * hidden).
 
-        A tap may be the number of layers: then it is what leaves the last one. The bits of the states are the same.
+        A tap may be the number of layers: then it is the output of the last one. The bits of the states are the same.
         """
         ends = [0, *sorted(taps), len(self._weights.layers.layers)]
         parts = self._parts.get(tuple(ends))
@@ -364,7 +365,7 @@ class Decoder:
         return compute_tapped(self.ctx, self._weights, parts, step)
 
     def finish(self, vector: FloatArray, *, ranks: bool = False) -> FloatArray:
-        """What the model makes of the pooled vector (hidden,) of a text: a vector, or with `ranks` logits of labels."""
+        """Return the result for the pooled vector (hidden,) of a text: a vector, or with `ranks` logits of labels."""
         parts = self._classifier if ranks else self._dense
         if not parts:
             return vector
@@ -375,7 +376,8 @@ class Decoder:
         return made
 
     def project(self, hidden: FloatArray, adapters: Sequence[Adapter | None] = ()) -> FloatArray:
-        """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave; `adapters` has that of each row."""
+        """Return the logits (R, vocab) of states (R, hidden) that `forward_hidden` gave; `adapters` has that of each
+        row."""
         rows = group_rows(adapters, range(len(adapters) + 1))
         return project(self.ctx, self._weights, place_rows(self.ctx, hidden), rows)
 

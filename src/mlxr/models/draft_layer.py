@@ -1,10 +1,10 @@
-"""The layer at the end of some models that drafts tokens: its tensors, out of those of a file.
+"""The layer at the end of some models that drafts tokens, and its tensors in a file.
 
 Such a layer (multi-token prediction) reads the state of a position after the final norm and the token that follows, and
-says what comes after that. It is a layer as its family has them, and before it a product of both, each normed; behind
-it stands a norm of its own, or the model's, and the model's output. Its tensors count as those of one more block in
-GGUF files (`blk.N.nextn.*`, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp). Several of them,
-of which each would draft one place further, are in no file so far: the first one drafts for all places then.
+predicts the token after that. It is one of its family's layers, after a product of both inputs, each normed; then come
+a norm of its own, or the model's, and the model's output. Its tensors count as those of one more block in GGUF files
+(`blk.N.nextn.*`, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp). No file so far has several such layers, of which
+each would draft one place further: the first one drafts for all places then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm", "nextn.embed_tokens.weight"
 class DraftLayer:
     """The layer of a file that drafts: `tensors` by name, those of the layer itself as if it were a model's first.
 
-    `model` is one of this layer alone.
+    `model` is a model of this layer alone.
     """
 
     model: Model
@@ -35,7 +35,7 @@ class DraftLayer:
 
     @property
     def layer(self) -> Layer:
-        """The layer itself, without what stands around it."""
+        """The layer itself, without the parts around it."""
         return self.model.layers[0]
 
     @property
@@ -45,7 +45,7 @@ class DraftLayer:
 
 
 def describe_draft_layer(model: Model, tensors: Collection[str]) -> Model | None:
-    """Return the layer that drafts, as a model of it alone; None where tensors of these names have none.
+    """Return the layer that drafts, as a model of it alone; None if tensors of these names have none.
 
     Nothing else is looked at: the tensors may still not fit.
     """
@@ -53,7 +53,7 @@ def describe_draft_layer(model: Model, tensors: Collection[str]) -> Model | None
 
 
 def take_draft_layer(model: Model, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
-    """Return the layer that drafts out of all tensors of a file; None without one.
+    """Return the layer that drafts, from all tensors of a file; None without one.
 
     Raises ModelError, naming the tensor, for a layer that lacks one, or whose tensors do not fit.
     """
@@ -96,7 +96,7 @@ def drop_draft_layer(metadata: Mapping[str, object]) -> dict[str, object]:
 def _find_prefix(model: Model, tensors: Collection[str]) -> str | None:
     """Return the prefix of the names of the layer's tensors, None without one."""
     if model.draft_layer is None:
-        return None  # those of Nemotron read fewer columns than the stream has, as do its models that have them
+        return None  # Nemotron's read fewer columns than the stream has
     prefix = f"blk.{len(model.layers)}"
     return prefix if f"{prefix}.{PRODUCT}" in tensors else None
 

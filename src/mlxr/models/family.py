@@ -1,4 +1,4 @@
-"""A family of models by the name that GGUF has for it, and the classes of Hugging Face folders that are such models."""
+"""A family of models by its name in GGUF, and the classes of Hugging Face folders that hold such models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Folder:
     state: Callable[[FolderConfig], None]  # states the metadata
     tensors: TensorLayout = field(default_factory=TensorLayout)
     older_class: str | None = None  # of folders that brought their own code
-    left_out: Mapping[str, object] = field(default_factory=dict)  # values of what a `text_config` need not state
+    left_out: Mapping[str, object] = field(default_factory=dict)  # values of keys that a `text_config` need not state
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family, by the name that GGUF has for it."""
+    """One family, by its name in GGUF."""
 
     name: str  # `general.architecture`
     build: Callable[[Metadata], Model]

@@ -1,9 +1,9 @@
-"""Read values out of metadata that anybody may have written: every value has a type and a range, or a ModelError.
+"""Reads values out of metadata that anybody may have written: every value has a type and a range, or a ModelError.
 
-The error names the key as the file spells it, what it holds and what it may hold. Keys of our own are for what GGUF has
-no key for, or none that readers of the family know: files that `mlxr convert` makes of folders have them, each is read
-where a value without it would be the family's usual one, and one that is not in the table is refused, as a later
-version may have written it. Knows no architecture.
+The error names the key as the file spells it, what it holds and what it may hold. Keys of our own are for facts that
+GGUF has no key for, or none that readers of the family know. Files that `mlxr convert` makes of folders have them; each
+is read in place of the family's usual value. A key of our own that is not in the table is refused, as a later version
+may have written it. Knows no architecture.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlxr.core.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an entry of metadata comes from that no file has under that key."""
+    """The source of an entry of metadata that no file has under that key."""
 
     key: str  # of the file that was mapped
     value: object  # as that file has it
@@ -32,7 +32,7 @@ class Fields:
     """Typed access to `values`; keys are given without `prefix`. A null value counts as absent.
 
     It knows which keys were asked for: those are understood, so no list of them has to agree with the readers. Errors
-    about an entry that has an origin (by its whole key) name that one.
+    about an entry that has an origin (by its whole key) name the origin's key.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Fields:
         return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
 
     def note(self, names: Iterable[str]) -> None:
-        """Count the keys as asked for: what they say is known otherwise."""
+        """Count the keys as asked for: their contents are known otherwise."""
         self._asked.update(names)
 
     def was_asked(self, name: str) -> bool:
@@ -92,7 +92,8 @@ class Fields:
         raise ModelError(f"{self.key(name)} is {has}, expected {wants}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """A whole number in [low, high]; a list of equal ones (some files state a value per layer) counts as one."""
+        """Return a whole number in [low, high]; a list of equal ones (some files state a value per layer) counts as
+        one."""
         value = self.get(name)
         wants = f"a whole number from {low} to {high}"
         if value is None:
@@ -103,7 +104,7 @@ class Fields:
         return number
 
     def integers(self, name: str, count: int, low: int, high: int) -> tuple[int, ...]:
-        """`count` whole numbers in [low, high]: a list of them, or one for all."""
+        """Return `count` whole numbers in [low, high]: a list of them, or one for all."""
         value = self.get(name)
         numbers: list[int | None]
         if isinstance(value, Iterable) and not isinstance(value, str | bytes):
@@ -128,7 +129,7 @@ class Fields:
         return float(value)
 
     def numbers(self, name: str, low: float, high: float, count: int | None = None) -> tuple[float, ...]:
-        """Return a list of finite numbers in [low, high]; where a `count` is given, so many, or one for all."""
+        """Return a list of finite numbers in [low, high]; with a `count`, so many, or one for all."""
         value = self.get(name)
         if count is not None and isinstance(value, int | float):
             return (self.number(name, low, high),) * count
@@ -148,7 +149,7 @@ class Fields:
         return value
 
     def flags(self, name: str, count: int) -> tuple[bool, ...] | None:
-        """Return the field `name`, a list of `count` flags, each true, false, 1 or 0; None where it is missing."""
+        """Return the field `name`, a list of `count` flags, each true, false, 1 or 0; None if it is missing."""
         value = self.get(name)
         if value is None:
             return None
@@ -217,7 +218,7 @@ def _shorten(value: object) -> str:
 
 
 OWN = "mlxr."
-BARE = "xielu."  # what GGUF has no architecture's name before
+BARE = "xielu."  # keys that have no architecture's name before them in GGUF
 
 OWN_KEYS = {
     "activation": "the activation of feed-forward blocks, as Activation spells it",
@@ -261,7 +262,7 @@ OWN_KEYS = {
     "tied_embeddings": "true if the output is the table of embeddings",
 }
 
-# Of these the keys without which other programs, who do not read them, compute another model.
+# Those of them without which other programs, which do not read them, compute another model.
 NEEDED = frozenset(
     (
         *("activation", "attention.scale", "attention.sliding_window_layers", "rope.layers"),
@@ -277,7 +278,7 @@ def list_needed(metadata: Mapping[str, object]) -> list[str]:
 
 
 def open_own_keys(metadata: Mapping[str, object], origins: Mapping[str, Origin] = NO_ORIGINS) -> Fields:
-    """Return the entries of our own. Raises ModelError for one that is not in the table."""
+    """Return the entries of our own keys. Raises ModelError for one that is not in the table."""
     own = Fields(metadata, OWN, origins)
     for name in own.names():
         if name not in OWN_KEYS:

@@ -1,4 +1,4 @@
-"""How much a model weighs, and what it reads and computes in a step: plain numbers that its speed is held against.
+"""The size of a model, and the bytes and multiply-adds of a step: plain numbers that its speed is compared with.
 
 `measure_footprint` reads them off a file before any tensor is read: bytes in all, and for one token; its experts.
 """
@@ -17,7 +17,7 @@ from mlxr.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """Attention of the layers of one group of the cache.
+    """Attention in the layers of one group of the cache.
 
     A token takes `pair_macs` multiply-adds for each position that it sees; with a `window` these are the last ones.
     """
@@ -26,9 +26,10 @@ class AttentionWork:
     window: int | None
 
     def count(self, start: int, tokens: int) -> tuple[int, int]:
-        """For `tokens` tokens from position `start` on: pairs of a token and a position that it sees, and positions.
+        """Return the pairs of a token and a position that it sees, and the positions, for `tokens` tokens from position
+        `start` on.
 
-        A position that several of them see is one position.
+        A position that several of them see counts once.
         """
         stop, window = start + tokens, self.window
         if window is None:
@@ -40,21 +41,22 @@ class AttentionWork:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsWork:
-    """Experts of all layers that are alike: of so many each token uses some; `nbytes` are those of all of them."""
+    """Experts of all layers that are alike: each token uses `used` of `experts` in a layer; `nbytes` is the size of
+    all."""
 
     experts: int
     used: int
     nbytes: int
 
     def count_bytes(self, tokens: int) -> float:
-        """Return the bytes of those experts that `tokens` tokens are sent to in a step, if all are as likely."""
+        """Return the bytes of the experts that `tokens` tokens are sent to in a step, if all are equally likely."""
         return self.nbytes * expect_experts(self.experts, self.used, tokens) / self.experts
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """`weight_bytes` are read in each step, and of `experts` what its tokens are sent to; multiply-adds count for each
-    token, each output row, and in attention."""
+    """The bytes read and the multiply-adds of a step: `weight_bytes` in each step, of `experts` those that its tokens
+    are sent to; multiply-adds for each token, each output row, and in attention."""
 
     weight_bytes: int
     token_macs: int
@@ -63,7 +65,7 @@ class StepWork:
     experts: tuple[ExpertsWork, ...] = ()
 
     def count_weight_bytes(self, tokens: int) -> int:
-        """Return the bytes of weights that a step of `tokens` tokens reads, rows of tables of embeddings aside."""
+        """Return the bytes of weights that a step of `tokens` tokens reads, without rows of tables of embeddings."""
         return self.weight_bytes + round(sum(work.count_bytes(tokens) for work in self.experts))
 
 
@@ -71,7 +73,7 @@ class StepWork:
 class ExpertsSummary:
     """The experts of a model: `layers` layers have `experts`, of which each token uses `used`.
 
-    All tokens go through `shared_features` features more in each such layer, if these are not 0.
+    If `shared_features` is not 0, all tokens go through so many features more in each such layer.
     """
 
     layers: int
@@ -83,10 +85,10 @@ class ExpertsSummary:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of all tensors of a file, of its experts, and of those that one token reads: not the rows of tables, nor
-    the experts that it is not sent to. The `draft_bytes` of a layer that drafts are none of these.
+    """Bytes of all tensors of a file, of its experts, and of those that one token reads: without the rows of tables and
+    the experts that it is not sent to. The `draft_bytes` of a layer that drafts are not included.
 
-    `parameters` are the numbers of all tensors; so many `rotated` tensors have rows that are rotated in blocks.
+    `parameters` counts the numbers of all tensors; `rotated` tensors have rows that are rotated in blocks.
     """
 
     total_bytes: int
@@ -100,7 +102,7 @@ class Footprint:
 
     @property
     def bits_per_weight(self) -> float:
-        """How many bits a number of the tensors has on average."""
+        """The average bits of a number in the tensors."""
         return 8 * self.total_bytes / self.parameters
 
 
@@ -124,7 +126,7 @@ def list_expert_bytes(model: Model, tensors: Mapping[str, TensorSource]) -> list
 
 
 def measure_footprint(model: Model, tensors: Mapping[str, TensorSource], draft_bytes: int = 0) -> Footprint:
-    """Count the tensors of a file, which are by canonical name, besides those of a layer that drafts."""
+    """Count the tensors of a file, by canonical name, without those of a layer that drafts."""
     tables = {TABLE} if model.is_tied else {TABLE, "token_embd.weight"}
     total_bytes = sum(tensor.nbytes for tensor in tensors.values())
     table_bytes = sum(tensor.nbytes for name, tensor in tensors.items() if name in tables)

@@ -1,8 +1,8 @@
-"""The part of a model that hears: frames of a sound in, rows out that stand in the place of embeddings.
+"""The part of a model that hears: frames of a sound in, rows out that take the place of embeddings.
 
-An ear is three lists of steps (`mlxr.models.tower`): what stands before its layers, the layers, between which it may be
-stopped, and what stands behind them. A family's file states its ears (`EarFamily`): their sizes in files `mmproj`
-(https://github.com/ggml-org/llama.cpp, tools/mtmd) and in folders of Hugging Face, and what both call tensors.
+An ear is three lists of steps (`mlxr.models.tower`): those before its layers, the layers, between which it may be
+stopped, and those behind them. A family's file states its ears (`EarFamily`): their sizes in files `mmproj`
+(https://github.com/ggml-org/llama.cpp, tools/mtmd) and in folders of Hugging Face, and the names of tensors in both.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mlxr.models.fields import Fields
 from mlxr.models.model import Model
 from mlxr.models.tower import Step, Words
 
-RATE, MOST_SAMPLES = 16_000, 30 * 16_000  # of a sound, and of a piece of it that is heard at once
-SoundRule = Mapping[str, float | str]  # what `mlxr.pictures.sounds` is told of frames
+RATE, MOST_SAMPLES = 16_000, 30 * 16_000  # of a sound, and of a piece that is heard at once
+SoundRule = Mapping[str, float | str]  # settings of frames for `mlxr.pictures.sounds`
 
 
 @dataclass(frozen=True, slots=True)
 class EarSpec:
-    """The sizes of an ear, and what it is made of."""
+    """The sizes of an ear, and its steps."""
 
     columns: int  # of the text's stream
     numbers: int  # of a frame
@@ -37,7 +37,7 @@ class EarSpec:
     end: tuple[Step, ...] = ()
 
     def count_rows(self, frames: FloatArray) -> int:
-        """Rows that so many frames (N, numbers) become."""
+        """Return the number of rows that these frames (N, numbers) become."""
         return -(-len(frames) // self.shrink)
 
     def fit(self, model: Model) -> None:
@@ -50,7 +50,7 @@ class EarSpec:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All of it in order."""
+        """All steps in order."""
         return (*self.begin, *self.layers, *self.end)
 
     def tensors(self) -> Tensors:
@@ -72,7 +72,7 @@ class EarFamily:
 
 
 class Ear:
-    """An ear with the sizes of `spec` ready to run on the CPU, out of `tensors` by the names of its steps.
+    """An ear with the sizes of `spec` ready to run on the CPU, from `tensors` by the names of its steps.
 
     Raises ModelError for tensors that do not fit the sizes, DeviceError on a GPU.
     """

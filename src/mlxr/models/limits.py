@@ -9,5 +9,5 @@ MAX_CONTEXT = 1 << 26
 MAX_SCALE = 1e6
 MAX_TAPS = 16  # of a convolution
 MAX_EXPERTS, MAX_USED_EXPERTS = 1024, 64
-MAX_STATED = 1 << 16  # of what a configuration checks more closely once all is read
+MAX_STATED = 1 << 16  # of numbers that are checked more closely once all is read
 MAX_THETA = 1e15

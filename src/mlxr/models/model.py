@@ -1,7 +1,7 @@
-"""A model as its family builds it: its layers, out of components, and what stands before and after them.
+"""A model as its family builds it: its layers, made of components, and the parts before and after them.
 
-It says what a model is; `Decoder` is one that runs. All that others need of a model follows from it: which tensors a
-file must have, what the cache keeps, and what a GPU of several has of it.
+It describes a model; `Decoder` is one that runs. All that others need of a model follows from it: the tensors that a
+file must have, the contents of the cache, and the share of one of several GPUs.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ RANK_POOLINGS = ("mean", "cls", "last")
 class Model:
     """A decoder: a table of embeddings, layers over the residual stream, a norm and an output.
 
-    Or an encoder, which has no output, and whose attention sees a whole text, which so goes through it in one step.
+    Or an encoder, which has no output, and whose attention sees a whole text, which therefore goes through it in one
+    step.
 
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
-    architecture: str  # GGUF's name of it
+    architecture: str  # its name in GGUF
     layers: tuple[Layer, ...]
     hidden: int  # columns of the residual stream
     vocab_size: int
     context_length: int  # the longest sequence that the model is meant for
     is_tied: bool = False  # the output is the table of embeddings
     has_output_bias: bool = False
-    output_norm: str | None = "output_norm"  # what tensors call the norm before the output, None without one
-    has_output: bool = True  # it tells what the next token is
-    embeddings: Embeddings | None = None  # what is done to embeddings before the first layer
-    dense: tuple[Dense, ...] = ()  # of the vector of a text
-    classifier: tuple[Dense, ...] = ()  # of the state that ranks a text, which ends in logits of labels
+    output_norm: str | None = "output_norm"  # name of the norm before the output, None without one
+    has_output: bool = True  # it gives logits of the next token
+    embeddings: Embeddings | None = None  # added to embeddings before the first layer
+    dense: tuple[Dense, ...] = ()  # products of the vector of a text
+    classifier: tuple[Dense, ...] = ()  # products of the state that ranks a text, up to logits of labels
     labels: tuple[str, ...] = ()  # of the classifier, where files name them
-    rank_pooling: str = "last"  # which states the classifier reads, one of RANK_POOLINGS
+    rank_pooling: str = "last"  # the states that the classifier reads, one of RANK_POOLINGS
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None  # of logits
-    joins: tuple[str, ...] = ()  # what files keep as one tensor: attn_qkv, and gate and up as ffn_up
+    joins: tuple[str, ...] = ()  # tensors that files keep as one: attn_qkv, and gate and up as ffn_up
     picture_layers: int = field(default=0, repr=False)  # the first layers, behind each of which pictures add rows
-    rotated: RotatedWeights | None = field(default=None, repr=False)  # weights of the file, and how
-    loops: int = 1  # so often all layers run, with keys and values of their own each time
-    norms_loops: bool = False  # the output's norm also stands between these times
-    interleaved_dim: int = 0  # so many numbers of each head of queries and keys are neighbouring pairs that rotate
+    rotated: RotatedWeights | None = field(default=None, repr=False)  # weights that the file has rotated
+    loops: int = 1  # times that all layers run, each time with their own keys and values
+    norms_loops: bool = False  # the output's norm also runs between these times
+    interleaved_dim: int = 0  # numbers of each head of queries and keys that rotate in neighbouring pairs
 
     def __post_init__(self) -> None:
         for name, value, high in (
@@ -79,38 +80,38 @@ class Model:
 
     @property
     def has_rows(self) -> bool:
-        """Tell whether rows for positions or for types of tokens are added to embeddings."""
+        """True if rows for positions or for types of tokens are added to embeddings."""
         return self.embeddings is not None and bool(self.embeddings.positions or self.embeddings.types)
 
     @property
     def has_biases(self) -> bool:
-        """Tell whether scores get something by the distance of a key."""
+        """True if scores of attention get a bias by the distance of a key."""
         return any(layer.attention is not None and layer.attention.biases is not None for layer in self.layers)
 
     @property
     def turns_pictures(self) -> bool:
-        """Tell whether tokens of pictures stand on three axes."""
+        """True if tokens of pictures stand on three axes."""
         return self.attention is not None and self.attention.rope.sections is not None
 
     @property
     def sees_whole_pictures(self) -> bool:
-        """Tell whether tokens of a picture also see those of it behind them, in some layers."""
+        """True if in some layers tokens of a picture also see those of it behind them."""
         return any(layer.attention is not None and layer.attention.whole_pictures for layer in self.layers)
 
     @property
     def heads(self) -> int:
-        """Heads of queries, 1 of a model that does not attend, and where all heads share latent vectors."""
+        """Heads of queries; 1 in a model that does not attend, or whose heads all share latent vectors."""
         return 1 if self.attention is None else self.attention.heads
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys, 1 of a model that does not attend."""
+        """Heads of keys; 1 in a model that does not attend."""
         return 1 if self.attention is None else self.attention.kv_heads
 
     @property
     def draft_layer(self) -> Layer | None:
         """A layer at the end that drafts tokens, as the family would have it: one that attends, with experts if some
-        layers have them; None of a family whose layers are single blocks."""
+        layers have them; None for a family whose layers are single blocks."""
         whole = [layer for layer in self.layers if layer.mixer is not None and layer.feed_forward is not None]
         attending = [layer for layer in whole if isinstance(layer.mixer, Attention | LatentAttention)]
         layers = [layer for layer in attending if layer.experts is not None] or attending
@@ -121,7 +122,7 @@ class Model:
 
     @cached_property
     def cache_layers(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps of the tokens, each time it runs.
+        """The shape of what each layer keeps in the cache, for each time that it runs.
 
         The layers of an encoder use the pages of the first one in turn: no step reads what another has written.
         """
@@ -135,12 +136,12 @@ class Model:
 
     @property
     def vector_size(self) -> int:
-        """Numbers of the vector that a text becomes."""
+        """The length of the vector that a text becomes."""
         return self.dense[-1].features if self.dense else self.hidden
 
     @property
     def is_causal(self) -> bool:
-        """Whether no token sees later ones, so that a text may go through the model in parts."""
+        """True if no token sees later ones, so that a text may go through the model in parts."""
         return all(layer.attention is None or layer.attention.is_causal for layer in self.layers)
 
     def end_tensors(self) -> Tensors:
@@ -163,8 +164,8 @@ class Model:
     def limit_context(self, context_tokens: int | None) -> Model:
         """Return the model for contexts of up to `context_tokens` (None: as long as the model can).
 
-        Longrope's short factors are for contexts up to its original one. Served within that, the model is one of that
-        length, with other keys in its cache than the model that is served beyond it.
+        Longrope's short factors are for contexts up to its original one. A model served within that has this length,
+        and other keys in its cache than one that is served beyond it.
         """
         scalings = [layer.rope.scaling for layer in self.layers if layer.rope.scaling is not None]
         scaling = next((one for one in scalings if one.kind == "longrope"), None)

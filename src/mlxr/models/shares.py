@@ -1,9 +1,9 @@
 """The share of a model that one of several ranks has, each of which computes its share of every product.
 
 A rank has some of the attention heads, with their keys and values, some of the features of each feed-forward block, and
-some of the vocabulary. Its layers say so; which tensors are cut, and how, follows from the shapes that the
-layers have by it: rows where the rank makes fewer outputs, columns where it reads fewer inputs. Then what it makes is a
-part of a sum, and a bias is added by the first rank alone.
+some of the vocabulary. Its layers say so. The shapes of these layers determine how tensors are cut: by rows if the rank
+makes fewer outputs, by columns if it reads fewer inputs. In the latter case its result is a part of a sum, and the
+first rank alone adds a bias.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlxr.models.components import Attention, FeedForward, LatentAttention, Laye
 from mlxr.models.components.weights import Shape
 from mlxr.models.model import Model
 
-BLOCKS = 256, 32, 1  # features and tokens of the vocabulary are cut where so many end, if there are enough
+BLOCKS = 256, 32, 1  # features and tokens are cut at multiples of the first of these of which there are enough
 OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
 
 
@@ -27,8 +27,8 @@ OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
 class Share:
     """A rank's share of a model: its layers, and its tensors.
 
-    `summed` names the weights whose products are parts of sums over all ranks; `columns` are how many logits each rank
-    makes, none where there is but one.
+    `summed` names the weights whose products are parts of sums over all ranks; `columns` has the number of logits of
+    each rank, and is empty if there is only one.
     """
 
     model: Model
@@ -46,7 +46,8 @@ class Place:
 
 
 def take_share(ctx: Context, model: Model, tensors: Mapping[str, TensorSource]) -> Share:
-    """Return the share of the context's rank, out of the tensors that layers are made of; all where there is one rank.
+    """Return the share of the context's rank, from the tensors that layers are made of; all of them if there is one
+    rank.
 
     Raises ModelError, with the reason, for a model that cannot be shared.
     """
@@ -83,7 +84,7 @@ def _share_layer(layer: Layer, place: Place) -> Layer:
 
 
 def share_out(features: int, count: int) -> list[int]:
-    """Share out features, or tokens of a vocabulary, to the ranks: in whole blocks, as evenly as may be."""
+    """Divide features, or tokens of a vocabulary, among the ranks: in whole blocks, as evenly as possible."""
     block = next(size for size in BLOCKS if size == 1 or features >= size * count)
     blocks = -(-features // block)
     ends = [min(features, blocks * (rank + 1) // count * block) for rank in range(count)]
@@ -93,9 +94,10 @@ def share_out(features: int, count: int) -> list[int]:
 def share_tensors(
     model: Model, tensors: Mapping[str, TensorSource], place: Place
 ) -> tuple[dict[str, TensorSource], frozenset[str]]:
-    """The tensors of one rank, out of those that layers are made of, and the names of those that make parts of sums.
+    """Return the tensors of one rank, from those that layers are made of, and the names of those that make parts of
+    sums.
 
-    Raises ModelError where a share would cut blocks of quantised weights.
+    Raises ModelError if a share would cut blocks of quantised weights.
     """
     shared, parts = dict(tensors), set()
     models = [share_model(model, Place(rank, place.count)) for rank in range(place.count)]

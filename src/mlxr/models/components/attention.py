@@ -31,8 +31,8 @@ from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors, check_range, list_product
 
 SINKS, RELATIVE, INNER_NORM = "attn_sinks.weight", "attn_rel_b.weight", "attn_sub_norm"
-QKV = "attn_qkv"  # what some files keep the weights of a product as: the rows of one part after those of another
-QKV_OF_HEADS = "attn_qkv of heads"  # the same where each head of keys has its queries, its key and its value together
+QKV = "attn_qkv"  # the joined weights of a product in some files: the rows of one part after those of another
+QKV_OF_HEADS = "attn_qkv of heads"  # the same, but each head of keys has its queries, its key and its value together
 GATE = "attn_q.gate"  # the rows of a gate among those of the queries
 OWN_GATE = "attn_gate"  # a gate with a weight of its own
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
@@ -43,13 +43,13 @@ class Rope:
     """A rotation of pairs of a head's numbers."""
 
     theta: float  # its base
-    dim: int  # how many numbers of a head turn, 0 for none
+    dim: int  # numbers of a head that turn, 0 for none
     interleaved: bool  # neighbours are pairs, else halves
     scaling: RopeScaling | None = None
     temperature: QueryTemperature | None = None  # by which queries grow with their position
     has_factors: bool = True  # the model's tensor of factors divides the frequencies
-    # How many pairs turn by each of three axes, time, row and column, where pictures have places on them; they take
-    # turns where `shuffles`, else stand one after the other. Of a text all axes agree
+    # The number of pairs that turn by each of three axes, time, row and column, if pictures have places on them. Axes
+    # alternate from pair to pair if `shuffles`, else one follows the other. For a text all axes agree
     sections: tuple[int, int, int] | None = field(default=None, repr=False)
     shuffles: bool = field(default=False, repr=False)
 
@@ -85,7 +85,7 @@ NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation 
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """Scores become less with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409)."""
+    """Biases that lower scores with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409)."""
 
     longest: int  # tokens of a text
     largest: float = 8.0  # a head's slope is at least 2**-largest
@@ -98,10 +98,10 @@ class Slopes:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Scores get what a table has for the bucket of a key's distance (T5, arXiv:1910.10683)."""
+    """Biases of scores from a table, by the bucket of a key's distance (T5, arXiv:1910.10683)."""
 
     count: int
-    farthest: int  # distance; all from there on are in the last bucket
+    farthest: int  # distance; all from there on share the last bucket
     owner: int  # the layer that has the table
 
     def __post_init__(self) -> None:
@@ -129,21 +129,21 @@ class Attention:
     output_bias: bool = False
     norms_values: bool = False  # value heads are normed, too, without a weight
     reads: int | None = None  # the layer before this one whose keys and values it reads; it projects queries alone
-    sinks: bool = False  # each head has a score more, which has no value
-    gated: bool = False  # each number that it gives is multiplied by the sigmoid of one that the input makes
-    own_gate: bool = False  # the same by a weight of its own, which else stands among the rows of queries
-    inner_norm: bool = False  # what attends is normed before the last product
-    gates_heads: bool = False  # that weight makes one gate for each head
+    sinks: bool = False  # each head has one more score, which has no value
+    gated: bool = False  # each number of the result is multiplied by the sigmoid of one that the input makes
+    own_gate: bool = False  # the gate has a weight of its own; else its rows are among those of queries
+    inner_norm: bool = False  # the result is normed before the last product
+    gates_heads: bool = False  # the gate's weight makes one gate for each head
     whole_pictures: bool = field(default=False, repr=False)  # tokens of a picture also see those of it behind them
     biases: Slopes | Buckets | None = None  # of scores, by the distance of a key
     owns_biases: bool = False  # the layer has the table of the buckets
-    indexed: bool = False  # files have an indexer, as of `LatentAttention`
+    indexed: bool = False  # files have an indexer, as for `LatentAttention`
     chunked: bool = False  # position p sees its chunk of `window` positions, up to itself
-    clamp: float | None = None  # queries, keys and values are kept between this number and less it
+    clamp: float | None = None  # queries, keys and values are kept from minus this number to it
     bare_norms: bool = False  # those of heads have no weights
     softplus: bool = False  # of a gate, in place of its sigmoid
-    value_dim: int = 0  # numbers of a value, where they are fewer than those of a key; in pages zeros follow them
-    value_scale: float = 1.0  # of what attention gives
+    value_dim: int = 0  # numbers of a value, if fewer than those of a key; in pages zeros follow them
+    value_scale: float = 1.0  # of attention's result
 
     def __post_init__(self) -> None:
         check_range("heads", self.heads, 1, limits.MAX_HEADS)
@@ -172,7 +172,7 @@ class Attention:
 
     @property
     def values(self) -> int:
-        """Columns of what attention gives."""
+        """Columns of attention's result."""
         return self.heads * (self.value_dim or self.head_dim)
 
     @property
@@ -237,7 +237,8 @@ class Attention:
         yield from flow.finish(w.product("attn_output"))
 
     def _take_gate(self, w: LayerWeights) -> tuple[LinearWeight, LinearWeight]:
-        """The weights of the gate, and of the rest: files have of each head the rows of its query, then of its gate."""
+        """Return the weights of the gate, and of the rest: for each head, files have the rows of its query, then of its
+        gate."""
         names = [f"{name}.weight" for name in self.parts]
         first, *others = (w.model.take_turned(w.prefix + name) for name in names)
         query, gate = take_halves(first, self.heads)
@@ -245,12 +246,12 @@ class Attention:
         return replace(w.prepare([gate], GATE), rotation=qkv.rotation), qkv
 
     def _join_padded(self, w: LayerWeights) -> LinearWeight:
-        """The weights of queries, keys and values, of which rows of zeros make as many of each head as of keys."""
+        """Return the weights of queries, keys and values; rows of zeros make values as long as keys in each head."""
         query, key, value = (w.take(f"{name}.weight") for name in self.parts)
         return w.prepare([query, key, PaddedRows(value, self.value_dim, self.head_dim)], *self.parts)
 
     def _leave_zeros(self, w: LayerWeights) -> Parts:
-        """Return the product that takes the numbers of each value, and leaves the zeros behind them."""
+        """Return the product that takes the numbers of each value, and drops the zeros behind them."""
         choice, count = make_choice("values", self.value_dim, self.head_dim), 1 if w.ctx.gpu is None else self.heads
         made = [w.prepare([choice]) for _ in range(count)]  # one for all, but a GPU stacks them
         return make_parts(w.ctx, made * (self.heads // count))
@@ -291,7 +292,7 @@ class Attention:
         return HeadNorms(q, k, w.norms.eps, self.norms_values, self.head_norms)
 
     def order_joined(self) -> list[int]:
-        """Return where the rows of all queries, keys and values are that files have as QKV_OF_HEADS."""
+        """Return the places of the rows of all queries, keys and values in a tensor QKV_OF_HEADS."""
         group = self.heads // self.kv_heads
         return [
             (head * (group + 2) + place) * self.head_dim + row
@@ -302,7 +303,8 @@ class Attention:
         ]
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
-        """Make one tensor of the norms of all heads, where a file has one for each. Raises ModelError without one."""
+        """Make one tensor of the norms of all heads, if a file has one for each. Raises ModelError if one is
+        missing."""
         if self.indexed:
             _leave_out_indexer(tensors, prefix)
         if self.head_norms == "layer":
@@ -329,14 +331,13 @@ JOINED, KEYS, VALUES = "attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Attention whose heads share a key of `rope.dim` numbers that rotate, `unturned_dim` that do not, and a latent
-    vector of `rank`, which is its value, too (DeepSeek-AI 2024, arXiv:2405.04434).
+    """Attention whose heads share one key: `rope.dim` numbers that rotate, `unturned_dim` that do not, and a latent
+    vector of `rank`, which is the value, too (DeepSeek-AI 2024, arXiv:2405.04434).
 
     The cache keeps these numbers of a token. Prompts and answers are computed alike, with the matrices of keys and
-    values multiplied into queries and results: the other form, in which prompts would be cheaper, has other bits, and
-    so the same token would have other ones in a prompt than in an answer. Queries of a head have `plain_dim` numbers
-    besides those that rotate, and results `value_dim`. With a `query_rank` queries are made of a vector so long, which
-    is normed.
+    values multiplied into queries and results. The other form, in which prompts would be cheaper, gives other bits, so
+    the same token would differ between a prompt and an answer. Queries of a head have `plain_dim` numbers besides those
+    that rotate, and results `value_dim`. With a `query_rank` queries are made from a normed vector of that length.
     """
 
     heads: int
@@ -346,7 +347,7 @@ class LatentAttention:
     scale: float  # of scores
     rope: Rope
     query_rank: int | None = None
-    indexed: bool = False  # files have an indexer, which chooses what is attended to in longer texts than are served
+    indexed: bool = False  # files have an indexer, which chooses positions in longer texts than are served
     unturned_dim: int = 0  # numbers of the key beside the latent vector that stay as they are, as in Kimi Linear
 
     def __post_init__(self) -> None:
@@ -369,7 +370,7 @@ class LatentAttention:
 
     @property
     def cache(self) -> CacheShape:
-        """What is kept of a token."""
+        """The shape of what the cache keeps of a token."""
         return CacheShape(1, self.head_dim, value_dim=self.rank)
 
     def tensors(self, hidden: int) -> Tensors:
@@ -404,15 +405,16 @@ class LatentAttention:
         yield from flow.finish(w.product("attn_output"))
 
     def _read_parts(self, w: LayerWeights, name: str) -> Parts:
-        """The matrices of all heads, which adapters do not know, as they belong to one product in other programs."""
+        """Return the matrices of all heads, which adapters do not know, as they belong to one product in other
+        programs."""
         stack = w.take(name)
         return make_parts(w.ctx, [w.prepare([stack.take_matrix(head)]) for head in range(self.heads)])
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
-        """Make the matrices of keys and of values, where a file has both of a head in one tensor, as folders have.
+        """Make the matrices of keys and of values, if a file has both of a head in one tensor, as folders do.
 
-        Those of keys stand there with rows and columns exchanged; of a quantised tensor they become bf16. What an
-        indexer has is left out.
+        Those of keys have rows and columns exchanged there; if the tensor is quantised, they become bf16. Tensors of an
+        indexer are left out.
         """
         if self.indexed:
             _leave_out_indexer(tensors, prefix)

@@ -1,5 +1,5 @@
-"""What stands around the layers of an encoder: what its embeddings are besides the tokens' own, and what is made of the
-one vector that a text becomes. A decoder that makes vectors or ranks pairs has the latter, too."""
+"""The parts around the layers of an encoder: what is added to the embeddings of tokens, and products of the one vector
+that a text becomes. Decoders that make vectors or rank pairs have the latter, too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DenseActivation = Literal["none", "tanh", "gelu_erf", "gelu_tanh", "silu"]
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What is added to the embeddings of tokens before the first layer, and their norm then."""
+    """Rows that are added to the embeddings of tokens before the first layer, and the norm after that."""
 
     positions: int = 0  # rows of the table of positions, 0 for none
     types: int = 0  # rows of the table of the types of tokens: 0 for a text, or the first of two, 1 for the second
@@ -48,7 +48,7 @@ class Embeddings:
                 yield f"{EMBEDDING_NORM}.bias", (hidden,)
 
     def load(self, w: LayerWeights) -> tuple[TensorSource | None, NormWeight | None]:
-        """Return what is added, a table (types * positions, hidden) of all positions for each type, and the norm.
+        """Return the table that is added, (types * positions, hidden) of all positions for each type, and the norm.
 
         Without positions the table has a row for each type.
         """
@@ -62,7 +62,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A product of a pooled vector, and what follows it."""
+    """A product of a pooled vector, and the activation and norm that follow it."""
 
     name: str  # of its tensors
     features: int
@@ -98,7 +98,7 @@ class LoadedDense:
     norm: NormWeight | None
 
     def run(self, ctx: Context, x: FloatArray) -> FloatArray:
-        """Return what it makes of x (1, inputs): (1, features)."""
+        """Return the result for x (1, inputs): (1, features)."""
         x = linear(ctx, x, self.weight)
         if self.activation == "tanh":
             x = scale(ctx, x, softcap=1.0)

@@ -1,4 +1,4 @@
-"""A layer: two blocks around the residual stream, its norms, and what some models add to it."""
+"""A layer: two blocks around the residual stream, its norms, and additions of some models."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from mlxr.models.components.feed_forward import DenseAndExperts, Experts, FeedFo
 from mlxr.models.components.recurrent import Recurrence, fold
 from mlxr.models.components.weights import Flow, LayerWeights, Norms, Tensors, Weights, check_range
 
-# Names of the norms of what blocks add to the stream; those of their inputs the layer's `Norms` name.
+# Names of the norms of what blocks add to the stream; the layer's `Norms` name those of their inputs.
 MIXER_POST_NORM, FEED_FORWARD_POST_NORM = "post_attention_norm", "post_ffw_norm"
 MIXER_SUM_NORM, FEED_FORWARD_SUM_NORM = "attn_output_norm", "layer_output_norm"  # of the stream behind a block
 OUTPUT_SCALE, BESIDE_NORM = "layer_output_scale.weight", "ffn_norm_exps"
 INPUT_GATE, INPUT_PROJECTION, INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 STREAM_BLOCKS, LAST_STREAMS = ("hc_attn", "hc_ffn"), "output_hc"  # of residual streams side by side
 ALTUP_PRODUCTS, ALTUP_SCALE = ("altup_proj.weight", "altup_unembd_proj.weight"), "altup_correct_scale.weight"
-TABLE_PARTS = "ple_table."  # what folders have of a table whose rows n-grams name
-# Of what makes the inputs of all layers.
+TABLE_PARTS = "ple_table."  # parts, in folders, of a table whose rows n-grams name
+# Tensors that make the inputs of all layers.
 TABLE, INPUTS_OF_STREAM, INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelMixers:
-    """Attention and a recurrent mixer beside it, of one input, which both add to the stream (Falcon-H1)."""
+    """Attention and a recurrent mixer beside it, with one input; both add to the stream (Falcon-H1)."""
 
     attention: Attention
     recurrence: Recurrence
@@ -72,11 +72,11 @@ SecondBlock = FeedForward | Experts | DenseAndExperts
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What every layer gets of each token besides the stream, and adds in the end (Gemma 4 E2B and E4B).
+    """Inputs that every layer gets for each token besides the stream, and adds in the end (Gemma 4 E2B and E4B).
 
     These inputs are the sum of the token's row in a table, times `table_scale`, and of a product of its embedding,
-    normed for each layer by itself; the sum is multiplied by `scale`. A layer multiplies them by what the activation
-    makes of a product of the stream.
+    normed for each layer by itself; the sum is multiplied by `scale`. A layer multiplies them by the activation of a
+    product of the stream.
     """
 
     features: int  # of each layer
@@ -98,7 +98,8 @@ class LayerInputs:
         yield f"{INPUT_NORM}.weight", (hidden,)
 
     def make(self, w: LayerWeights) -> Iterator[Operator]:
-        """List what makes the inputs of all layers, with the model's weights. The table stays in its file."""
+        """List the operators that make the inputs of all layers, with the model's weights. The table stays in its
+        file."""
         yield ops.GetRows(w.take(TABLE), "other")
         yield Scale(self.table_scale, "other")
         projection = w.product(INPUTS_OF_STREAM)
@@ -108,7 +109,8 @@ class LayerInputs:
         yield Add("inputs", self.scale)
 
     def operators(self, w: LayerWeights, scales: FloatArray | None = None) -> Iterator[Operator]:
-        """List how a layer adds its inputs to the stream, of which the gate reads each column times its scale."""
+        """List the operators that add a layer's inputs to the stream; the gate reads each column of it times its
+        scale."""
         gate = w.product(INPUT_GATE) if scales is None else w.scaled_product(INPUT_GATE, scales)
         yield AddResidual()
         yield MatMul(gate, "stream", "x")
@@ -120,9 +122,9 @@ class LayerInputs:
 class Streams:
     """Residual streams side by side instead of one (hyper-connections of low rank, as Qwen3.8-Flash-Next has them).
 
-    A block reads the mean of the streams, each normed and each number times a gate, which products of low rank make of
-    all of them; what it gives goes to each stream by a gate of its own. All begin as the embedding; in the end stands
-    such a mean in place of a norm.
+    A block reads the mean of the streams, each of them normed and each number times a gate, which products of low rank
+    make from all of them. Its result goes to each stream through another gate. All streams begin as the embedding; in
+    the end such a mean takes the place of a norm.
     """
 
     count: int
@@ -148,7 +150,7 @@ class Streams:
         yield from self._list(LAST_STREAMS, hidden)
 
     def mix(self, w: LayerWeights, name: str, target: Register) -> Iterator[Operator]:
-        """List what makes one row of the streams, and the gains of each where a block follows."""
+        """List the operators that make one row of the streams, and the gains of each if a block follows."""
         norm = NormWeight(w.vector(f"{name}_norm.weight"), w.norms.eps)
         yield Norm(norm, "streams", "kept", self.count)
         yield MatMul(w.product(f"{name}_down"), "kept", "x")
@@ -160,7 +162,7 @@ class Streams:
         yield MixStreams(self.count, target)
 
     def add(self) -> Operator:
-        """Return what adds a block's result: a gain of 0 is one."""
+        """Return the operator that adds a block's result: a gain of 0 counts as 1."""
         return SpreadStreams(self.count, "delta", "streams", 2.0, 1 / self.count)
 
 
@@ -170,8 +172,8 @@ class BalancedStreams:
     arXiv:2512.24880), as GLM-5.3-Flash has them.
 
     A product of all streams, normed together, makes the gains of a block: how much of each stream it reads, how much of
-    what it gives each stream takes, and how much of each stream goes on in which; the last are made by `turns` of
-    Sinkhorn's algorithm. In the end stands the mean of the streams, which is normed as in other models.
+    its result each stream takes, and how much of each stream goes on in each; `turns` of Sinkhorn's algorithm make the
+    last ones. In the end comes the mean of the streams, which is normed as in other models.
     """
 
     count: int
@@ -196,7 +198,7 @@ class BalancedStreams:
         yield from ()
 
     def mix(self, w: LayerWeights, name: str, target: Register) -> Iterator[Operator]:
-        """List what makes one normed row of the streams, and the gains of each."""
+        """List the operators that make one normed row of the streams, and the gains of each."""
         if name == LAST_STREAMS:
             yield ops.BlendStreams(self.count, target, has_gains=False)
             return
@@ -209,7 +211,7 @@ class BalancedStreams:
         yield Norm(w.norm("attn_norm" if name == STREAM_BLOCKS[0] else "ffn_norm"), "x", target)
 
     def add(self) -> Operator:
-        """Return what adds a block's result."""
+        """Return the operator that adds a block's result."""
         return ops.BlendStreams(self.count, adds=True)
 
 
@@ -218,10 +220,10 @@ class AltUp:
     """Residual streams side by side, of which blocks compute the first (alternating updates, arXiv:2301.13310), and
     beside attention a product of low `rank` of the same input (Gemma 3n).
 
-    Each layer predicts all streams by gains that the first makes, goes through its blocks with what it predicts of the
-    first, and corrects all streams by what the blocks changed. Its inputs are added to all streams but the first. These
-    begin as products of the embedding, as long as it is; behind the last layer products of them are made as long as the
-    first stream, and the mean of all goes on.
+    Each layer predicts all streams by gains that the first makes, runs its blocks on the predicted first stream, and
+    corrects all streams by what the blocks changed. Its inputs are added to all streams but the first. These begin as
+    products of the embedding, scaled to its length; behind the last layer products of them are scaled to the length of
+    the first stream, and the mean of all goes on.
     """
 
     count: int
@@ -248,12 +250,12 @@ class AltUp:
             yield name, (self.count - 1, hidden, hidden)
 
     def begin(self, w: LayerWeights) -> Iterator[Operator]:
-        """List what makes the streams of the embedding, with the model's weights."""
+        """List the operators that make the streams from the embedding, with the model's weights."""
         yield SpreadStreams(self.count, "stream", "streams", has_gains=False, adds=False)
         yield from self._project(w, ALTUP_PRODUCTS[0])
 
     def end(self, w: LayerWeights) -> Iterator[Operator]:
-        """List what makes one stream of all, with the model's weights."""
+        """List the operators that make one stream of all, with the model's weights."""
         yield from self._project(w, ALTUP_PRODUCTS[1])
         yield ops.BlendStreams(self.count, "stream", has_gains=False)
 
@@ -264,15 +266,16 @@ class AltUp:
         yield ops.LevelStreams(self.count)
 
     def predict(self, w: LayerWeights) -> Iterator[Operator]:
-        """List what predicts the streams. The first of them is in `stream`, before and afterwards."""
+        """List the operators that predict the streams. The first of them is in `stream`, before and afterwards."""
         yield from self._blend(w, predict_gains(w.numbers("altup_predict_coef.weight"), self.count))
 
     def correct(self, w: LayerWeights) -> Iterator[Operator]:
-        """List what corrects the streams by what the blocks made of the first, which is in `stream`."""
+        """List the operators that correct the streams by the blocks' results for the first, which is in `stream`."""
         yield from self._blend(w, correct_gains(w.numbers("altup_correct_coef.weight")))
 
     def _blend(self, w: LayerWeights, gains: tuple[FloatArray, FloatArray]) -> Iterator[Operator]:
-        """List what makes the gains of the streams of what tokens are like, and then the streams that follow."""
+        """List the operators that make the gains of the streams from the tokens' states, and then the streams that
+        follow."""
         norm = w.norm("altup_router_norm")
         yield Norm(NormWeight(norm.weight * (1 / len(norm.weight)), norm.eps), "stream", "x")
         yield MatMul(w.exact_product("altup_router"), "x", "x")
@@ -282,7 +285,7 @@ class AltUp:
         yield ops.BlendStreams(self.count, "stream")
 
     def join_low_rank(self, w: LayerWeights) -> Iterator[Operator]:
-        """List what adds the product of low rank and the input of attention to what attention gives."""
+        """List the operators that add the product of low rank and the input of attention to attention's result."""
         yield MatMul(w.product("laurel_l"), "normed", "other")
         yield MatMul(w.product("laurel_r"), "other", "other")
         yield Norm(w.norm("laurel_post_norm"), "other", "other")
@@ -291,7 +294,8 @@ class AltUp:
         yield AddResidual(0.5**0.5)
 
     def arrange(self, tensors: dict[str, TensorSource]) -> None:
-        """Make stacks of products that folders have one by one, and as many rows of the table of inputs as tokens."""
+        """Make stacks of products that folders have one by one, and pad the table of inputs to as many rows as
+        tokens."""
         for name in ALTUP_PRODUCTS:
             parts = [f"{name.removesuffix('.weight')}.{part}.weight" for part in range(self.count - 1)]
             if all(part in tensors for part in parts):
@@ -303,10 +307,11 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True)
 class NgramInputs:
-    """What a layer adds to its streams of a table whose rows tokens name by themselves and those before them.
+    """Inputs that a layer adds to its streams from a table, whose rows are named by n-grams: a token and those before
+    it.
 
     A product of these rows makes a key for each stream, which says how much the stream takes of their value, another
-    product; a convolution adds that of tokens before, as far apart as tokens name rows together.
+    product. A convolution adds values of earlier tokens, as far apart as the n-grams are long.
     """
 
     ngrams: Ngrams
@@ -326,7 +331,7 @@ class NgramInputs:
 
     @property
     def state_floats(self) -> int:
-        """Numbers that it keeps of a sequence: ids, and inputs of the convolution."""
+        """Numbers that it keeps for a sequence: ids, and inputs of the convolution."""
         return self.ngrams.state_floats + self._reach * self._channels
 
     def model_tensors(self) -> Tensors:
@@ -343,7 +348,7 @@ class NgramInputs:
         yield "ple_conv1d.weight", (self._channels, self.taps)
 
     def operators(self, w: LayerWeights, at: int) -> Iterator[Operator]:
-        """List what adds it to the streams; its state begins at `at`. The table stays in its file."""
+        """List the operators that add it to the streams; its state begins at `at`. The table stays in its file."""
         norms = {
             name: NormWeight(w.vector(f"ple_norm_{name}.weight"), w.norms.eps) for name in ("key", "query", "conv")
         }
@@ -361,7 +366,7 @@ class NgramInputs:
         yield Add("streams", source="x")
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
-        """Make one table of its parts, which folders have, and give the convolution the shape that it has in GGUF."""
+        """Join the parts of the table, which folders have, and give the convolution the shape that it has in GGUF."""
         fold(tensors, prefix, self.tensors())
         names = sorted((name for name in tensors if name.startswith(prefix + TABLE_PARTS)), key=_number_part)
         if names:
@@ -382,12 +387,12 @@ class Layer:
     is_parallel: bool = False  # the blocks stand side by side after the norm of the first one
     has_own_norms: bool = False  # blocks that stand side by side have a norm each
     residual_scale: float = 1.0  # of what each block adds to the stream
-    scales_output: bool = False  # multiplies the stream by a number of its own in the end
+    scales_output: bool = False  # it multiplies the stream by a number of its own in the end
     inputs: LayerInputs | None = None  # the same in all layers
-    beside: Experts | None = None  # read the stream before the first block by a norm of their own, and add to it last
+    beside: Experts | None = None  # read the stream before the first block by their own norm, and are added last
     streams: Streams | BalancedStreams | AltUp | None = None  # the same, too; the first two with the layer's norms
     ngrams: NgramInputs | None = None
-    is_last: bool = False  # of those with streams, which become one behind it
+    is_last: bool = False  # of layers with streams, which become one behind it
 
     def __post_init__(self) -> None:
         if not 0 < self.residual_scale <= limits.MAX_SCALE:
@@ -408,7 +413,7 @@ class Layer:
 
     @property
     def rope(self) -> Rope:
-        """The rotation of the layer's queries and keys; one that turns nothing where it does not attend."""
+        """The rotation of the layer's queries and keys; one that rotates nothing if it does not attend."""
         attends = self.attention or self.latent
         return NO_ROPE if attends is None else attends.rope
 
@@ -427,7 +432,7 @@ class Layer:
 
     @property
     def cache(self) -> LayerCache:
-        """What the layer keeps of the tokens."""
+        """The shape of what the layer keeps in the cache, None if nothing."""
         attention, recurrence = self.attention, self.recurrence
         pages: CacheShape | SharedWith | None = None if self.latent is None else self.latent.cache
         if attention is not None:
@@ -554,8 +559,8 @@ class Layer:
         yield Add()
 
     def _list_second(self, w: LayerWeights, source: Register, target: Register) -> Iterator[Operator]:
-        """List the operators of the second block. Experts that the stream before the first one chooses are chosen while
-        what that block adds is still apart."""
+        """List the operators of the second block. If experts are chosen by the stream before the first block, they are
+        chosen before that block's result is added."""
         block, made = self.feed_forward, None
         if block is None:
             return
@@ -568,7 +573,7 @@ class Layer:
         yield from self._end(w, FEED_FORWARD_SUM_NORM)
 
     def _begin(self, w: LayerWeights, name: str | None) -> Generator[Operator, None, Register]:
-        """List how a block begins; returns where its input is then."""
+        """List how a block begins; return the register of its input."""
         if self._norms_sum:
             return "stream"
         if not self._norms_before or name is None:

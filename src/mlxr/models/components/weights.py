@@ -1,6 +1,6 @@
-"""The weights of a model, as components read them: out of its tensors, one after another, ready for the operators.
+"""The weights of a model, as components read them: from its tensors, one after another, ready for the operators.
 
-The source of each is released once it is read, so at most one layer is in memory twice. Where there is no room for all
+The source of each is released once it is read, so at most one layer is in memory twice. If there is no room for all
 experts, layers share an `ExpertBudget`: each keeps those that were used last, the others stay in the mapped file.
 """
 
@@ -31,18 +31,19 @@ from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vec
 
 TABLE = "token_embd.weight"
 FULL_PERCENT = 90  # of the free memory: weights that take more leave too little for the cache
-TAKEN_PERCENT = 70  # of the free memory: what weights take where not all of them are in memory
+TAKEN_PERCENT = 70  # of the free memory, which weights take if not all of them are in memory
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBudget:
-    """Bytes for the experts of all layers; `sizes` are what those of each layer take in the file."""
+    """Bytes for the experts of all layers; `sizes` are the bytes of each layer's experts in the file."""
 
     nbytes: int
     sizes: tuple[int, ...]
 
     def count_slots(self, layer: int, expert_bytes: int, experts: int) -> int:
-        """Count the experts of a layer that may be in memory, each of so many bytes. SettingError where it is none."""
+        """Return how many experts of a layer, each of `expert_bytes`, may be in memory. Raises SettingError if it is
+        none."""
         share = self.nbytes * self.sizes[layer] // sum(self.sizes)
         if share >= expert_bytes:
             return min(experts, share // expert_bytes)
@@ -56,10 +57,11 @@ class ExpertBudget:
 def plan_experts(
     sizes: Sequence[int], total_bytes: int, device: str, expert_bytes: int | None, free_bytes: int | None
 ) -> ExpertBudget | None:
-    """The budget of a model of `total_bytes`, the experts of whose layers take `sizes`; None where all are in memory.
+    """Return the budget of a model of `total_bytes`, whose layers have experts of `sizes` bytes; None if all are in
+    memory.
 
-    `expert_bytes` is what the setting says; None means all experts, unless the free memory, where it is known, has no
-    room for the model. Raises DeviceError for a setting on a device that has all weights in memory.
+    `expert_bytes` is the setting; None means all experts, unless the free memory, if known, has no room for the model.
+    Raises DeviceError for a setting on a device that has all weights in memory.
     """
     if expert_bytes is not None and device != "cpu":
         raise DeviceError(
@@ -84,11 +86,11 @@ class Norms:
     eps: float  # added to the variance
     kind: NormKind = "rms"
     bias: bool = False
-    places: NormPlaces = "before"  # of a block: its input is normed, what it adds to the stream, both, or their sum
+    places: NormPlaces = "before"  # a block's input is normed, or what it adds to the stream, or both, or their sum
     has_weights: bool = True  # else none of them multiplies by anything
-    after_eps: float | None = None  # of the norms of what blocks add, where these have another one
-    mixer: str | None = "attn_norm"  # what tensors call the norm of the first block's input; None: that has none
-    feed_forward: str = "ffn_norm"  # what tensors call the norm of the second block's input
+    after_eps: float | None = None  # of the norms of what blocks add, if another
+    mixer: str | None = "attn_norm"  # name of the norm of the first block's input; None: there is none
+    feed_forward: str = "ffn_norm"  # name of the norm of the second block's input
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < 1:
@@ -97,7 +99,7 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Where a block reads its input, and how it adds its result to the stream."""
+    """The register of a block's input, and the way in which its result is added to the stream."""
 
     source: Register
     target: Register = "delta"
@@ -115,16 +117,16 @@ class Flow:
         yield from self.multiply()
 
     def multiply(self) -> Iterator[Operator]:
-        """List what multiplies the result by the factor."""
+        """List the operators that multiply the result by the factor."""
         if self.factor != 1.0:
             yield Scale(self.factor, self.target)
 
 
 @dataclass(frozen=True, slots=True)
 class RotatedWeights:
-    """Weights that a file has rotated, each row w as H (signs * w): what they multiply must be rotated alike.
+    """Weights that a file has rotated, each row w as H (signs * w): their inputs must be rotated alike.
 
-    `signs` are those of rows of as many numbers; without any all are 1. Rows of a rotated table of embeddings are
+    `signs` has the signs for each length of rows; without any all are 1. Rows of a rotated table of embeddings are
     rotated back when they are looked up. `groups_heads`: the output of a gated delta net reads the values of one key's
     heads after those of another's, as folders have them.
     """
@@ -151,7 +153,7 @@ class RotatedWeights:
         return make_hadamard(columns, self.block, signs, order)
 
     def of_layer(self, index: int) -> RotatedWeights:
-        """Return those of a layer alone, as if it were the first."""
+        """Return the rotated weights of one layer, as if it were the first."""
         prefix = f"blk.{index}."
         own = frozenset(f"blk.0.{name.removeprefix(prefix)}" for name in self.names if name.startswith(prefix))
         return replace(self, names=own)
@@ -160,8 +162,8 @@ class RotatedWeights:
 class Weights:
     """Prepares the weights of one model; `of_layer` gives those of a layer.
 
-    With an `expert_budget` some experts of each layer are in memory at a time, else all of them. What the weights named
-    in `summed` make are parts of sums over all ranks. Of `rotated` ones `turned` has the rotations once they are read.
+    With an `expert_budget` only some experts of each layer are in memory at a time. Products of the weights named in
+    `summed` are parts of sums over all ranks. `turned` has the rotations of `rotated` weights once they are read.
     """
 
     def __init__(
@@ -178,9 +180,10 @@ class Weights:
         self._rotations: dict[tuple[int, tuple[int, ...]], Hadamard] = {}
 
     def turn(self, names: Sequence[str], order: Sequence[int] = ()) -> Hadamard | None:
-        """Return what rotates the input of these weights; None where the file has rotated none of them.
+        """Return the rotation of the input of these weights; None if the file has rotated none of them.
 
-        `order` says which number of the input each of theirs is. Raises ModelError for a rotation that does not fit.
+        `order` gives for each number of their input its place in the layer's. Raises ModelError for a rotation that
+        does not fit.
         """
         if self.rotated is None or self.rotated.names.isdisjoint(names):
             return None
@@ -198,13 +201,14 @@ class Weights:
         return Decoded(name, rotate_rows(tensor.to_float32(), rotation))
 
     def check_turned(self, others: Collection[str] = ()) -> None:
-        """Raise ModelError for a weight that the file says to be rotated, is none of `others`, and was not turned."""
+        """Raise ModelError for a weight that the file says is rotated, but that was not turned and is none of
+        `others`."""
         names = () if self.rotated is None else self.rotated.names - self.turned.keys() - {*others}
         for name in sorted(names):
             raise ModelError(f"tensor {name} is said to be rotated, and mlxr rotates no input of such a tensor")
 
     def of_model(self, norms: Norms) -> LayerWeights:
-        """Return the weights of no layer."""
+        """Return the weights outside the layers."""
         return LayerWeights(self, "", norms)
 
     def check(self, prefix: str, tensors: Tensors) -> None:
@@ -235,7 +239,7 @@ class LayerWeights:
 
     @property
     def ctx(self) -> Context:
-        """What the weights are prepared for."""
+        """The context that weights are prepared for."""
         return self.model.ctx
 
     def take(self, name: str) -> TensorSource:
@@ -243,8 +247,8 @@ class LayerWeights:
         return self.model.tensors[self.prefix + name]
 
     def turn(self, source: Register, *names: str, order: Sequence[int] = ()) -> Generator[Operator, None, Register]:
-        """List what rotates `source` for the weights of these names, if some of them are rotated; returns where they
-        find their input. `order` says which number of the source each of theirs is."""
+        """List the operators that rotate `source` for the weights of these names, if some of them are rotated; return
+        the register of their input. `order` gives for each number of it its place in the source."""
         rotation = self.model.turn([f"{self.prefix}{name}.weight" for name in names], order)
         if rotation is None:
             return source
@@ -266,33 +270,33 @@ class LayerWeights:
         return replace(weight, is_share=is_share, rotation=rotation)
 
     def prepare(self, sources: list[TensorSource], *names: str) -> LinearWeight:
-        """Weights without biases that are not as the file has them, which adapters know by these names."""
+        """Return weights without biases that differ from those in the file; adapters know them by these names."""
         full_names = tuple(self.prefix + name for name in names)
         weight = prepare(self.ctx, sources, None, full_names)
         return replace(weight, rotation=self.model.turned.get(full_names[0])) if full_names else weight
 
     def exact_product(self, name: str, *, bias: bool = False) -> LinearWeight:
-        """Return a weight that is multiplied by in float32."""
+        """Return a weight for products in float32."""
         biases = [self.vector(f"{name}.bias")] if bias else None
         full_name = f"{self.prefix}{name}.weight"
         return prepare(self.ctx, [as_float32(self.model.tensors[full_name])], biases, (full_name,))
 
     def bias_alone(self, name: str, columns: int) -> LinearWeight:
-        """Return a weight that makes the bias of that name of any `columns` finite numbers."""
+        """Return a weight whose products are the bias of that name, for any `columns` finite numbers."""
         bias, full_name = self.vector(name), self.prefix + name
         return prepare(self.ctx, [make_zeros(full_name, len(bias), columns)], [bias], (full_name,))
 
     def scaled_product(self, name: str, scales: FloatArray) -> LinearWeight:
-        """Return a weight whose columns are multiplied by these numbers, and which is multiplied by in float32."""
+        """Return a weight whose columns are multiplied by these numbers, for products in float32."""
         tensor = self.take(f"{name}.weight")
         return self.prepare([Decoded(tensor.name, tensor.to_float32() * scales)], name)
 
     def made_product(self, rows: FloatArray, bias: FloatArray) -> LinearWeight:
-        """Return a weight that is made here, and multiplied by in float32."""
+        """Return a weight of these rows and this bias, for products in float32."""
         return prepare(self.ctx, [Decoded(self.prefix, rows)], [bias], ())
 
     def expert(self, names: tuple[str, ...], expert: int) -> LinearWeight:
-        """Return the matrices of one expert, out of stacks of all; left in the file where not all are in memory."""
+        """Return the matrices of one expert, from stacks of all; left in the file if not all are in memory."""
         tensors = self.model.tensors
         weights = [self.take(f"{name}_exps.weight").take_matrix(expert) for name in names]
         biases = [tensors.get(f"{self.prefix}{name}_exps.bias") for name in names]
@@ -311,7 +315,7 @@ class LayerWeights:
         return NormWeight(weight, eps or norms.eps, norms.kind, bias)
 
     def make_ones(self, count: int) -> FloatArray:
-        """Return the weight of a norm that multiplies by nothing."""
+        """Return the weight of a norm that multiplies by 1."""
         return read_vector(make_vector(self.prefix, [1.0] * count))
 
     def vector(self, name: str) -> FloatArray:
