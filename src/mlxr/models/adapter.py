@@ -1,9 +1,9 @@
-"""Low-rank adapters of a model: which of its weights they update, ready to run, or merged into the model's tensors.
+"""Low-rank adapters of a model: the weights that they update, ready to run, or merged into the model's tensors.
 
-An adapter names weights as its file does; what the model keeps apart is cut, and rows are ordered as its files order
-them. Of experts a file has a pair of matrices for each or stacks of all, and gate and up by themselves or as one; here
-they are updates of single matrices. `make_adapter` finds the weights among those of a model, `merge_pairs` gives the
-tensors as a file would keep them with the updates added. Knows no files.
+An adapter names weights as its file does. Joined weights that the model keeps apart are cut, and rows are put in the
+order of the model's files. For experts a file has a pair of matrices for each or stacks of all, and gate and up by
+themselves or as one; here they become updates of single matrices. `make_adapter` finds the weights among those of a
+model, `merge_pairs` returns the tensors as a file would keep them, with the updates added. Knows no files.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ class ExpertPair(Protocol):
 
     @property
     def expert(self) -> tuple[int, int] | None:
-        """The number of the matrix and how many there are, where the weight is a stack of them; else None."""
+        """The number of the matrix and how many there are, if the weight is a stack of them; else None."""
         ...
 
     @property
     def may_be_turned(self) -> bool:
-        """Whether the file may count the outputs of a stack's matrices as their inputs, as PEFT before 0.19 did."""
+        """True if the file may count the outputs of a stack's matrices as their inputs, as PEFT before 0.19 did."""
         ...
 
 
 def is_expert(name: str) -> bool:
-    """Return true if the model calls a matrix of an expert so."""
+    """Return True if the model gives this name to a matrix of an expert."""
     return _ONE.fullmatch(name) is not None
 
 
 def list_experts(model: Model) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the matrices of all experts, by the names that the model gives them."""
+    """Return outputs and inputs of the matrices of all experts, by the names that the model gives them."""
     return {
         name_expert(f"blk.{index}.{product}", expert): shape
         for index, layer in enumerate(model.layers)
@@ -82,7 +82,8 @@ def list_experts(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, TensorSource]:
-    """Return the rows of an expert's matrix in a stack `name`, by the weights that these are; none of other tensors."""
+    """Return the rows of an expert's matrix in a stack `name`, by the weights that these are; nothing for other
+    tensors."""
     found = _STACK.fullmatch(name)
     if found is None:
         return {}
@@ -96,9 +97,10 @@ def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, Tensor
 
 
 def part_experts(name: str, pair: ExpertPair, model: Model, is_gguf: bool) -> Parts | None:
-    """The updates of an expert's matrices by a pair for the weight `name`; None for a weight that all tokens have.
+    """Return the updates of an expert's matrices by a pair for the weight `name`; None for a weight that is not of
+    experts.
 
-    Raises ModelError for a stack of another number of experts, and where the model has none.
+    Raises ModelError for a stack of another number of experts, and if the model has none.
     """
     found = _STACK.fullmatch(name) or _ONE.fullmatch(name)
     if found is None:
@@ -132,13 +134,13 @@ def _check_stack(pair: ExpertPair, mixture: Experts) -> int:
 
 
 def _alternates(model: Model) -> bool:
-    """Return true if folders keep stacks with their columns first, and the rows of gate and up in turns."""
+    """Return True if folders keep stacks with their columns first, and the rows of gate and up in turns."""
     layout = find_layout(model)
     return layout.alternates or layout.columns_first
 
 
 def _turn(pair: ExpertPair, product: str, mixture: Experts, model: Model) -> tuple[FloatArray, FloatArray]:
-    """Both matrices, which PEFT once took for each other where a stack does not have its columns first."""
+    """Return both matrices, which PEFT once took for each other in stacks that do not have their columns first."""
     shape = mixture.shapes(model.hidden).get(product, (2 * mixture.features, model.hidden))
     if not pair.may_be_turned or _alternates(model) or (pair.a.shape[1], pair.b.shape[0]) != shape:
         return pair.a, pair.b
@@ -159,7 +161,7 @@ class Pair(ExpertPair, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightUpdate:
-    """scale * b a of the weight `name`, as the model calls it; `adapter` and `pair` are what errors name."""
+    """scale * b a of the weight `name`, as the model calls it; errors name `adapter` and `pair`."""
 
     adapter: str
     pair: str
@@ -183,7 +185,8 @@ class WeightUpdate:
 
 
 def list_updates(adapter: str, pairs: Iterable[Pair], model: Model, *, is_gguf: bool) -> Iterator[WeightUpdate]:
-    """The updates of all pairs, each of one weight; `is_gguf`: the adapter's file names and orders as GGUF files do.
+    """Yield the updates of all pairs, each of one weight; `is_gguf`: the adapter's file names and orders as GGUF files
+    do.
 
     Raises ModelError for what is no weight or not supported.
     """
@@ -202,7 +205,7 @@ def list_updates(adapter: str, pairs: Iterable[Pair], model: Model, *, is_gguf: 
 
 
 def _part(name: str, pair: Pair, model: Model, is_gguf: bool) -> Parts:
-    """The updates of the weights that layers multiply by, of which the file's weight `name` is one or several."""
+    """Return the updates of the weights that layers multiply by; the file's weight `name` is one or several of them."""
     if name == TABLE:
         return [(name, pair.a, pair.b)]
     if not is_gguf and any(layer.attention and layer.recurrence for layer in model.layers):
@@ -222,7 +225,7 @@ def _name_peft(adapter: str, module: str, model: Model) -> str:
 
 
 def _order(name: str, a: FloatArray, b: FloatArray, model: Model) -> tuple[FloatArray, FloatArray]:
-    """The columns and rows of an update in the order that GGUF files have them in, where folders have another one."""
+    """Return the columns and rows of an update in the order of GGUF files, if folders have another one."""
     rows, columns = order_rows(name, model), order_columns(name, model)
     if rows is not None and len(rows) == len(b):
         b = b[rows]
@@ -234,7 +237,7 @@ def _order(name: str, a: FloatArray, b: FloatArray, model: Model) -> tuple[Float
 def merge_pairs(
     adapter: str, pairs: Iterable[Pair], tensors: Mapping[str, TensorSource], model: Model, *, is_gguf: bool
 ) -> dict[str, TensorSource]:
-    """Return the `tensors`, by canonical name, with updates of an adapter added to those that it has some for.
+    """Return the `tensors`, by canonical name, with updates of an adapter added to those that it updates.
 
     A model whose output is its table of embeddings gets an output of its own when either is updated. Raises ModelError
     for an update that is of none of the tensors, or of another shape.
@@ -271,7 +274,7 @@ def _update_stack(name: str, stack: TensorSource, own: Mapping[tuple[str, int | 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Where a weight that layers multiply by is: in the tensor `stored`, a stack's matrix, some rows."""
+    """The place of a weight that layers multiply by: rows of the tensor `stored`, or of a matrix in that stack."""
 
     stored: str
     rows: IntArray
@@ -302,9 +305,9 @@ class AdapterPart:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """Updates of one model's weights, of which the `parts` are added in their order.
+    """Updates of one model's weights; the `parts` are added in their order.
 
-    `digest` (32 bytes) names all that they say. `sources` are the adapters whose matrices a copy or a sum has, which it
+    `digest` (32 bytes) is a hash of all updates. `sources` are the adapters whose matrices a copy or a sum uses, and
     keeps alive.
     """
 
@@ -320,7 +323,7 @@ class Adapter:
 
 
 def add_adapters(shares: Sequence[tuple[Adapter, float]]) -> Adapter | None:
-    """Return the sum of adapters of one model in their order, each so many times; None without any."""
+    """Return the sum of adapters of one model in their order, each times its factor; None without any."""
     if not shares:
         return None
     if len(shares) == 1 and shares[0][1] == 1.0:
@@ -371,7 +374,7 @@ def make_adapter(
 
 
 def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
-    """Return a name of all that is updated, and by what."""
+    """Return a hash of all that is updated, and by what."""
     digest = hashlib.blake2b(digest_size=32)
     for name, update in sorted(found.items(), key=lambda item: item[0]):
         matrices = (update.a, update.b) if isinstance(update, LoraPart) else (update.rows, update.b)
@@ -382,12 +385,12 @@ def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
 
 
 def group_batch(batch: RaggedBatch) -> tuple[AdapterRows, ...]:
-    """Return the rows of a batch by their adapters, in the order in which these come."""
+    """Return the rows of a batch by their adapters, in the order in which these occur."""
     return group_rows(batch.adapters, batch.query_starts.tolist()) if batch.adapters else ()
 
 
 def group_rows(adapters: Sequence[object], starts: Sequence[int]) -> tuple[AdapterRows, ...]:
-    """Of rows [starts[i], starts[i + 1]), which have adapter i or None, those of each part.
+    """Return the rows of each part of adapters; rows [starts[i], starts[i + 1]) have adapter i or None.
 
     All first parts come before all second ones, so that those of a row are in their order.
     """
@@ -402,7 +405,7 @@ def group_rows(adapters: Sequence[object], starts: Sequence[int]) -> tuple[Adapt
 
 
 def _place_weights(weights: Iterable[LinearWeight]) -> dict[str, tuple[LinearWeight, int, int]]:
-    """Return the weight that holds each tensor, the first of its outputs there, and their number."""
+    """Return for each tensor the weight that holds it, the first of its outputs there, and their number."""
     places = {}
     for weight in weights:
         first = 0

@@ -1,14 +1,14 @@
-"""Heads that draft: a layer that guesses from the states of another model, with the table and output of that.
+"""Heads that draft: a layer that guesses from the states of another model, with that model's table and output.
 
-For each position it gets what the model made of the tokens up to there, and the token that follows; it gives the logits
-of the token after that one. Its own result stands for the model's state where the model has not been yet, so that it
-can go on with its own guesses. The layer keeps keys and values, as those of a model do. Knows no drafts and no answers.
+For each position it gets the model's state there and the token that follows; it returns the logits of the token after
+that one. Its own result stands for the model's state at positions that the model has not computed yet, so that it can
+go on with its own guesses. The layer keeps keys and values like those of a model. Knows no drafts and no answers.
 
 An EAGLE-3 head has a folder of its own. It reads the model's stream before three of its layers, side by side, which a
-product makes one state of. Its layer attends to the token's embedding and that state, each normed, in one row of twice
-the width; the sum that leaves the layer stands for the state. Its output may have fewer tokens than the model, which
-`d2t` counts on to those of the model. Names and meanings are those of vLLM's `llama_eagle3.py`, which numbers the three
-layers by what stands before them; `eagle_config` numbers them as SGLang does, by what they give.
+product turns into one state. Its layer attends to the token's embedding and that state, each normed, in one row of
+twice the width; the sum that leaves the layer stands for the state. Its output may have fewer tokens than the model;
+`d2t` maps them to those of the model. Names and meanings are those of vLLM's `llama_eagle3.py`, which numbers the three
+layers by their inputs; `eagle_config` numbers them by their outputs, as SGLang does.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class HeadShape:
 
 
 class DraftHead:
-    """The layer that drafts of the model's own file, ready to run.
+    """The layer of the model's own file that drafts, ready to run.
 
-    It shares the table, the final norm and the output of `target`, but for those that it has of its own; `weight_bytes`
-    are those of its own weights. `taps` is None: its states are those after the target's final norm. Raises ModelError
-    for tensors of another size.
+    It uses the table, the final norm and the output of `target`, unless it has its own; `weight_bytes` are those of its
+    own weights. `taps` is None: its states are those after the target's final norm. Raises ModelError for tensors of
+    another size.
     """
 
     taps: tuple[int, ...] | None = None
@@ -103,7 +103,7 @@ class DraftHead:
         self.weight_bytes = own + (0 if own_output is None else own_output.nbytes)
 
     def linear_weights(self) -> list[LinearWeight]:
-        """Every weight of its own that activations are multiplied by."""
+        """Return every weight of its own that activations are multiplied by."""
         program = self._weights.layers.layers[0].program
         inner = [weight for operator in program for weight in list_weights(operator)]
         return [self._product, *inner, *([] if self._own_output is None else [self._own_output])]
@@ -120,7 +120,8 @@ class DraftHead:
         return states
 
     def forward(self, batch: RaggedBatch, states: FloatArray, arena: Pools) -> tuple[FloatArray, FloatArray]:
-        """Logits (R, vocabulary) after the output rows of the batch, and what stands for states of their positions.
+        """Return logits (R, vocabulary) after the output rows of the batch, and what stands for states of their
+        positions.
 
         `states` (T, hidden) are those of the positions before the batch's tokens. The keys and values go into the
         arena. Raises as a model's `forward` does.
@@ -144,21 +145,21 @@ class DraftHead:
 
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-_PLAIN = llama.FAMILIES[0].folders[0]  # Llama, whose layer the head's is but for its first product
+_PLAIN = llama.FAMILIES[0].folders[0]  # Llama: the head's layer differs in its first product only
 _TAPS = "eagle_aux_hidden_state_layer_ids"
-_LAYER = ("midlayer.", "layers.0.", "model.layers.0.")  # how folders call the layer
+_LAYER = ("midlayer.", "layers.0.", "model.layers.0.")  # the layer's name in folders
 _MAP, _KNOWN, _FUSE, _FUSE_NORM = "d2t", "t2d", "fc.weight", "input_norm.weight"
 _TABLE, _OUTPUT, _NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
 
 
 def is_eagle(config: Mapping[str, object]) -> bool:
-    """Return true for the `config.json` of an EAGLE-3 head."""
+    """Return True for the `config.json` of an EAGLE-3 head."""
     classes = config.get("architectures")
     return isinstance(classes, list) and len(classes) == 1 and classes[0] in CLASSES
 
 
 def read_eagle_config(config: Mapping[str, object]) -> Model:
-    """The sizes of the head's layer, as those of a Llama of one layer. Raises ModelError as `read_folder` does."""
+    """Return the sizes of the head's layer, as a Llama of one layer. Raises ModelError as `read_folder` does."""
     made = read_model(_read_plain(config))
     attention, block = _take_blocks(made)
     if len(made.layers) != 1 or attention.qkv_bias or block.bias:
@@ -175,12 +176,13 @@ def _take_blocks(own: Model) -> tuple[Attention, FeedForward]:
 
 
 def _read_plain(config: Mapping[str, object]) -> Statement:
-    """Return what the folder of a head amounts to."""
+    """Return the metadata that the folder of a head amounts to."""
     return read_folder({**config, "architectures": [_PLAIN.hf_class], "model_type": _PLAIN.model_type})
 
 
 def find_taps(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
-    """The layers of a model of so many before which the head reads its stream; ModelError if it has not as many."""
+    """Return the layers before which the head reads the stream of a model with `layers` layers; raises ModelError if
+    they do not exist."""
     fields = Fields(config)
     own, nested = fields.get(_TAPS), fields.get("eagle_config")
     if own is None and isinstance(nested, dict) and isinstance(nested.get(_TAPS), list):
@@ -196,7 +198,7 @@ def find_taps(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
 class EagleHead:
     """An EAGLE-3 head of a folder's `config` and `tensors`, ready to run for `target`.
 
-    Without a table or an output of its own it has the target's. Raises ModelError, naming the tensor or the key, for a
+    Without a table or an output of its own it uses the target's. Raises ModelError, naming the tensor or the key, for a
     head that does not fit.
     """
 
@@ -241,9 +243,10 @@ class EagleHead:
         return linear(self.ctx, states, self._fuse)
 
     def forward(self, batch: RaggedBatch, states: FloatArray, arena: Pools) -> tuple[FloatArray, FloatArray]:
-        """Logits (R, own vocabulary) after the output rows, and what stands for the states of their positions.
+        """Return logits (R, own vocabulary) after the output rows, and what stands for the states of their positions.
 
-        `states` (T, hidden) are fused ones, or what this gave. Raises as a model's `forward` does.
+        `states` (T, hidden) are fused ones, or the second result of an earlier call. Raises as a model's `forward`
+        does.
         """
         ctx, tables = self.ctx, self._rotations.cover(batch.longest_context)
         rows = hadamard(ctx, embed(ctx, batch.token_ids, self._table), self._table_rotation)
@@ -325,7 +328,7 @@ def _read_norm(tensors: Mapping[str, TensorSource], name: str, own: Model) -> No
 
 
 def _read_map(tensor: TensorSource, vocabulary: int) -> list[int]:
-    """Token ids of the head's columns: each is so much further than its number says."""
+    """Return the token ids of the head's columns; the tensor has for each column its distance to the id."""
     if tensor.type_name != "i64":
         raise ModelError(f"tensor {_MAP} is {tensor.type_name}, expected i64")
     steps = memoryview(tensor.data.tobytes()).cast("q").tolist()

@@ -1,6 +1,6 @@
-"""Typed access to the metadata of a model file: what families have in common is read here, in GGUF's words.
+"""Typed access to the metadata of a model file, in GGUF's words: reads the parts that families have in common.
 
-A family's `build` asks for what its models have. Every error names the key as the file spells it; a key that changes
+A family's `build` asks for what its models have. Every error names the key as the file spells it. A key that changes
 answers and that nobody asked for is refused when all is built, so no list has to agree with the families.
 """
 
@@ -55,7 +55,7 @@ SCORING_NUMBERS: dict[Scoring, int] = {"softmax": 1, "sigmoid": 2, "softmax_chos
 _SCORINGS: dict[int, Scoring] = {number: scoring for scoring, number in SCORING_NUMBERS.items()}
 _PARALLEL = "use_parallel_residual"
 
-# Keys that are refused where the family did not ask for them, with the values by which they say nothing, and why.
+# Keys that are refused if the family did not ask for them, with the values that have no effect, and the reason.
 _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     (("attn_logit_softcapping", "final_logit_softcapping"), (0,), "logit soft-capping is not supported"),
     (("embedding_scale", "residual_scale", "attention.scale", "logit_scale"), (0, 1), "not supported"),
@@ -70,7 +70,7 @@ _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     (("moe_latent_size",), (0,), "experts that read fewer columns than the stream has are not supported"),
     (("tensor_data_layout",), ("Meta AI original pth",), "not a known layout"),
 )
-# Keys that answers do not depend on, or only together with others, where their readers ask for them.
+# Keys that do not change answers, or only together with others, whose readers ask for them.
 _HARMLESS = frozenset(
     (
         *("vocab_size", "pooling_type", "nextn_predict_layers", "leading_dense_block_count", "n_deepstack_layers"),
@@ -82,7 +82,7 @@ _HARMLESS = frozenset(
         *("expert_shared_feed_forward_length", "full_attention_interval", "classifier.output_labels"),
     )
 )
-# Keys of other families that would change answers, with the values by which they do not.
+# Keys of other families that would change answers, with the values that do not.
 _CHANGING: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("moe_every_n_layers", "interleave_moe_layer_step", "expert_group_scale"), (1,)),
     **dict.fromkeys(("expert_chunk_feed_forward_length", "experts_per_group", "router_logit_softcapping"), ()),
@@ -95,17 +95,17 @@ _CHANGING: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("attention.output_scale", "attention.value_scale"), (1,)),
 }
 _CHANGES = "it changes answers, and mlxr does not know it in this family; take another file of the model"
-# Files whose weights stand in another basis say so, wherever they do, in a key with one of these words.
+# Files whose weights are in another basis say so in a key with one of these words, if they say it at all.
 _ROTATED = re.compile(r"(^|[._])(hadamard|rotations?|rotated|quarot|spinquant|flatquant|ostquant)([._]|$)")
 _OTHER_COMPUTATIONS = ("diffusion.shift_logits",)
-_EXTENSIONS = ("prism.",)  # of which unknown keys are told
+_EXTENSIONS = ("prism.",)  # beginnings of keys that are reported if unknown
 
 
 class Metadata:
     """The metadata of one model; keys are asked for without the architecture's prefix.
 
-    `tensors` are those of the file: their names tell what metadata do not say, and some hold factors of rotations.
-    `origins` are where entries come from that no file has under their key.
+    `tensors` are those of the file: their names tell more than metadata do, and some hold factors of rotations.
+    `origins` are the sources of entries that no file has under their key.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Metadata:
         return self.fields.integer(name, low, high, default)
 
     def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
-        """Return a whole number for each layer, which files may also state for layers that only draft tokens."""
+        """Return a whole number for each layer; files may also state it for layers that only draft tokens."""
         return self.fields.integers(name, self._blocks, low, high)[: self.layers]
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
@@ -147,11 +147,11 @@ class Metadata:
         return self.fields.numbers(name, low, high, self._blocks)[: self.layers]
 
     def scale(self, name: str) -> float | None:
-        """Return a number that something is multiplied by or capped at; None where the file says 0 or nothing."""
+        """Return a factor or a cap; None if the file says 0 or nothing."""
         return self.fields.number(name, 0.0, limits.MAX_SCALE, default=0.0) or None
 
     def has_tensor(self, part: str) -> bool:
-        """Return true if any layer has a tensor of that name."""
+        """Return True if any layer has a tensor of that name."""
         if part not in self._found:
             self._found[part] = any(f"blk.{index}.{part}" in self.tensors for index in range(self.layers))
         return self._found[part]
@@ -182,7 +182,7 @@ class Metadata:
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
-        """Heads of queries of each layer, 0 of those that do not attend."""
+        """Heads of queries of each layer, 0 for layers that do not attend."""
         return self.integers("attention.head_count", 0, limits.MAX_HEADS)
 
     @cached_property
@@ -197,7 +197,7 @@ class Metadata:
 
     @cached_property
     def value_dim(self) -> int:
-        """Numbers of a value, in families where they may be fewer than those of a key."""
+        """Numbers of a value, in families in which they may be fewer than those of a key."""
         return self.integer("attention.value_length", 1, limits.MAX_HEAD_DIM, default=self.key_dim)
 
     @cached_property
@@ -220,7 +220,7 @@ class Metadata:
 
     @cached_property
     def kv_counts(self) -> tuple[int, ...]:
-        """Heads of keys of each layer, 0 of those that do not attend, of the others as many in all."""
+        """Heads of keys of each layer: 0 for layers that do not attend, the same number for all others."""
         counts = self.integers("attention.head_count_kv", 0, limits.MAX_HEADS)
         if len({*counts} - {0}) != 1:
             self.fields.refuse(
@@ -241,7 +241,7 @@ class Metadata:
 
     @cached_property
     def vocabulary(self) -> int:
-        """Stated, or the number of tokens in the vocabulary; they must agree when both are there."""
+        """The size of the vocabulary: stated, or the number of its tokens; they must agree when both are there."""
         tokens = self._values.get("tokenizer.ggml.tokens")
         count = len(tokens) if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) else None
         stated = self.integer("vocab_size", 1, limits.MAX_VOCABULARY, default=count)
@@ -251,12 +251,12 @@ class Metadata:
 
     @cached_property
     def rms_eps(self) -> float:
-        """What RMS norms add to the variance."""
+        """The number that RMS norms add to the variance."""
         return self.number("attention.layer_norm_rms_epsilon", 1e-30, 0.5)
 
     @cached_property
     def layer_eps(self) -> float:
-        """What layer norms add to the variance."""
+        """The number that layer norms add to the variance."""
         return self.number("attention.layer_norm_epsilon", 1e-30, 0.5)
 
     # Rotations.
@@ -266,7 +266,8 @@ class Metadata:
     ) -> Rope:
         """Return the rotation of all layers, or of those without a window.
 
-        `shuffles_sections`: files say how many pairs turn by each of three axes, which take turns or do not.
+        `shuffles_sections`: files state how many pairs turn by each of three axes; True if the axes take turns, False
+        if one follows the other.
         """
         dim = self.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=self.key_dim)
         if dim % 2 or dim > self.key_dim:
@@ -284,7 +285,7 @@ class Metadata:
         )
 
     def _read_sections(self, pairs: int) -> tuple[int, int, int] | None:
-        """Return the pairs of each axis, None where the file says nothing; a fourth number counts pairs of none."""
+        """Return the pairs of each axis, None if the file says nothing; a fourth number counts pairs of no axis."""
         if self.fields.get(SECTIONS) is None:
             return None
         time, rows, columns, others = self.fields.integers(SECTIONS, 4, 0, pairs)
@@ -302,11 +303,11 @@ class Metadata:
         return self.number(WINDOW_THETA, 1.0001, limits.MAX_THETA, default=default)
 
     def rotates(self, usual: Sequence[bool]) -> Flags:
-        """Return which layers rotate queries and keys."""
+        """Return for each layer True if it rotates queries and keys."""
         return self.own.flags("rope.layers", self.layers) or tuple(usual)
 
     def _read_scaling(self, truncates_yarn: bool) -> RopeScaling | None:
-        """Return how the rotation is stretched, None if it is not."""
+        """Return the scaling of the rotation, None if there is none."""
         factor_key = (
             "rope.scaling.factor" if self.fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
         )
@@ -339,7 +340,7 @@ class Metadata:
         if self.fields.get(stated) is None:
             stated = "rope.scaling.attn_factor"
         log_multiplier = self.number("rope.scaling.yarn_log_multiplier", 0.0, 1e6, default=0.0)
-        # files state what the recommended factor is multiplied by
+        # files state a factor on the recommended one
         attention_factor = self.number(stated, 1e-6, 1e6, default=1.0)
         return RopeScaling(
             "yarn",
@@ -368,7 +369,7 @@ class Metadata:
 
     @cached_property
     def window(self) -> int | None:
-        """The window of layers that have one; None where every position of the longest context is seen."""
+        """The window of layers that have one; None if it covers the longest context."""
         return None if self.stated_window is None or self.stated_window >= self.context else self.stated_window
 
     @property
@@ -378,8 +379,8 @@ class Metadata:
         return None if window is None or window >= self.context else window
 
     def windowed(self, full_every: int | None = None) -> Flags:
-        """Return which layers have the window. Where a file does not say so, of every `full_every` the last has none,
-        or all have it."""
+        """Return for each layer True if it has the window. If a file does not say so, the last of every `full_every`
+        layers has none, or all have it."""
         stated = self.own.flags("attention.sliding_window_layers", self.layers)
         if stated is not None or self.stated_window is None:
             return stated or (False,) * self.layers
@@ -396,16 +397,17 @@ class Metadata:
         return tuple((index + 1) % every != 0 for index in range(self.layers))
 
     def windows(self, full_every: int | None = None) -> tuple[int | None, ...]:
-        """Return the window of each layer, None of those that see every position."""
+        """Return the window of each layer, None for those that see every position."""
         return tuple(self.window if flag else None for flag in self.windowed(full_every))
 
     def slopes(self, default: float = 8.0) -> Slopes | None:
-        """Return how scores become less with the distance of a key; None where the file says that they do not."""
+        """Return the slopes by which scores fall with the distance of a key; None if the file says that there are
+        none."""
         largest = self.number(MAX_ALIBI, 0.0, limits.MAX_SCALE, default=default)
         return Slopes(self.context, largest) if largest else None
 
     def clamp(self) -> float | None:
-        """Return what queries, keys and values are kept below, and above less it; None where they are not."""
+        """Return the number c such that queries, keys and values are clamped to [-c, c]; None if they are not."""
         return self.scale(CLAMP)
 
     # Components that most families have.
@@ -440,8 +442,8 @@ class Metadata:
     ) -> Attention:
         """Return attention with the heads of the file, with the biases that its tensors have.
 
-        `heads`, `kv_heads` and `head_dim` are given where not all layers have the same, and `value_dim` where values
-        may have fewer numbers. Scores are multiplied by `scale`, or by 1 / sqrt(head_dim).
+        `heads`, `kv_heads` and `head_dim` are given if not all layers have the same, and `value_dim` if values may have
+        fewer numbers. Scores are multiplied by `scale`, or by 1 / sqrt(head_dim).
         """
         usual = self.key_dim if value_dim else self.head_dim
         head_dim = head_dim or usual
@@ -471,8 +473,8 @@ class Metadata:
     def latent_attention(self, *, interleaved: bool = True, rotates: bool = True) -> LatentAttention:
         """Return latent attention with the sizes of the file, whose key may have a part that `rotates`.
 
-        Newer files state under the usual keys what is kept of a token, and the sizes of heads under others. A file
-        whose yarn has a `yarn_log_multiplier` m means that scores are multiplied by (1 + m ln(factor))² and the
+        In newer files the usual keys have the sizes of what is kept of a token, and other keys the sizes of heads. A
+        file whose yarn has a `yarn_log_multiplier` m means that scores are multiplied by (1 + m ln(factor))² and the
         rotation by nothing (llama.cpp's src/models/deepseek2.cpp).
         """
         end = "" if self.fields.get("attention.key_length_mla") is None else "_mla"
@@ -500,11 +502,11 @@ class Metadata:
 
     @cached_property
     def _own_scale(self) -> float | None:
-        """What scores are multiplied by where GGUF has no key for it."""
+        """The factor of scores, for which GGUF has no key."""
         return self.own.number("attention.scale", 0.0, limits.MAX_SCALE, default=0.0) or None
 
     def has_head_norms(self) -> bool:
-        """Return true if queries and keys are normed, in families where this differs."""
+        """Return True if queries and keys are normed, in families in which this differs."""
         return self.own.flag("attention.head_norms", "blk.0.attn_q_norm.weight" in self.tensors)
 
     def feed_forward(
@@ -521,9 +523,9 @@ class Metadata:
         return FeedForward(features or self.ffn, kind, bias=bias, gated=gated, parameters=parameters)
 
     def is_parallel(self) -> bool:
-        """Return true if the two blocks of a layer stand side by side, in families where this differs.
+        """Return True if the two blocks of a layer stand side by side, in families in which this differs.
 
-        Converters wrote so of models whose configuration says nothing; blocks in a row have a norm each.
+        Converters did so for models whose configuration says nothing; if blocks follow one another, each has a norm.
         """
         self.fields.note((_PARALLEL,))
         return self.own.flag("parallel_blocks", "blk.0.ffn_norm.weight" not in self.tensors)
@@ -532,7 +534,7 @@ class Metadata:
 
     @cached_property
     def experts(self) -> int:
-        """The number of experts, 0 of a model without."""
+        """The number of experts, 0 for a model without."""
         return self.integer("expert_count", 0, limits.MAX_STATED, default=0)
 
     @cached_property
@@ -543,16 +545,16 @@ class Metadata:
 
     @cached_property
     def has_experts(self) -> Flags:
-        """Which layers have experts: those with a router, unless a key of our own says so."""
+        """True for each layer that has experts: one with a router, unless a key of our own says otherwise."""
         routers = tuple(f"blk.{index}.ffn_gate_inp.weight" in self.tensors for index in range(self.layers))
         return self.own.flags("expert_layers", self.layers) or routers
 
     def routing(
         self, scoring: Scoring = "softmax", *, renormalises: bool = False, floor: float = 0.0, jitter: float = 0.0
     ) -> RoutingRule:
-        """Return how the experts of a token are chosen and share it; `scoring` and `renormalises` hold where the file
-        does not say so."""
-        number = self.integer("expert_gating_func", 0, 1 << 16, default=0)  # 0 says nothing
+        """Return the rule by which the experts of a token are chosen and weighted; `scoring` and `renormalises` are
+        used if the file does not say."""
+        number = self.integer("expert_gating_func", 0, 1 << 16, default=0)  # 0: not stated
         if number and number not in _SCORINGS:
             self.fields.refuse("expert_gating_func", "1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)")
         groups = self._find("expert_group_count").integer("expert_group_count", 0, limits.MAX_STATED, default=1) or 1
@@ -570,7 +572,7 @@ class Metadata:
         )
 
     def _find(self, name: str) -> Fields:
-        """Return the key of that name that is stated: our own, or GGUF's."""
+        """Return the fields that state the key of that name: our own, or GGUF's."""
         return self.fields if self.own.get(name) is None else self.own
 
     def shared_features(self, old_key: str | None = None) -> int:
@@ -599,7 +601,7 @@ class Metadata:
         return groups
 
     def mamba(self, *, is_normed: bool = False) -> Mamba:
-        """Return the Mamba of the file, whose B, C and steps are normed by weights, or without where it says so."""
+        """Return the Mamba of the file; B, C and steps are normed with weights, or without if the file says so."""
         is_bare = not is_normed and self.fields.flag("ssm.dt_b_c_rms", False)
         return Mamba(
             self.integer("ssm.inner_size"),
@@ -625,11 +627,11 @@ class Metadata:
     # Encoders, and what becomes of the vector of a text.
 
     def is_causal(self, default: bool) -> bool:
-        """Return true if no token sees later ones, in families where this differs."""
+        """Return True if no token sees later ones, in families in which this differs."""
         return self.fields.flag("attention.causal", default)
 
     def embeddings(self, *, positions: int = 0, normed: bool = True) -> Embeddings:
-        """Return what is done to embeddings before the first layer: `positions` rows of learned ones are added."""
+        """Return the additions to embeddings before the first layer; `positions` is the number of learned rows."""
         rows, key = self._count_rows(TYPES), "tokenizer.ggml.token_type_count"
         types = self.own.integer("token_types", 0, 16, default=rows or 0)
         if key in self._values and rows is not None and Fields(self._values).integer(key, 0, 16) != types:
@@ -661,7 +663,7 @@ class Metadata:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels that a classifier tells apart."""
+        """Return the names of the labels of a classifier."""
         value = self.fields.get("classifier.output_labels")
         if value is None:
             return ()
@@ -671,7 +673,8 @@ class Metadata:
         return tuple(str(item) for item in items)
 
     def classifier(self) -> tuple[Dense, ...]:
-        """Return what makes logits of labels of the state that ranks: a product with tanh, another one, or both.
+        """Return the products that make logits of labels from the state that ranks: one with tanh, another one, or
+        both.
 
         ModernBERT has GELU and a norm in place of tanh.
         """
@@ -762,20 +765,20 @@ class Metadata:
                 self.own.refuse(name, "none, as this family does not read it")
 
     def list_unknown(self) -> list[str]:
-        """Return the keys that state something of the model and that nothing here reads."""
+        """Return the keys that describe the model and that nothing here reads."""
         unread = [self.fields.key(name) for name in self.fields.list_unread() if name not in _HARMLESS]
         own = [name for name in self._values if name.startswith(_EXTENSIONS) and not name.startswith(PRISM)]
         return unread + own
 
 
 def _round(number: float) -> float:
-    """Round a number to 32 bits, which files keep of it and kernels take."""
+    """Round a number to 32 bits, as files keep it and kernels take it."""
     rounded: tuple[float] = struct.unpack("f", struct.pack("f", number))
     return rounded[0]
 
 
 def _refuse_other_bases(values: Mapping[str, object]) -> None:
-    """Refuse files whose weights, or whose whole computation, are others than the family's."""
+    """Refuse files whose weights, or whose whole computation, differ from the family's."""
     for key, value in values.items():
         if key.startswith(("general.", "tokenizer.", PRISM)) or says_nothing(value):
             continue

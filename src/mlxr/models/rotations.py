@@ -1,7 +1,7 @@
 """The rotation tables of a model's layers: as long as the longest context so far, one for layers that turn alike.
 
-GGUF files hold the factors of each pair that rotates as tensors, as their metadata has no keys for these. Weights that
-PrismML's files have rotated are a matter of their own: `read_rotated_weights` reads which they are.
+GGUF files hold the factors of each pair that rotates as tensors, as their metadata has no keys for these. Rotated
+weights in PrismML's files are another matter: `read_rotated_weights` reads which weights they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ STANDS_STILL = 1e30  # the factor of a pair that does not turn
 
 
 def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[float]:
-    """The divisors of the rotary frequencies that a tensor holds; ModelError unless all are finite and positive."""
+    """Return the divisors of the rotary frequencies in a tensor; raises ModelError unless all are finite and
+    positive."""
     tensor = tensors.get(name)
     if tensor is None or len(tensor.shape) != 1:
         found = "missing" if tensor is None else f"of shape {tensor.shape}"
@@ -49,12 +50,12 @@ _MAX_NAMES, _MAX_WIDTHS = 1 << 16, 64
 
 
 def read_rotated_weights(values: Mapping[str, object], *, is_tied: bool) -> RotatedWeights | None:
-    """Return which weights the keys `prism.hadamard.*` say to be rotated, None without such keys.
+    """Return the weights that are rotated by the keys `prism.hadamard.*`, None without such keys.
 
     The contract is that of PrismML's llama.cpp (its pull requests 120 and 121): signs for each width, then the
     normalised Walsh-Hadamard transform of blocks, before the product of each named weight; the inverse after a lookup
-    in the table of embeddings. By version 2 a table is also the output. Raises ModelError, naming the key, for what is
-    not understood, and for values that contradict each other.
+    in the table of embeddings. From version 2 on a table is also the output. Raises ModelError, naming the key, for
+    what is not understood, and for values that contradict each other.
     """
     if not any(name.startswith(PRISM) and not says_nothing(value) for name, value in values.items()):
         return None
@@ -97,7 +98,7 @@ def _list_names(fields: Fields, name: str) -> list[str]:
 
 
 def _read_signs(fields: Fields, block: int) -> tuple[tuple[int, ...], ...]:
-    """The signs of each width, which the file has one after another."""
+    """Return the signs of each width, which the file has one after another."""
     widths, values = (_list_numbers(fields, name) for name in _SIGNS)
     if not 0 < len(widths) <= _MAX_WIDTHS or len(set(widths)) < len(widths):
         fields.refuse("sign_widths", f"up to {_MAX_WIDTHS} different widths")
@@ -151,7 +152,8 @@ class Rotations:
         return self._tables
 
     def gather(self, axes: IntArray) -> tuple[RopeTable, ...]:
-        """Return tables of a row for each token that stands on three axes at `axes` (3, T), which `cover` covers."""
+        """Return tables with a row for each token, by its place on three axes in `axes` (3, T), which `cover`
+        covers."""
         pairs = zip(self._tables, self._ropes, strict=True)
         return tuple(gather_table(table, axes, rope.pair_axes) for table, rope in pairs)
 

@@ -1,8 +1,9 @@
-"""The part of a model that sees: pictures in, rows out that stand in the place of embeddings.
+"""The part of a model that sees: pictures in, rows out that take the place of embeddings.
 
-A tower is an encoder of the same components as a text's layers, whose tokens are patches of one picture. What stands
-before and behind its layers is a list of steps. A family's file states its towers (`TowerFamily`): their sizes in files
-`mmproj` (https://github.com/ggml-org/llama.cpp, tools/mtmd) and in folders of Hugging Face, and what both call tensors.
+A tower is an encoder of the same components as a text's layers, whose tokens are patches of one picture. The parts
+before and behind its layers are lists of steps. A family's file states its towers (`TowerFamily`): their sizes in files
+`mmproj` (https://github.com/ggml-org/llama.cpp, tools/mtmd) and in folders of Hugging Face, and the names of tensors in
+both.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Step(Protocol):
         """List the tensors of the step."""
 
     def load(self, w: LayerWeights) -> Run:
-        """Return what it makes of rows."""
+        """Return a function that runs the step on rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Join:
     """Make one row of so many neighbours: (N, columns) to (N / count, count * columns)."""
 
     count: int
-    by_columns: bool = False  # the first column of all of them stands first, then the second one of all
+    by_columns: bool = False  # the first column of all of them comes first, then the second one of all
 
     def tensors(self) -> Tensors:
         """List no tensors, as it has none."""
@@ -158,7 +159,7 @@ class NormRows:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """Multiply each row by a weight, and activate what that gives."""
+    """Multiply each row by a weight, and apply an activation to the result."""
 
     name: str
     rows: int
@@ -225,10 +226,11 @@ class Words:
     tile: str = ""  # before those of a tile, with {row} and {column} from 1 on
     line: str = ""  # behind a line of tiles
     whole: str = ""  # before those of all of a picture, behind its tiles
-    row_break: str = ""  # behind each line of rows but the last; each has a place of its own then
+    row_break: str = ""  # behind each line of rows but the last; each line then has a place of its own
 
     def spell(self, grid: tuple[int, int], tiles: int, lines: int) -> str:
-        """The words of one picture whose `tiles` stand in a `grid`, the last of them with so many `lines` of rows."""
+        """Return the words of one picture whose `tiles` stand in a `grid`; the last of them has so many `lines` of
+        rows."""
         rows = self.row_break.join([self.place] * (lines if self.row_break else 1))
         if tiles == 1:
             return self.open + self.alone + rows + self.close
@@ -244,57 +246,57 @@ class Words:
         return tuple(word for word in (self.open.strip(), self.place, self.row_break, self.close.strip()) if word)
 
 
-PixelRule = Mapping[str, int | str]  # what `mlxr.pictures.worker` is told of sizes
-# Learned positions: a square of them is blended for other grids, between its corners or as a picture is resized, or
-# sampled by cubic curves, or it is that of the only grid; or each row and each column has one; or there are none.
+PixelRule = Mapping[str, int | str]  # settings of sizes for `mlxr.pictures.worker`
+# Learned positions: a square of them is blended for other grids, either between its corners or as a picture is resized,
+# or sampled by cubic curves; or it fits the only grid; or each row and each column has one; or there are none.
 Positions = Literal["blended", "resized", "sampled", "own", "axes", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
-    """The sizes of a tower, and what it is made of. Raises ModelError for such as contradict each other."""
+    """The sizes of a tower, and its parts. Raises ModelError for sizes that contradict each other."""
 
     hidden: int
     layers: int
     heads: int
     features: int  # of the feed-forward blocks
     patch: int  # pixels of a patch's side
-    merge: int  # a row is made of so many patches to each side
-    side: int  # of the square of learned positions, or how many rows and columns have one
+    merge: int  # a row is made of a square of so many patches to each side
+    side: int  # of the square of learned positions, or the number of rows and columns that have one
     columns: int  # of the text's stream
     words: Words
-    end: tuple[Step, ...]  # what becomes of the last layer's output
+    end: tuple[Step, ...]  # behind the last layer
     eps: float
     positions: Positions = "own"
-    theta: float | None = None  # by which queries and keys turn, half by their row and half by their column
+    theta: float | None = None  # base by which queries and keys turn, half by their row and half by their column
     lies_between: bool = False  # columns turn by frequencies between those of rows, else by the same
     patch_bias: bool = True
     norm: NormKind = "layer"  # of the layers
     bias: bool = True  # of their products
     activation: Activation = "gelu_tanh"
     gated: bool = False
-    first: tuple[Step, ...] = ()  # what becomes of the pixels of patches before the product
-    begin: tuple[Step, ...] = ()  # what becomes of patches before they get positions
+    first: tuple[Step, ...] = ()  # on the pixels of patches, before the product
+    begin: tuple[Step, ...] = ()  # on patches, before they get positions
     taps: tuple[int, ...] = ()  # layers whose output is added behind the text's first layers, in their order
-    tap_ends: tuple[tuple[Step, ...], ...] = ()  # what becomes of it
+    tap_ends: tuple[tuple[Step, ...], ...] = ()  # on these outputs
     least_pixels: int = 1
     most_pixels: int = MAX_PIXELS
-    resample: int = 3  # Pillow's number of the filter that brings pictures to size
+    resample: int = 3  # Pillow's number of the filter that resizes pictures
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of each colour, 0 to 1
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
-    grows: bool = False  # a picture with a side shorter than a row's counts as large as makes it one
+    grows: bool = False  # a picture with a side shorter than a row's counts as if enlarged to it
     is_whole: bool = False  # the text's tokens of a picture see all of it
     turns: bool = False  # they stand on the axes of time, rows and columns
-    window: int = 0  # patches see those of a square of so many rows of the text to each side, else all; 0: all do
-    whole_layers: tuple[int, ...] = ()  # where there is a window: layers in which patches see all of a picture
-    slope: float = 1.0  # silu is that of so many times its input, divided by as much
-    has_class: bool = False  # a token stands besides the patches; what products of layers give is scaled
+    window: int = 0  # patches see those in a square of so many rows of the text to each side; 0: all of the picture
+    whole_layers: tuple[int, ...] = ()  # with a window: layers in which patches see all of a picture
+    slope: float = 1.0  # silu's input is multiplied by this, and its result divided by it
+    has_class: bool = False  # a token stands beside the patches, and results of the layers' products are scaled
     norms_heads: bool = False  # heads of queries and keys are normed
-    norms_all: bool = False  # what blocks add is normed, too, and heads, whose scores are not scaled then
-    budgets: tuple[int, ...] = ()  # rows, ascending, of which pictures fill one as far as their shape lets them
-    tile: int = 0  # pixels of the side of a tile where pictures of more rows are cut, and others keep their shape
+    norms_all: bool = False  # blocks' results and heads are normed, too, and scores are not scaled
+    budgets: tuple[int, ...] = ()  # rows, ascending: a picture fills one of these as far as its shape allows
+    tile: int = 0  # pixels of a tile's side if large pictures are cut, and others keep their shape
     most_tiles: int = 0
-    longest: int = 0  # pixels of a picture's longer side where it is cut into tiles, or only made smaller; else 0
+    longest: int = 0  # pixels of a picture's longer side if it is cut into tiles, or only made smaller; else 0
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or (self.hidden // self.heads) % 4:
@@ -310,16 +312,16 @@ class TowerSpec:
 
     @property
     def factor(self) -> int:
-        """Both sides of a picture are multiples of so many pixels, which make one row of the text."""
+        """Pixels that a row of the text has to each side; both sides of a picture are multiples of it."""
         return self.patch * self.merge
 
     def find_grid(self, pixels: Pixels) -> tuple[int, int]:
-        """Rows and columns of the rows that a picture, or a tile of one, becomes."""
+        """Return rows and columns of the rows that a picture, or a tile of one, becomes."""
         return pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
 
     @property
     def row_numbers(self) -> int:
-        """Numbers of an encoded row: what enters the text's first layer, and what is added behind others."""
+        """Numbers of an encoded row: the input of the text's first layer, and the additions behind others."""
         return self.columns * (1 + len(self.taps))
 
     def fit(self, model: Model) -> None:
@@ -335,7 +337,7 @@ class TowerSpec:
             raise ModelError("the model does not see pictures as a whole, as this tower's does")
 
     def choose_rule(self, tokens: int) -> PixelRule:
-        """Return the sizes that a picture of so many tokens at most is brought to."""
+        """Return the settings for resizing a picture, so that it has at most so many tokens."""
         if self.positions == "own":
             pixels, rows = self.side * self.patch, (self.side // self.merge) ** 2
             if self.longest:
@@ -405,7 +407,7 @@ class TowerNames:
     ends: Mapping[str, str]  # of other modules, and whole names
 
     def rename(self, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-        """The tensors of a tower by the names used here, out of all that a file has."""
+        """Return the tensors of a tower by the names used here, from all tensors of a file."""
         named: dict[str, TensorSource] = {}
         for full_name, tensor in tensors.items():
             name = next((full_name.removeprefix(one) for one in self.prefixes if full_name.startswith(one)), None)
@@ -442,7 +444,7 @@ V = "clip.vision."  # keys of GGUF files
 
 
 def read_gguf_sizes(fields: Fields) -> dict[str, Any]:
-    """The sizes that all `mmproj` files state, by their names in `TowerSpec`."""
+    """Return the sizes that all `mmproj` files state, by their names in `TowerSpec`."""
     patch = fields.integer(V + "patch_size", 1, MAX_PATCH)
     return {
         "hidden": fields.integer(V + "embedding_length", 4, MAX_WIDTH),
@@ -458,13 +460,13 @@ def read_gguf_sizes(fields: Fields) -> dict[str, Any]:
 def read_colours(
     fields: Fields, name: str, low: float = 0.0, default: tuple[float, ...] = (0.5,) * CHANNELS
 ) -> tuple[float, ...]:
-    """A number for each colour."""
+    """Return a number for each colour."""
     numbers = default if fields.get(name) is None else fields.numbers(name, low, 1.0, CHANNELS)
     return tuple(map(round_float, numbers))  # as GGUF has them
 
 
 def join_slices(spec: TowerSpec, slices: Sequence[FloatArray]) -> dict[str, TensorSource]:
-    """The matrix of patches out of its slices in time: a picture that stands still is seen by all of them."""
+    """Return the matrix of patches from its slices in time: all of them see the same still picture."""
     shape = (spec.hidden, CHANNELS, spec.patch, spec.patch)
     if not slices or any(part.shape != shape for part in slices):
         found = [part.shape for part in slices] or "missing"
@@ -474,8 +476,8 @@ def join_slices(spec: TowerSpec, slices: Sequence[FloatArray]) -> dict[str, Tens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the patches of pictures stand, which their grids say: the order of their windows, the batch as layers see
-    all of a picture and as they see windows, rotations, and the learned positions."""
+    """The places of patches, which follow from the grids of pictures: the order of their windows, the batch in which
+    layers see all of a picture and that in which they see windows, rotations, and the learned positions."""
 
     orders: Sequence[IntArray]
     whole: RaggedBatch
@@ -485,12 +487,12 @@ class Layout:
 
     @property
     def pages(self) -> int:
-        """Pages that keys and values take."""
+        """The number of pages that keys and values take."""
         return 1 + max(int(one.page_table.max()) for one in (self.whole, self.windows))
 
 
 class Tower:
-    """A tower with the sizes of `spec` ready to run, out of `tensors` by the names used here.
+    """A tower with the sizes of `spec` ready to run, from `tensors` by the names used here.
 
     Raises ModelError for tensors that do not fit the sizes, DeviceError for weights that a GPU has no kernels for.
     """
@@ -522,12 +524,12 @@ class Tower:
         self._shades = make_shades(spec.mean, spec.deviation)
 
     def encode(self, *pictures: Pixels) -> Generator[None, None, FloatArray]:
-        """Compute the rows (rows, `row_numbers`) of pictures, one behind another, whose sides are multiples of the
+        """Compute the rows (rows, `row_numbers`) of pictures, one after another, whose sides are multiples of the
         spec's factor.
 
-        It may be stopped after each layer, on a processor in layers of many patches after each operator over PIECE_ROWS
-        of them; nothing is given out there but the chance to. There the bits are the same whatever is done meanwhile,
-        whichever pictures are computed together, and on any number of threads. On a GPU what was begun is done before.
+        It yields, without a value, after each layer, so that it may be stopped there; on a CPU, with many patches,
+        after each operator over PIECE_ROWS of them. There the bits are the same whatever is done meanwhile, whichever
+        pictures are computed together, and on any number of threads. On a GPU the work begun is done before it yields.
         """
         running = self._run(pictures)
         while True:
@@ -550,7 +552,7 @@ class Tower:
         spans = list(pairwise([0, *ends]))
         if self._class is not None:
             x = join_rows(ctx, [add_token(ctx, x[start:stop], self._class) for start, stop in spans])
-        kind: KVType = "f32" if ctx.gpu is None else "f16"  # which matrix units read
+        kind: KVType = "f32" if ctx.gpu is None else "f16"  # the type that matrix units read
         k, v = allocate_pools(ctx, layout.pages, spec.heads, _PAGE_SIZE, spec.hidden // spec.heads, kind)
         for index, layer in enumerate(self._layers):
             batch = layout.whole if index in spec.whole_layers else layout.windows
@@ -582,7 +584,7 @@ class Tower:
                 rows, columns = (move_squares(ctx, axis, order, spec.merge) for axis in (rows, columns))
             if self._positions is not None:
                 positions.append(self._place(self._positions, grid, rows, columns))
-            if spec.has_class:  # nowhere in particular
+            if spec.has_class:  # it has no place of its own
                 rows, columns = (join_arrays([axis, axis[:1]]) for axis in (rows, columns))
             axes.append((rows, columns))
             orders.append(order)
@@ -611,7 +613,7 @@ class Tower:
                 return blend_positions(table, grid, rows, columns)
 
     def _finish_pieces(self, x: FloatArray, steps: Sequence[Run]) -> Generator[None, None, FloatArray]:
-        """Run on rows the steps that see no more than neighbours that become one row; return what they become."""
+        """Run steps that see no more than the neighbours that become one row, piece by piece; return their result."""
         squares, parts = self.spec.merge**2, list[FloatArray]()
         size = x.shape[0] if self.ctx.gpu is not None else max(1, PIECE_ROWS // squares) * squares
         for at in range(0, x.shape[0], size):
@@ -629,11 +631,11 @@ RunLayer = Callable[[FloatArray, StepInput], Generator[None, None, FloatArray]]
 
 
 def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float) -> RunLayer:
-    """Return what runs a layer: in one call over few patches, and on a GPU, else operator by operator over some at a
-    time.
+    """Return a function that runs a layer: in one call for few patches and on a GPU, else operator by operator over
+    some of them at a time.
 
-    So are products that have ranges or scales, which no operator knows, and what is activated where it is multiplied by
-    a `slope` before and divided by it afterwards.
+    Products with ranges or scales, which no operator knows, also run operator by operator, and so do activations whose
+    input is multiplied by a `slope` and whose result is divided by it.
     """
     products = [one.weight for one in layer.program if isinstance(one, MatMul)]
     ranges = {one.names: _read_ranges(weights.tensors, one) for one in products if _has_ranges(weights.tensors, one)}
@@ -675,7 +677,7 @@ def _prepare(ctx: Context, weights: Weights, layer: PreparedLayer, slope: float)
 
 
 def bound_product(w: LayerWeights, name: str) -> Run:
-    """A product that keeps what it takes and gives within the ranges that the file has beside its weight, if any."""
+    """Return a product that clamps its input and result to the ranges that the file has beside its weight, if any."""
     weight, tensors = w.product(name), w.model.tensors
     if not _has_ranges(tensors, weight):
         return lambda ctx, x: linear(ctx, x, weight)
@@ -692,7 +694,7 @@ def _name_beside(weight: str, end: str) -> str:
 
 
 def _read_ranges(tensors: Mapping[str, TensorSource], weight: LinearWeight) -> Ranges:
-    """The ranges of the parts of a product, or its scale. Raises ModelError for such as are empty, or no numbers."""
+    """Return the ranges of the parts of a product, or its scale. Raises ModelError for empty ranges and for NaN."""
 
     def read(name: str, end: str, default: float) -> float:
         tensor = tensors.get(_name_beside(name, end))
@@ -715,7 +717,7 @@ def _read_ranges(tensors: Mapping[str, TensorSource], weight: LinearWeight) -> R
 
 
 def _split(tensors: dict[str, TensorSource], prefix: str, rows: int) -> None:
-    """Part queries, keys and values where a file has them as one. Raises ModelError for another shape."""
+    """Cut queries, keys and values apart if a file has them as one. Raises ModelError for another shape."""
     for end in ("weight", "bias"):
         joined = tensors.pop(f"{prefix}attn_qkv.{end}", None)
         if joined is None:
@@ -729,7 +731,7 @@ def _split(tensors: dict[str, TensorSource], prefix: str, rows: int) -> None:
 
 
 def _turn_around(tensors: dict[str, TensorSource], prefix: str, up_shape: tuple[int, int]) -> None:
-    """Exchange up and down where a file has named each as the other one, as older converters did."""
+    """Exchange up and down if a file has named each as the other one, as older converters did."""
     down = tensors.get(f"{prefix}ffn_down.weight")
     if down is not None and down.shape == up_shape and up_shape[0] != up_shape[1]:
         for end in ("weight", "bias"):

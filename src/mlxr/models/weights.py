@@ -1,6 +1,6 @@
-"""Which tensors a model has, and in which shapes: checked completely before any of them is read.
+"""The tensors that a model has, and their shapes: checked completely before any of them is read.
 
-Canonical names are GGUF's, but that all weights of layers end in `.weight`, as some files leave it out.
+Canonical names are GGUF's, except that all weights of layers end in `.weight`, which some files leave out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAYER = re.compile(r"blk\.[0-9]+\.(.+)")
 
 
 def gguf_name(name: str, model: Model) -> str:
-    """Return what GGUF files of the model's architecture call the tensor of that canonical name."""
+    """Return the name of the tensor of that canonical name in GGUF files of the model's architecture."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return name
@@ -34,7 +34,7 @@ def gguf_name(name: str, model: Model) -> str:
 
 
 def from_gguf_name(name: str, model: Model) -> str:
-    """Return the canonical name of a tensor that GGUF files call so."""
+    """Return the canonical name of a tensor by its name in GGUF files."""
     family = find_family(model.architecture)
     name = name.removeprefix(family.prefix) if name.startswith(f"{family.prefix}blk.") else name
     layer = _LAYER.fullmatch(name)
@@ -42,7 +42,7 @@ def from_gguf_name(name: str, model: Model) -> str:
     return f"{name}.weight" if is_bare else name
 
 
-_DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
+_DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store the frequencies of rope.freq_base
 
 
 def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]:
@@ -54,7 +54,7 @@ def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]
 
 
 def expected_tensors(model: Model, tensors: Collection[str] = ()) -> dict[str, Shape]:
-    """Canonical name and shape of every tensor that a file of the model must have, which has those of these names."""
+    """Return canonical name and shape of every tensor that a file of the model with these names must have."""
     expected: dict[str, Shape] = dict(model.end_tensors())
     inputs = model.layers[0].inputs
     if inputs is not None:
@@ -80,7 +80,7 @@ def _list_stored(layer: Layer, model: Model, index: int, tensors: Collection[str
 
 
 def _list_joined(layer: Layer, model: Model, index: int, tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """List what a file has as one tensor, and the parts: all that its family joins, or q, k and v."""
+    """List the tensors that a file has as one, and their parts: all that its family joins, or q, k and v."""
     joined, shapes = dict[str, tuple[str, ...]](), dict(layer.tensors(model.hidden))
     has_qkv = f"blk.{index}.{QKV}.weight" in tensors or not {QKV, QKV_OF_HEADS}.isdisjoint(model.joins)
     if layer.attention is not None and has_qkv:
@@ -123,7 +123,7 @@ def _name_layer(name: str) -> str:
 
 
 def split_joined(model: Model, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
-    """The tensors that layers are made of, out of those that `check_tensors` found right: views of joined ones."""
+    """Return the tensors that layers are made of, from those that `check_tensors` accepted: views of joined ones."""
     split = dict(tensors)
     for index in range(len(model.layers)):
         _split_layer(split, model, index)
@@ -131,7 +131,7 @@ def split_joined(model: Model, tensors: Mapping[str, TensorSource]) -> Mapping[s
 
 
 def refuse_parted(model: Model, stored: Mapping[str, TensorSource], split: Mapping[str, TensorSource]) -> None:
-    """Raise ModelError for a rotated tensor of a file that layers do not multiply by as it is `stored`."""
+    """Raise ModelError for a rotated tensor of a file if layers do not multiply by it as it is `stored`."""
     for name in () if model.rotated is None else sorted(model.rotated.names & stored.keys()):
         if name not in split or split[name].shape != stored[name].shape:
             raise ModelError(
@@ -140,7 +140,7 @@ def refuse_parted(model: Model, stored: Mapping[str, TensorSource], split: Mappi
 
 
 def _split_layer(split: dict[str, TensorSource], model: Model, index: int) -> None:
-    """Part what a file has as one tensor of a layer."""
+    """Cut apart the tensors of a layer that a file has as one."""
     layer = model.layers[index]
     shapes = dict(layer.tensors(model.hidden))
     names = [name for name in split if name.startswith(f"blk.{index}.")]
@@ -160,7 +160,8 @@ def _split_layer(split: dict[str, TensorSource], model: Model, index: int) -> No
 
 
 def split_rows(model: Model, name: str, tensor: TensorSource) -> dict[str, TensorSource]:
-    """The rows of `tensor`, one for each output of the file's tensor `name`, by the weights that layers multiply by.
+    """Return the rows of `tensor`, one for each output of the file's tensor `name`, by the weights that layers multiply
+    by.
 
     Raises ModelError for another number of rows than the file's tensor has.
     """
@@ -187,7 +188,7 @@ def split_rows(model: Model, name: str, tensor: TensorSource) -> dict[str, Tenso
 
 
 def _place(name: str, layers: int) -> tuple[str, int | None]:
-    """Return the prefix of a tensor of a layer, and the layer's number; None for one of no layer."""
+    """Return the prefix of a tensor of a layer, and the layer's number; None for a tensor outside the layers."""
     number = name.removeprefix("blk.").partition(".")[0]
     is_of_layer = name.startswith("blk.") and number.isdecimal() and int(number) < layers
     return f"blk.{number}.", int(number) if is_of_layer else None
@@ -214,7 +215,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> None:
         if name == ROPE_FACTORS or (has_longrope and name in (LONG_FACTORS, SHORT_FACTORS)):
             _check_shape(name, tensor.shape, (rope.dim // 2,), model)
         elif name == "output.weight" and model.is_tied:
-            # some folders store the copy that the modeluration calls tied; the table is what counts
+            # some folders store the copy that the configuration calls tied; the table counts
             _check_shape(name, tensor.shape, expected["token_embd.weight"], model)
         elif name not in expected and name not in unread and not name.endswith(_DERIVED_SUFFIX):
             why = "; mixture of experts is not supported there" if "_exps" in name or "gate_inp" in name else ""
@@ -225,7 +226,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorSource]) -> None:
 
 
 def _find_rope(model: Model) -> Rope:
-    """Return the rotation that the model's tensors of factors are for; one that turns nothing where no layer has it."""
+    """Return the rotation that the model's tensors of factors are for; one that turns nothing if no layer has it."""
     ropes = [layer.rope for layer in model.layers if layer.attention or layer.latent]
     return next((rope for rope in ropes if rope.has_factors), NO_ROPE)
 

@@ -1,8 +1,8 @@
-"""The components that layers are made of: of each its sizes, its tensors, and its operators.
+"""The components that layers are made of: for each its sizes, its tensors, and its operators.
 
-A component is frozen numbers that a family's file fills in. `tensors` says the names and shapes of its weights, and
-`operators` reads these and says, in order, what is computed with them. All else follows from the two: what a file must
-have, what the cache keeps, what several GPUs share, and what a step costs.
+A component is frozen numbers that a family's file fills in. `tensors` lists the names and shapes of its weights, and
+`operators` reads these and lists, in order, the operations with them. Everything else follows from the two: the tensors
+that a file must have, the contents of the cache, the shares of several GPUs, and the cost of a step.
 """
 
 from mlxr.models.components.attention import NO_ROPE, Attention, LatentAttention, Rope

@@ -1,8 +1,8 @@
 """Feed-forward blocks: one product, or two of which one is a gate, an activation, and a product back; and experts.
 
-In a mixture of experts a router chooses some such blocks for each token, whose results are added by shares. Files have
-the matrices of experts as stacks, one for each expert, or gate and up as one; nothing is decoded but vectors, and what
-has to be laid out anew is made when an expert is prepared, one at a time.
+In a mixture of experts a router chooses some such blocks for each token; their results are added up by shares. Files
+have the matrices of experts as stacks, one for each expert, or gate and up as one. Only vectors are decoded, and
+matrices that must be laid out anew are made when an expert is prepared, one at a time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Tensors, check_range, list_product
 
-GATE_AND_UP = "ffn_up"  # what some files keep both as: the rows of the gate, then those of up
-HALVES = (("ffn_gate", 0), ("ffn_up", 1))  # of what files keep as one tensor
+GATE_AND_UP = "ffn_up"  # both joined in some files: the rows of the gate, then those of up
+HALVES = (("ffn_gate", 0), ("ffn_up", 1))  # of a tensor in which files join both
 _JOINED, INNER_NORM = "ffn_gate_up_shexp.weight", "ffn_sub_norm"
 
 
@@ -52,7 +52,7 @@ class FeedForward:
     gated: bool = True
     suffix: str = ""  # of the tensors' names
     parameters: tuple[float, ...] = ()  # of the activation
-    inner_norm: bool = False  # what the gate and the activation, silu, give is normed
+    inner_norm: bool = False  # the result of the gate and the activation, silu, is normed
     cut: float | None = None  # deviations above the mean up to which numbers of the gate are 0 before the activation
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class FeedForward:
         yield from flow.finish(w.product(down))
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
-        """Name the tensors as what they are, where a file has gate and up as one, or names them as beside experts."""
+        """Give the tensors their own names, if a file has gate and up as one, or names them as if beside experts."""
         joined = tensors.get(prefix + _JOINED)
         if joined is not None and joined.shape[0] == 2 * self.features:
             del tensors[prefix + _JOINED]
@@ -121,7 +121,7 @@ _FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of `count` feed-forward blocks of `features` features, of which the rule chooses for each token."""
+    """A mixture of `count` feed-forward blocks of `features` features; the rule chooses some for each token."""
 
     count: int
     features: int
@@ -133,12 +133,12 @@ class Experts:
     choice_bias: bool = False  # added to scores for the choice alone
     expert_scales: bool = False  # that shares are multiplied by
     shared_features: int = 0  # of a block that all tokens go through, too
-    averages: bool = False  # what that block and the experts give is added and halved
+    averages: bool = False  # the results of that block and of the experts are added and halved
     shared_gate: bool = False  # a number of each token says how much of that block counts
-    sum_bias: bool = False  # added once to what the experts of a token give
+    sum_bias: bool = False  # added once to the sum of a token's experts
     looks_back: bool = False  # the stream before the layer's first block chooses experts, as it is
     parameters: tuple[float, ...] = ()  # of the activation
-    latent: int = 0  # columns that experts read and give, where a product makes these of the stream's, and one back
+    latent: int = 0  # columns that experts read and give, if products convert the stream's to them and back
     weighs_inputs: bool = False  # the share of a token's only expert multiplies its input, not its output
     router_cap: float | None = None  # of logits, by tanh
 
@@ -212,8 +212,8 @@ class Experts:
     def operators(self, w: LayerWeights, flow: Flow, routed: moe.Experts | None = None) -> Iterator[Operator]:
         """List the operators with their weights: the chosen experts, then the block that all tokens go through.
 
-        Where their sum is normed, that block comes first, as the sum is made in `x`, which it uses. `routed` are the
-        experts where those of each token were chosen before.
+        If their sum is normed, that block comes first, because it uses `x`, in which the sum is made. `routed` are the
+        experts if those of each token were chosen before.
         """
         if flow.norm is not None:
             if self.shared is not None:
@@ -248,7 +248,7 @@ class Experts:
         yield from flow.multiply()
 
     def route(self, w: LayerWeights, source: Register) -> Generator[Operator, None, moe.Experts]:
-        """List what chooses the experts of each token; returns these."""
+        """List the operators that choose the experts of each token; returns these."""
         choice_bias = w.vector(CHOICE_BIAS) if self.choice_bias else None
         scales = w.vector(EXPERT_SCALES) if self.expert_scales else None
         yield MatMul(w.exact_product(ROUTER, bias=self.router_bias), source, "x")
@@ -259,7 +259,7 @@ class Experts:
         return experts
 
     def _read_experts(self, w: LayerWeights) -> moe.Experts:
-        """Expert after expert, so that one of them is in memory twice at most."""
+        """Yield expert after expert, so that at most one of them is in memory twice."""
         names = self.projections, ("ffn_down",)
         made = [[w.expert(own, expert) for own in names] for expert in range(self.count)]
         slots = None
@@ -297,7 +297,8 @@ class Experts:
 
 
 def _part_flat(tensors: dict[str, TensorSource], name: str, count: int, *, turned: bool) -> None:
-    """Make a stack of matrices that lie behind one another as one; `turned`: their rows and columns are exchanged."""
+    """Make a stack of matrices that one tensor has one after another; `turned`: their rows and columns are
+    exchanged."""
     flat = tensors.get(name)
     if flat is None or len(flat.shape) != 2 or flat.shape[0] % count:
         return
@@ -308,8 +309,8 @@ def _part_flat(tensors: dict[str, TensorSource], name: str, count: int, *, turne
 
 @dataclass(frozen=True, slots=True)
 class DenseAndExperts:
-    """A feed-forward block and experts beside it, both of the stream: each is normed before and after it alone, as is
-    their sum, and the router's input (Gemma 4)."""
+    """A feed-forward block and experts beside it, both reading the stream: each has norms before and after it, and so
+    do their sum and the router's input (Gemma 4)."""
 
     dense: FeedForward
     experts: Experts
@@ -331,7 +332,7 @@ class DenseAndExperts:
         assert flow.norm is not None, "the sum of both is normed"
         yield from self.dense.operators(w, Flow(flow.source, "other", norm=w.norm(DENSE_POST_NORM)))
         scale = w.vector(ROUTER_SCALE)
-        # what the router's input is divided by is in the weight of its norm
+        # the weight of the norm includes the divisor of the router's input
         yield Norm(NormWeight(scale * len(scale) ** -0.5, w.norms.eps), "stream", "normed")
         experts = yield from self.experts.route(w, "normed")
         yield Norm(w.norm(EXPERTS_NORM), "stream", "normed")
@@ -362,7 +363,7 @@ def _stack_experts(tensors: dict[str, TensorSource], prefix: str, name: str, cou
 
 
 def part_alternating(tensors: dict[str, TensorSource]) -> None:
-    """Part gate and up, whose rows alternate, in the stacks of a folder of gpt-oss.
+    """Cut gate and up apart, whose rows alternate, in the stacks of a folder of gpt-oss.
 
     Stacks of floats have their columns first, (experts, columns, rows); quantised ones do not.
     """
@@ -387,7 +388,7 @@ def part_alternating(tensors: dict[str, TensorSource]) -> None:
 
 
 def turn_stacks(tensors: dict[str, TensorSource]) -> None:
-    """Exchange rows and columns in the stacks of a folder that have columns first, as those of Llama 4."""
+    """Exchange rows and columns in the stacks of a folder that have columns first, such as those of Llama 4."""
     for name in [name for name in tensors if name.endswith(("ffn_gate_up_exps.weight", "ffn_down_exps.weight"))]:
         stack = tensors[name]
         _check_stack(stack)

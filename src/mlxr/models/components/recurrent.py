@@ -1,6 +1,6 @@
 """Recurrent mixers: a short convolution, alone or before a gated delta net, Mamba or Mamba-2, with a state of one size.
 
-Files of GGUF and folders lay small tensors out differently; here is also their order in GGUF.
+Files of GGUF and folders lay small tensors out differently; their order in GGUF is also defined here.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers
 from mlxr.models import limits
 from mlxr.models.components.weights import Flow, LayerWeights, Shape, Tensors
 
-# What Qwen3-Next keeps as one tensor: in folders, and in old files of GGUF; and in all of them
+# Joined tensors of Qwen3-Next: the first in folders and in old files of GGUF, the second in all of them
 _ALL, BETAS_AND_ALPHAS = "ssm_in.weight", "ssm_ba.weight"
 PARTED_BETAS = ("ssm_beta.weight", "ssm_alpha.weight")
 _CONV = re.compile(r".*\.(shortconv\.conv|ssm_conv1d(_[qkv])?|ple_conv1d)\.weight")
 
 
 def is_convolution(name: str) -> bool:
-    """Return true for the name of a convolution, a matrix that nothing is multiplied by as a whole."""
+    """Return True for the name of a convolution, a matrix that nothing is multiplied by as a whole."""
     return _CONV.fullmatch(name) is not None
 
 
@@ -62,7 +62,7 @@ class ShortConv:
 
     @property
     def state_floats(self) -> int:
-        """Numbers that it keeps of a sequence."""
+        """Numbers that it keeps for a sequence."""
         return (self.taps - 1) * self.channels
 
     def tensors(self, hidden: int) -> Tensors:
@@ -86,7 +86,7 @@ class ShortConv:
 class GatedDelta:
     """A gated delta net: a convolution of queries, keys and values, then the delta rule, whose heads are normed.
 
-    The product before makes queries, keys and values, the gate of the norm, betas and alphas.
+    The product before it makes queries, keys and values, the gate of the norm, betas and alphas.
     """
 
     key_heads: int
@@ -108,12 +108,12 @@ class GatedDelta:
 
     @property
     def results(self) -> int:
-        """Columns of what the delta rule gives, and of its gate."""
+        """Columns of the delta rule's result, and of its gate."""
         return self.value_heads * self.value_dim
 
     @property
     def state_floats(self) -> int:
-        """Numbers that it keeps of a sequence."""
+        """Numbers that it keeps for a sequence."""
         return (self.taps - 1) * self.channels + self.results * self.key_dim + self.value_heads
 
     def tensors(self, hidden: int) -> Tensors:
@@ -153,7 +153,7 @@ class GatedDelta:
         yield from flow.finish(w.product("ssm_out"))
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str, hidden: int) -> None:
-        """Give small tensors the shapes that they have in GGUF, and part what Qwen3-Next keeps as one tensor."""
+        """Give small tensors the shapes that they have in GGUF, and cut apart the joined tensor of Qwen3-Next."""
         joined = tensors.get(prefix + _ALL)
         if joined is not None and joined.shape[:1] == (self.channels + self.results,):  # else the check finds it
             # queries, keys, values and gates of the heads of each key head follow one another
@@ -165,14 +165,14 @@ class GatedDelta:
         fold(tensors, prefix, self.tensors(hidden))
 
     def part_betas(self, joined: TensorSource) -> tuple[TensorSource, TensorSource]:
-        """Part a tensor that has the betas and alphas of each key head after one another."""
+        """Cut apart a tensor that has the betas and alphas of each key head after one another."""
         each = self.value_heads // self.key_heads
         betas, alphas = part_groups(self.key_heads, (each, each))
         return pick_parts(joined, [betas]), pick_parts(joined, [alphas])
 
     def order_rows(self, part: str) -> list[int] | None:
-        """Return which row of a folder's tensor becomes row i in GGUF, by its name without a layer; None where rows
-        stay. The first value heads of all key heads come first there, then the second ones."""
+        """Return which row of a folder's tensor becomes row i in GGUF, by its name without a layer; None if rows stay.
+        In GGUF the first value heads of all key heads come first, then the second ones."""
         if self.key_heads in (1, self.value_heads):
             return None
         keys = 2 * self.key_heads * self.key_dim
@@ -187,11 +187,11 @@ class GatedDelta:
                 return None
 
     def order_output(self) -> list[int] | None:
-        """Return the same of the columns of the output's weight."""
+        """Return which column of a folder's weight of the output becomes column i in GGUF; None if columns stay."""
         return None if self.key_heads in (1, self.value_heads) else self._order_columns()
 
     def _group_results(self) -> list[int]:
-        """Where what it gives stands that a folder's output reads, column after column."""
+        """Return for each column that a folder's output reads the place of this number in the result."""
         columns = self.order_output() or []
         return sorted(range(len(columns)), key=columns.__getitem__)
 
@@ -207,7 +207,7 @@ class GatedDelta:
 class Mamba2:
     """Mamba-2: a convolution with a bias of its columns, B and C, then its recurrence, gated and then normed.
 
-    The product before makes the gate, the columns, B, C, and steps.
+    The product before it makes the gate, the columns, B, C, and steps.
     """
 
     heads: int
@@ -228,12 +228,12 @@ class Mamba2:
 
     @property
     def results(self) -> int:
-        """Columns of what the recurrence gives, and of its gate."""
+        """Columns of the recurrence's result, and of its gate."""
         return self.heads * self.head_dim
 
     @property
     def state_floats(self) -> int:
-        """Numbers that it keeps of a sequence."""
+        """Numbers that it keeps for a sequence."""
         return (self.taps - 1) * self.channels + self.results * self.state_dim + self.heads
 
     def tensors(self, hidden: int) -> Tensors:
@@ -271,9 +271,9 @@ class Mamba2:
 class Mamba:
     """Mamba: a convolution with a bias, then a scan of the state of each of its channels, and a gate.
 
-    The product before makes what is convolved, and the gate. Of the convolution's result another makes B and C, and
-    `rank` numbers of which a third makes the steps. These may be normed: by norms with weights, or without (`bare`),
-    which add `norm_eps` to the variance.
+    The product before it makes the input of the convolution, and the gate. A second product makes B and C from the
+    convolution's result, and `rank` numbers, from which a third makes the steps. B, C and steps may be normed: by norms
+    with weights, or without (`bare`), which add `norm_eps` to the variance.
     """
 
     channels: int
@@ -290,7 +290,7 @@ class Mamba:
 
     @property
     def state_floats(self) -> int:
-        """Numbers that it keeps of a sequence."""
+        """Numbers that it keeps for a sequence."""
         return (self.taps - 1 + self.state_dim) * self.channels
 
     def tensors(self, hidden: int) -> Tensors:
@@ -343,8 +343,8 @@ class ChannelDelta:
     """A delta rule in which each channel of a key forgets by itself (Kimi Delta Attention, arXiv:2510.26692).
 
     Queries, keys and values have convolutions of their own. Products of low rank make the steps by which it forgets,
-    and the gates of what it gives, which is normed first. With a `bound` below 0 a step leaves e**bound of a
-    state or more.
+    and the gates of its result, which is normed first. With a `bound` below 0 a step keeps at least e**bound of a
+    state.
     """
 
     heads: int
@@ -358,12 +358,12 @@ class ChannelDelta:
 
     @property
     def results(self) -> int:
-        """Columns of queries, of keys, of values, and of what the rule gives."""
+        """Columns of queries, of keys, of values, and of the rule's result."""
         return self.heads * self.head_dim
 
     @property
     def state_floats(self) -> int:
-        """Numbers that it keeps of a sequence."""
+        """Numbers that it keeps for a sequence."""
         return (self.taps - 1) * 3 * self.results + self.results * self.head_dim
 
     def tensors(self, hidden: int) -> Tensors:
@@ -434,8 +434,8 @@ def _read_convolution(w: LayerWeights, name: str, kind: ConvolutionKind, bias: F
 
 
 def fold(tensors: dict[str, TensorSource], prefix: str, own: Tensors) -> None:
-    """Folders keep the channels of convolutions by themselves, and norms of groups as one row; so do files whose
-    writers drop axes of one. Tensors of another shape are decoded."""
+    """Give tensors their shapes here, and decode those: folders keep the channels of convolutions apart and norms of
+    groups as one row, and some writers of files drop axes of length 1."""
     for part, shape in own:
         tensor = tensors.get(prefix + part)
         if tensor is None or _is_product(part) or tensor.shape == shape:

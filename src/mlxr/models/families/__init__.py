@@ -1,6 +1,6 @@
-"""The families of models that run, one file each, and a model out of the metadata of its files.
+"""The families of models that run, one file each; makes a model from the metadata of its files.
 
-A family's file says what its folders' `config.json` states in GGUF's words (`state`), and which model such metadata are
+A family's file translates its folders' `config.json` into GGUF's words (`state`), and builds a model from such metadata
 (`build`). A folder is read as the GGUF file that it amounts to.
 """
 
@@ -25,7 +25,7 @@ _FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__pa
 FAMILIES: tuple[Family, ...] = tuple(family for file in _FILES for family in getattr(file, "FAMILIES", ()))
 FOLDERS: tuple[tuple[Family, Folder], ...] = tuple((family, one) for family in FAMILIES for one in family.folders)
 _BY_NAME = {family.name: family for family in FAMILIES}
-_SEEING = [file for file in _FILES if hasattr(file, "TOWERS")]  # that say by which towers their families see
+_SEEING = [file for file in _FILES if hasattr(file, "TOWERS")]  # that list the towers of their families
 _TOWERS: dict[str, TowerFamily] = {tower.projector: tower for file in _SEEING for tower in file.TOWERS}
 _HEARING = [file for file in _FILES if hasattr(file, "EARS")]
 _EARS: tuple[EarFamily, ...] = tuple(ear for file in _HEARING for ear in file.EARS)
@@ -36,14 +36,14 @@ _BY_DIFFUSION = ("dream", "llada", "rnd1", "diffusion")
 
 
 def find_family(name: str) -> Family:
-    """Return the family of a GGUF file's `general.architecture`; ModelError when there is none."""
+    """Return the family of a GGUF file's `general.architecture`; raises ModelError when there is none."""
     if name not in _BY_NAME:
         raise _unknown(f"general.architecture is {name[:80]!r}, which", name, _BY_NAME)
     return _BY_NAME[name]
 
 
 def find_layout(model: Model) -> TensorLayout:
-    """Return how folders of models like this one keep tensors."""
+    """Return the layout of tensors in folders of models like this one."""
     layouts = (folder.tensors for family, folder in FOLDERS if family.name == model.architecture)
     return next(layouts, TensorLayout())
 
@@ -51,17 +51,17 @@ def find_layout(model: Model) -> TensorLayout:
 def model_from_gguf(
     metadata: Mapping[str, object], tensors: Mapping[str, TensorSource], origins: Mapping[str, Origin] = NO_ORIGINS
 ) -> Model:
-    """Return the model of a GGUF file's metadata. Raises ModelError naming the key that is missing, absurd or not
-    supported, or its origin.
+    """Return the model of a GGUF file's metadata. Raises ModelError naming the key, or its origin, that is missing,
+    absurd or not supported.
 
-    So it does for keys that nobody here reads and that are known to change answers. Of the `tensors` only the factors
-    of longrope are read.
+    So it does for keys that nothing here reads and that are known to change answers. Only longrope's factors are read
+    from `tensors`.
     """
     return _build(Metadata(metadata, tensors, origins))
 
 
 def list_unknown_keys(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> list[str]:
-    """Return the keys of a file that state something of the model and that nothing here reads; raises as above."""
+    """Return the keys of a file that describe the model and that nothing here reads; raises as `model_from_gguf`."""
     read = Metadata(metadata, tensors)
     _build(read)
     return read.list_unknown()
@@ -84,9 +84,10 @@ def read_model(stated: Statement) -> Model:
 
 
 def read_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource] = NO_TENSORS) -> Statement:
-    """Return what a folder amounts to. Raises ModelError naming a key that is missing, absurd or not supported.
+    """Return the metadata that a folder amounts to. Raises ModelError naming a key that is missing, absurd or not
+    supported.
 
-    Without its `tensors` numbers that they state are those of a new model.
+    Without its `tensors`, numbers that they state are those of a new model.
     """
     whole = Fields(config)
     text = whole.mapping("text_config")
@@ -103,7 +104,7 @@ def read_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource
 
 
 def _find_folder(fields: Fields) -> tuple[Family, Folder]:
-    """Return the kind of folder by class where `architectures` names one, else by `model_type`; they must agree."""
+    """Return the kind of folder by class if `architectures` names one, else by `model_type`; they must agree."""
     classes = fields.get("architectures")
     model_type = fields.text("model_type", default="")
     if classes is None:
@@ -129,7 +130,7 @@ def _find_by_type(model_type: str) -> tuple[Family, Folder]:
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
-    """Return the error for a name that is not `known`, with the one that is like it, if one is."""
+    """Return the error for a name that is not `known`, with one that is spelt like it, if there is any."""
     if name.lower().startswith(_BY_DIFFUSION):
         return ModelError(
             f"{what} is not supported: it writes by diffusion, many tokens at once, not from left to right"
@@ -143,7 +144,7 @@ def _unknown(what: str, name: str, known: Collection[str]) -> ModelError:
 
 
 def takes_pictures(model: Model) -> bool:
-    """Tell whether a model like this one may have a tower."""
+    """Return True if a model like this one may have a tower."""
     return model.architecture in _SEES_BY and model.has_output
 
 
@@ -161,7 +162,7 @@ def fit_tower(family: TowerFamily, spec: TowerSpec, model: Model) -> None:
 def read_gguf_tower(
     metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]
 ) -> tuple[TowerFamily, TowerSpec]:
-    """Return which tower an `mmproj` file has, and its sizes. Raises ModelError, naming the key."""
+    """Return the family of the tower in an `mmproj` file, and its sizes. Raises ModelError, naming the key."""
     fields = Fields(metadata)
     fields.refuse_unless(
         ("general.architecture",), ("clip",), "expected a file with a tower, whose architecture is clip"
@@ -176,7 +177,7 @@ def read_gguf_tower(
 def read_folder_tower(
     config: Mapping[str, object], preprocessor: Mapping[str, object]
 ) -> tuple[TowerFamily, TowerSpec] | None:
-    """Return which tower a folder has by its `config.json` and `preprocessor_config.json`, and its sizes.
+    """Return the family of a folder's tower by its `config.json` and `preprocessor_config.json`, and its sizes.
 
     None without one. Raises ModelError, naming the key.
     """
@@ -201,7 +202,7 @@ Found = tuple[EarFamily, EarSpec]
 def read_gguf_ear(
     metadata: Mapping[str, object], tensors: Mapping[str, TensorSource], model: Model
 ) -> tuple[Found | None, str]:
-    """The ear for `model` that an `mmproj` file has, or why there is none that fits."""
+    """Return the ear for `model` in an `mmproj` file, or the reason that none fits."""
     fields = Fields(metadata)
     kind = fields.get("clip.audio.projector_type")
     if kind is None:
@@ -216,7 +217,7 @@ def read_gguf_ear(
 
 
 def read_folder_ear(config: Mapping[str, object], model: Model) -> tuple[Found | None, str]:
-    """The ear for `model` that a folder has by its `config.json`, or why there is none that fits."""
+    """Return the ear for `model` in a folder by its `config.json`, or the reason that none fits."""
     whole = Fields(config)
     try:
         ear, kind = whole.mapping("audio_config"), whole.text("model_type", default="")

@@ -2,8 +2,8 @@
 
 The conformer (arXiv:2005.08100) makes a row of 40 ms: two convolutions halve time and bands, then each layer has half a
 feed-forward block, attention to the frame and those before it, a convolution over time and half a block again. Scores
-of attention are capped, and have a part that depends on how far a key lies behind its query (arXiv:1901.02860,
-appendix B). Products keep what they take and give within ranges of the file. (transformers, models/gemma4 and
+of attention are capped, and have a part that depends on the distance of a key behind its query (arXiv:1901.02860,
+appendix B). Products clamp their inputs and results to ranges of the file. (transformers, models/gemma4 and
 gemma4_unified; llama.cpp, conversion/gemma.py and tools/mtmd/models/gemma4a.cpp)
 """
 
@@ -48,10 +48,10 @@ _A = "clip.audio."
 
 @dataclass(frozen=True, slots=True)
 class Halve:
-    """A convolution 3 x 3 that takes every second frame and band, a norm and what is above 0 of it.
+    """A convolution 3 x 3 over every second frame and band, a norm and ReLU.
 
-    Frames (N, bands * inputs) become (N / 2, bands / 2 * outputs), both halves rounded up, with a band's channels
-    side by side.
+    Frames (N, bands * inputs) become (N / 2, bands / 2 * outputs), both halves rounded up, with a band's channels side
+    by side.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Halve:
 
 @dataclass(frozen=True, slots=True)
 class HalfBlock:
-    """Half of what a feed-forward block gives, normed before and after, is added to the rows."""
+    """A feed-forward block, normed before and after; half of its result is added to the rows."""
 
     name: str
     columns: int
@@ -112,9 +112,10 @@ def _load_norm(w: LayerWeights, name: str) -> NormWeight:
 
 @dataclass(frozen=True, slots=True)
 class NearAttention:
-    """Attention of each row to itself and the rows before it, `window` of them in all, is added to the rows.
+    """Attention of each row to itself and the rows before it, `window` of them in all, which is added to the rows.
 
-    A score is capped; it is that of query and key, and of the query and a vector that says how far apart the two are.
+    A score is capped. It is the product of query and key, plus that of the query and a vector for the distance between
+    the two.
     """
 
     name: str
@@ -150,7 +151,7 @@ class NearAttention:
         return run
 
     def _load_distances(self, w: LayerWeights) -> list[LinearWeight]:
-        """For each head a weight whose row d gives what a query's score has for keys d rows before it."""
+        """Return for each head a weight; its row d gives the part of a query's score for keys d rows before it."""
         name = f"{self.name}_distance"
         made = linear(w.ctx, make_waves(self.window, self.columns), w.exact_product(name))
         return [w.prepare([Decoded(name, part)], name) for part in split_columns(made, self.heads)]
@@ -158,7 +159,7 @@ class NearAttention:
     def _attend(
         self, ctx: Context, queries: FloatArray, keys: FloatArray, values: FloatArray, distances: list[LinearWeight]
     ) -> Rows:
-        """Ordinary attention, for which queries and keys have further numbers that make the scores of distances."""
+        """Run ordinary attention: further numbers in queries and keys make the scores of distances."""
         count, heads, dim = queries.shape
         parts = split_columns(queries.reshape(count, heads * dim), heads)
         scores = [linear(ctx, part, weight) for part, weight in zip(parts, distances, strict=True)]
@@ -204,7 +205,7 @@ class Convolve:
 
 @dataclass(frozen=True, slots=True)
 class Conformer:
-    """One layer: its parts, and the norm of what they give."""
+    """One layer: its parts, and the norm of their result."""
 
     name: str
     columns: int
@@ -216,7 +217,7 @@ class Conformer:
 
     @property
     def parts(self) -> tuple[HalfBlock | NearAttention | Convolve | NormRows, ...]:
-        """What it consists of, in order."""
+        """The parts of the layer, in order."""
         return (
             HalfBlock(f"{self.name}.first", self.columns, self.features),
             NearAttention(f"{self.name}.attn", self.columns, self.heads, self.window, self.cap),
@@ -447,7 +448,7 @@ def _read_plain_folder(whole: Fields, ear: Fields) -> EarSpec:
 
 
 def make_ears(name: str) -> tuple[EarFamily, EarFamily]:
-    """The two kinds, where `name` is the type of the folders that have the first."""
+    """Return the two kinds of ears; folders of the first have the type `name`."""
     plain = f"{name}ua", (f"{name}_unified",)
     return (
         EarFamily(f"{name}a", (name,), _read_gguf, _read_folder, _name_gguf, _name_folder),

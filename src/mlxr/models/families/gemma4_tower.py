@@ -1,8 +1,8 @@
 """The tower of Gemma 4 (E2B, E4B, 26B-A4B, 31B): pictures that fill a budget of tokens, in their own shape.
 
 Patches have a position for their row and one for their column, by which heads turn, too. Heads of queries, keys and
-values are normed, and what blocks add. Small ones keep what their products take and give within ranges that their files
-have; large ones shift and scale rows in the end. (llama.cpp, conversion/gemma.py; transformers, models/gemma4)
+values are normed, and so are the blocks' results. In small models products clamp their inputs and results to ranges in
+the file; large ones shift and scale rows in the end. (llama.cpp, conversion/gemma.py; transformers, models/gemma4)
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _read_gguf(fields: Fields, tensors: Mapping[str, TensorSource]) -> TowerSpec
 
 
 def _count_places(rows: int, merge: int) -> int:
-    """The positions of an axis, which may be more than the patches of any picture."""
+    """Return the positions of an axis that are used; a file may have more than any picture has patches."""
     return min(rows, _BUDGETS[-1] * merge)
 
 
@@ -164,10 +164,10 @@ def _name_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str
 
 
 def _finish(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with the positions of both axes in one matrix, and heads in the order in which they turn here.
+    """Return the tensors with the positions of both axes in one matrix, and heads in the order in which they turn here.
 
-    Files have the pairs of columns, whose halves lie side by side, then those of rows; here the first half of all pairs
-    is that of rows, and a pair is a number of each half of the head.
+    In files, the pairs of columns come before those of rows, and the halves of each lie side by side. Here the first
+    half of all pairs is for rows, and a pair has one number in each half of the head.
     """
     positions = named.get("position_embd.weight")
     if positions is not None and positions.shape[::2] == (2, spec.hidden) and positions.shape[1] >= spec.side:
@@ -187,12 +187,12 @@ def _finish(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, Tensor
 
 
 def make_tower(name: str) -> TowerFamily:
-    """The tower of Gemma 4, which `name` is the folder's type of."""
+    """Return the tower of Gemma 4; `name` is its type in folders."""
     return TowerFamily(f"{name}v", (name,), _read_gguf, _read_folder, _name_gguf, _name_folder)
 
 
 def _make_plain(hidden: int, patch: int, side: int, columns: int, eps: float) -> TowerSpec:
-    """The tower of 12B, whose patches are as large as one row."""
+    """Return the tower of 12B, whose patches are as large as one row."""
     return TowerSpec(
         hidden=hidden,
         layers=0,
@@ -266,7 +266,7 @@ _PLAIN_GGUF_NAMES = TowerNames(
 
 
 def _name_plain_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors, with colours before the pixels of each, and positions of columns before those of rows."""
+    """Return the tensors, with colours before the pixels of each, and positions of columns before those of rows."""
     named, numbers = _PLAIN_NAMES.rename(tensors), CHANNELS * spec.patch**2
     order = [CHANNELS * pixel + colour for colour in range(CHANNELS) for pixel in range(spec.patch**2)]
     for name in ("patch_embd.weight", "patch_norm.weight", "patch_norm.bias"):
@@ -289,6 +289,6 @@ def _name_plain_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> di
 
 
 def make_plain_tower(name: str) -> TowerFamily:
-    """The tower of Gemma 4 12B, where `name` is the folder's type of the others."""
+    """Return the tower of Gemma 4 12B; `name` is the type of the other towers in folders."""
     named = f"{name}uv", (f"{name}_unified",)
     return TowerFamily(*named, _read_plain_gguf, _read_plain_folder, _name_plain_gguf, _name_plain_folder)

@@ -1,6 +1,6 @@
-"""The towers of GLM-4.1V and GLM-4.6V Flash, and of GLM-OCR: pictures of any size, squares of patches made to rows.
+"""The towers of GLM-4.1V and GLM-4.6V Flash, and of GLM-OCR: pictures of any size; squares of patches become rows.
 
-Patches turn by their row and column. Those of GLM-4.1V have positions, too, which are sampled out of a square; heads of
+Patches turn by their row and column. Those of GLM-4.1V also have positions, which are sampled from a square; heads of
 GLM-OCR's are normed. (arXiv:2507.01006; transformers, models/glm4v and glm_ocr; llama.cpp, tools/mtmd/models/glm4v.cpp)
 """
 
@@ -36,7 +36,7 @@ from mlxr.models.tower import (
 )
 
 _EPS, _THETA = round_float(1e-5), 10000.0
-_LEAST, _MOST = 112 * 112, 28 * 28 * 15000  # pixels of two frames, as which a picture counts
+_LEAST, _MOST = 112 * 112, 28 * 28 * 15000  # pixels of two frames, as a picture counts
 _WORDS = Words("<|begin_of_image|>", "<|image|>", "<|end_of_image|>")
 _BLOCK = {
     "attn.qkv": "attn_qkv",
@@ -128,7 +128,7 @@ def _read_gguf(fields: Fields, tensors: Mapping[str, TensorSource]) -> TowerSpec
     gate, is_ocr = tensors.get("mm.gate.weight"), "v.position_embd.weight" not in tensors
     sizes = read_gguf_sizes(fields)
     features = sizes["features"] if gate is None else gate.shape[0]
-    up = tensors.get("v.blk.0.ffn_up.weight")  # as what files state may be what the merger has
+    up = tensors.get("v.blk.0.ffn_up.weight")  # as the stated number may be the merger's
     sizes["features"] = sizes["features"] if up is None else up.shape[0]
     eps = round_float(fields.number(V + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=_EPS))
     merge = read_merge(fields, V)
@@ -163,7 +163,7 @@ def _read_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
 
 
 def _finish(named: dict[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with a matrix of squares, which files have as that of a convolution."""
+    """Return the tensors with a matrix of squares, which files have as that of a convolution."""
     name = "merge.join.weight"
     if name in named and len(named[name].shape) == 4:
         weight = read_numbers(named[name])

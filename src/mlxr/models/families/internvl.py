@@ -1,7 +1,7 @@
-"""The tower of InternVL 3 and 3.5: tiles of one size, a token besides their patches, and sums that are scaled.
+"""The tower of InternVL 3 and 3.5: tiles of one size, a token beside their patches, and scaled sums.
 
-Squares of patches become rows. A large picture is cut into a grid of tiles of nearly its shape, and seen as a whole
-besides. (arXiv:2504.10479; transformers, models/internvl; llama.cpp, conversion/internvl.py)
+Squares of patches become rows. A large picture is cut into a grid of tiles of nearly its shape, and also seen as a
+whole. (arXiv:2504.10479; transformers, models/internvl; llama.cpp, conversion/internvl.py)
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _read_folder(whole: Fields, tower: Fields, prepares: Fields) -> TowerSpec:
 
 
 def _read_side(tower: Fields, name: str, high: int, default: int) -> int:
-    """The side of a square, which files state once or twice."""
+    """Return the side of a square, which files state once or twice."""
     sides = {default} if tower.get(name) is None else {*tower.integers(name, 2, 1, high)}
     if len(sides) > 1:
         tower.refuse(name, "a square")
@@ -132,7 +132,8 @@ def _read_side(tower: Fields, name: str, high: int, default: int) -> int:
 
 
 def _finish(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with positions of patches apart from that of the token besides them, and scales by their products."""
+    """Return the tensors with positions of patches apart from that of the token beside them, and scales named by their
+    products."""
     if "patch_embd.weight" in named:
         named |= join_slices(spec, [read_numbers(named["patch_embd.weight"])])
     if "class.weight" in named and "position_embd.weight" in named:

@@ -83,7 +83,7 @@ def _make_spec(
     sizes: dict[str, Any],
     merge: int | None,
     activation: Activation,
-    eps: tuple[float, float],  # of the tower and of what merges
+    eps: tuple[float, float],  # of the tower and of the merger
     theta: float,
     longest: int,
     stated: Fields,
@@ -173,7 +173,7 @@ def _name_folder(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[s
 
 
 def _name_gguf(spec: TowerSpec, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with the rows of queries and keys as folders have them: files have pairs as neighbours."""
+    """Return the tensors with the rows of queries and keys as folders have them: files have pairs as neighbours."""
     named, dim = _GGUF_NAMES.rename(tensors), spec.hidden // spec.heads
     rows = [head * dim + 2 * pair + half for head in range(spec.heads) for half in (0, 1) for pair in range(dim // 2)]
     for name in [f"blk.{index}.attn_{part}.weight" for index in range(spec.layers) for part in "qk"]:

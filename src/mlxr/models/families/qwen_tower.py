@@ -1,8 +1,8 @@
-"""Towers of Qwens: pictures of any size, in patches that turn by their row and column, of which squares become rows.
+"""Towers of Qwens: pictures of any size, in patches that turn by their row and column; squares of patches become rows.
 
-Those of Qwen3-VL and Qwen3.5 have positions that are blended out of a square, too. What leaves some layers of
-Qwen3-VL's is added behind the first layers of its text ("deepstack"). Patches of Qwen2.5-VL see those of a window,
-and all of a picture in some layers; those of Qwen2-VL see all. (arXiv:2409.12191, arXiv:2502.13923; llama.cpp,
+Those of Qwen3-VL and Qwen3.5 have positions, too, which are blended from a square. The outputs of some layers of
+Qwen3-VL's are added behind the first layers of its text ("deepstack"). Patches of Qwen2.5-VL see those of a window, and
+all of a picture in some layers; those of Qwen2-VL see all. (arXiv:2409.12191, arXiv:2502.13923; llama.cpp,
 conversion/qwenvl.py)
 """
 
@@ -72,8 +72,8 @@ def _make_spec(
     colours: tuple[tuple[float, ...], tuple[float, ...]] = ((0.5,) * CHANNELS,) * 2,
     **others: Any,
 ) -> TowerSpec:
-    """A tower whose pictures become `least_rows` to 16,384 rows where files do not say so, and with `others` of its
-    fields."""
+    """Return a tower whose pictures become `least_rows` to 16,384 rows if files do not say otherwise, with `others` of
+    its fields."""
     hidden, columns, joined = sizes["hidden"], sizes["columns"], sizes["hidden"] * merge**2
 
     def merge_rows(name: str, *, norms_each: bool) -> tuple[Step, ...]:
@@ -117,7 +117,7 @@ def _read_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec:
 
 
 def read_merge(fields: Fields, prefix: str = "") -> int:
-    """The side of a square of patches that becomes one row."""
+    """Return the side of the square of patches that becomes one row."""
     return fields.integer(f"{prefix}spatial_merge_size", 1, MAX_MERGE, default=2)
 
 
@@ -167,7 +167,7 @@ _PREFIXES = "model.visual.", "visual."
 
 
 def join_times(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with the matrix of patches, whose weights folders have for two pictures after one another."""
+    """Return the tensors with the matrix of patches; folders have its weights for two successive pictures."""
     if "patch_embd.weight" in named:
         whole = read_numbers(named["patch_embd.weight"])
         named |= join_slices(spec, [whole[:, :, at] for at in range(whole.shape[2])] if whole.ndim == 5 else [])
@@ -177,7 +177,7 @@ def join_times(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, Ten
 def _make_older_spec(
     sizes: dict[str, Any], merge: int, eps: float, stated: Fields, window: int, whole_layers: tuple[int, ...]
 ) -> TowerSpec:
-    """A Qwen2.5-VL's tower, or without layers that see all of a picture where others have a window, a Qwen2-VL's."""
+    """Return the tower of a Qwen2.5-VL, or of a Qwen2-VL if there is no window."""
     is_newer = bool(window)
     kind: dict[str, Any] = {"gated": True, "norm": "rms"} if is_newer else {"slope": 1.702}
     return _make_spec(
@@ -209,7 +209,7 @@ def _read_older_gguf(fields: Fields, _: Mapping[str, TensorSource]) -> TowerSpec
 
 
 def _count_window(fields: Fields, prefix: str, factor: int) -> int:
-    """The side of a window in rows of the text."""
+    """Return the side of a window in rows of the text."""
     return fields.integer(f"{prefix}window_size", factor, MAX_SIDE * MAX_PATCH, default=max(factor, 112)) // factor
 
 

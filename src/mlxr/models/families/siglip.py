@@ -55,7 +55,7 @@ _GGUF_ENDS = {"v.patch_embd": "patch_embd", "v.position_embd": "position_embd", 
 _PREFIXES = tuple(f"{start}vision_tower.{middle}" for start in ("model.", "") for middle in ("vision_model.", ""))
 
 
-_IDEFICS3 = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}  # what configurations may leave out
+_IDEFICS3 = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}  # configurations may leave them out
 
 
 def _read_folder_sizes(tower: Fields, columns: int) -> dict[str, Any]:
@@ -82,14 +82,14 @@ def _read_width(whole: Fields, default: int | None = None) -> int:
 
 
 def _join_patches(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with the matrix of patches, which files have as that of a convolution."""
+    """Return the tensors with the matrix of patches, which files have as that of a convolution."""
     if "patch_embd.weight" in named:
         named |= join_slices(spec, [read_numbers(named["patch_embd.weight"])])
     return named
 
 
 def make_gemma3_tower(name: str) -> TowerFamily:
-    """The tower of Gemma 3, which `name` is the projector's and the folder's type of."""
+    """Return the tower of Gemma 3; `name` is its type, of the projector and in folders."""
     words = Words("\n\n<start_of_image>", "<image_soft_token>", "<end_of_image>\n\n")
 
     def make(sizes: dict[str, Any], merge: int, eps: float, stated: Fields, prefix: str) -> TowerSpec:
@@ -216,7 +216,7 @@ _SIGLIP2_ENDS = {"layer_norm": "merge.norm", "linear_1": "merge.fc1", "linear_2"
 
 
 def make_lfm2_tower(name: str) -> TowerFamily:
-    """The tower of LFM2-VL, which `name` is the projector's type of."""
+    """Return the tower of LFM2-VL; `name` is the type of its projector."""
     words = Words(
         open="<|image_start|>",
         place="<image>",

@@ -1,9 +1,9 @@
-"""A `config.json` on its way to GGUF's metadata: what folders of several families have in common is stated here.
+"""A `config.json` on its way to GGUF's metadata: states what folders of several families have in common.
 
-A family's `state` calls what its folders have. Every value is read with its type and range, errors name the key of
-`config.json`, and a key that changes answers and that nobody asked for is refused in the end. What comes of it is a
-`Statement`: metadata, with where each entry comes from, and what the tensors need on the way. Numbers are rounded as a
-GGUF file keeps them, so that a model loaded from the folder is the one that is converted.
+A family's `state` calls the methods for what its folders have. Every value is read with its type and range, errors name
+the key of `config.json`, and a key that changes answers and that nobody asked for is refused in the end. The result is
+a `Statement`: metadata, the source of each entry, and what the tensors need on the way. Numbers are rounded as a GGUF
+file keeps them, so that a model loaded from the folder equals the converted one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mlxr.models import limits
 from mlxr.models.components.weights import read_number
 from mlxr.models.fields import BARE, MAX_LABELS, OWN, Fields, Origin
 
-# Methods whose weights are read.
+# Methods of quantisation that are supported.
 _QUANTISED = ("mxfp4", "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "bitsandbytes", "torchao")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How a family's folders keep tensors, where it is unusual."""
+    """The layout of tensors in a family's folders, if it is unusual."""
 
-    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # that mean something else than elsewhere
-    norms_from_one: bool = False  # norms are stored less one
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # with another meaning than elsewhere
+    norms_from_one: bool = False  # norms are stored minus one
     exchanges: bool = False  # rows and columns of products in layers are exchanged
-    alternates: bool = False  # rows of gate and up do, and stacks of experts have columns first, unless quantised
-    columns_first: bool = False  # of stacks of experts, where gate does not alternate with up
+    alternates: bool = False  # rows of gate and up alternate, and experts' stacks have columns first, unless quantised
+    columns_first: bool = False  # in stacks of experts whose gate does not alternate with up
     joins_heads: bool = False  # each head of keys has its queries, its key and its value together in attn_qkv
     turns_neighbours: bool = False  # neighbouring numbers of a head are rotated, as in GGUF files
 
@@ -42,11 +42,11 @@ class TensorLayout:
 class Statement:
     """The metadata of a folder, filled entry by entry.
 
-    Entries are put in by their names without the architecture's prefix, which is known last.
+    Entries are put in by their names without the architecture's prefix, which is known only at the end.
     """
 
     layout: TensorLayout  # of the folder's tensors
-    architecture: str = ""  # GGUF's name of it
+    architecture: str = ""  # its name in GGUF
     values: dict[str, object] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)  # of the values, by the same keys
     vectors: dict[str, Sequence[float]] = field(default_factory=dict)  # small f32 tensors that only GGUF has
@@ -54,7 +54,7 @@ class Statement:
     factors: dict[str, WeightFactors] = field(default_factory=dict)  # of weights, by their names without the layer
 
     def put(self, name: str, value: object, fields: Fields | None = None, key: str = "") -> None:
-        """State an entry that `key` of the folder says."""
+        """State an entry that comes from `key` of the folder."""
         self.values[name] = _round(value)
         if fields is not None:
             self.origins[name] = Origin(fields.key(key), fields.get(key))
@@ -74,7 +74,7 @@ class Statement:
         return value
 
     def finish(self) -> None:
-        """Give all keys the prefix of the architecture, but for those of our own."""
+        """Give all keys the prefix of the architecture, except for our own."""
 
         def spell(name: str) -> str:
             return name if name.startswith((OWN, BARE)) else f"{self.architecture}.{name}"
@@ -86,7 +86,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class WeightFactors:
-    """Numbers that rows of a weight are multiplied by: `counts[0]` rows by the first, and so on; all by one without."""
+    """Factors for rows of a weight: the first for `counts[0]` rows, and so on; one factor for all without counts."""
 
     factors: tuple[float, ...]
     counts: tuple[int, ...] = ()
@@ -118,13 +118,13 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu_erf",
 }
 _ACTIVATION_KEYS = ("hidden_activation", "mlp_hidden_act", "hidden_act")
-_MULTIPLIERS = {  # by what GGUF calls them
+_MULTIPLIERS = {  # by their names in GGUF
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
-# Keys that are refused where the family did not ask for them, with the values by which they say nothing, and why.
+# Keys that are refused if the family did not ask for them, with the values that have no effect, and the reason.
 _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     (EXPERTS, (0,), "mixture of experts is not supported there"),
     (SOFTCAPS, (0,), "logit soft-capping is not supported"),
@@ -139,7 +139,7 @@ _REFUSED: tuple[tuple[tuple[str, ...], tuple[object, ...], str], ...] = (
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
     (("is_causal",), (True,), "only causal attention is supported"),
 )
-# Keys that would change answers where the family has no reader for them, with the values by which they do not.
+# Keys that would change answers if the family does not read them, with the values that do not.
 _CHANGING: dict[str, tuple[object, ...]] = {
     "use_bidirectional_attention": ("vision",),
     **dict.fromkeys(("bidirectional", "use_alibi", "alibi", "scale_attn_by_inverse_layer_idx"), ()),
@@ -153,7 +153,7 @@ _CHANGES = "it changes answers, and mlxr does not know it in this family"
 
 
 def state_clamp(c: FolderConfig, fields: Fields) -> None:
-    """State what queries, keys and values are clamped to, which a group of a folder's keys says."""
+    """State the bound of queries, keys and values, which a group of a folder's keys has."""
     if fields.get("clip_qkv"):
         c.out.put("attention.clamp_kqv", fields.number("clip_qkv", 1e-6, limits.MAX_SCALE), fields, "clip_qkv")
 
@@ -165,8 +165,8 @@ def _read_number(text: str) -> int:
 class FolderConfig:
     """The `config.json` of one folder, and the statement that is made of it.
 
-    Of a model that also sees images `fields` are those of `text_config`, the part that reads and writes text. `tensors`
-    are the folder's, by its own names, or nothing where only the sizes of a model matter.
+    For a model that also sees images `fields` are those of `text_config`, the part that reads and writes text.
+    `tensors` are the folder's, by its own names, or empty if only the sizes of a model matter.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class FolderConfig:
         self.whole, self.fields, self.out, self._tensors = whole, fields, out, tensors
 
     def rename(self, names: Mapping[str, str], usual: Mapping[str, object] = NO_TENSORS) -> FolderConfig:
-        """Return the same with the keys of an older spelling by their newer names, which errors name, and with `usual`
-        ones where they are missing."""
+        """Return the same with newer names for keys of an older spelling, which errors name, and with `usual` values
+        for missing keys."""
         values = {**usual} | {names.get(name, name): self.fields.get(name) for name in self.fields.names()}
         return FolderConfig(self.whole, Fields(values), self.out)
 
@@ -237,9 +237,9 @@ class FolderConfig:
     ) -> None:
         """State what every model has but its rotation and the width of its feed-forward blocks.
 
-        `kv_heads`, `activation` and `tied` hold where the folder does not say so. Heads have `head_dim` numbers where
-        that is not what the folder states. `eps` are GGUF's keys for what norms add to the variance. Of `context_keys`
-        the first that is there counts. For biases see `state_biases`.
+        `kv_heads`, `activation` and `tied` are used if the folder does not say. Heads have `head_dim` numbers if that
+        is not what the folder states. `eps` are GGUF's keys for the number that norms add to the variance. The first of
+        `context_keys` that is there counts. For biases see `state_biases`.
         """
         out, fields = self.out, self.fields
         out.put("embedding_length", self.hidden, fields, "hidden_size")
@@ -269,9 +269,9 @@ class FolderConfig:
             self.out.put("attention.head_count_kv", counts, self.fields, "num_key_value_heads")
 
     def state_encoder(self, *, padding: int = 0) -> None:
-        """State that texts are seen as a whole, and which types of tokens there are.
+        """State that texts are seen as a whole, and the number of token types.
 
-        The first `padding` rows of positions are of no text, which makes the longest one so much shorter.
+        The first `padding` rows of positions belong to no text, so the longest text is shorter by as many.
         """
         fields, out = self.fields, self.out
         out.put("attention.causal", False)
@@ -287,7 +287,7 @@ class FolderConfig:
     def state_classifier(
         self, kind: str, *, bias: bool, output_bias: bool = True, normed: bool = False, pooling: str = "cls"
     ) -> None:
-        """State what ranks a text, or classifies it: see `Metadata.classifier`."""
+        """State the products that rank a text, or classify it: see `Metadata.classifier`."""
         named = self.fields.mapping("id2label")
         count = self.fields.integer("num_labels", 1, MAX_LABELS, default=2)
         names = [f"LABEL_{index}" for index in range(count)] if named is None else named.names()
@@ -299,10 +299,10 @@ class FolderConfig:
         self.out.put_own("classifier.norm", normed)
         self.out.put_own("classifier.pooling", pooling, self.fields, "classifier_pooling")
 
-    # What blocks have.
+    # Blocks.
 
     def state_activation(self, usual: Activation) -> None:
-        """State the activation of feed-forward blocks, where it is not the usual one."""
+        """State the activation of feed-forward blocks, if it is not the usual one."""
         key = self.find_key(*_ACTIVATION_KEYS)
         if self.fields.get(key) is None:
             return
@@ -315,7 +315,7 @@ class FolderConfig:
     def state_biases(self, biases: Biases, qkv_key: str) -> None:
         """State which products have biases.
 
-        Of a "block" `attention_bias` gives them to q, k, v and o, and `mlp_bias` to gate, up and down; "qkv": these
+        Kinds: "block": `attention_bias` gives them to q, k, v and o, and `mlp_bias` to gate, up and down; "qkv": these
         three always have some; "use": `use_bias` gives them to all, unless it is false. `qkv_key` gives some to q, k
         and v.
         """
@@ -329,12 +329,12 @@ class FolderConfig:
         out.put_own("output_bias", fields.flag("lm_head_bias", False))
 
     def state_output(self, *, tied: bool) -> None:
-        """State whether the output is the table of embeddings, `tied` where the folder does not say so."""
+        """State whether the output is the table of embeddings; `tied` is used if the folder does not say."""
         stated = self.fields.flag("tie_word_embeddings", self.fields.flag("tie_embedding", tied))
         self.out.put_own("tied_embeddings", self.whole.flag("tie_word_embeddings", stated))
 
     def state_numbers(self, name: str, part: str, beginning: float) -> None:
-        """State the number that each layer keeps in its tensor `part`, whose value in a new model is `beginning`."""
+        """State the number that each layer keeps in its tensor `part`; in a new model it is `beginning`."""
         names = [f"model.layers.{index}.{part}" for index in range(self.layers)]
         values = [beginning] * self.layers
         if self._tensors:
@@ -345,10 +345,10 @@ class FolderConfig:
         self.out.put(name, values)
 
     def state_head_norms(self, key: str) -> None:
-        """State whether queries and keys are normed, which `key` says."""
+        """State whether queries and keys are normed, by `key`."""
         self.out.put_own("attention.head_norms", self.fields.flag(key, False))
 
-    # Numbers that others are multiplied by and capped at.
+    # Factors and caps.
 
     def state_multipliers(self) -> None:
         """State Granite's four multipliers."""
@@ -356,15 +356,15 @@ class FolderConfig:
             self.out.put(name, self.fields.number(key, 1e-9, limits.MAX_SCALE, default=1.0), self.fields, key)
 
     def state_softcaps(self) -> None:
-        """State what scores and logits are capped at."""
+        """State the caps of scores and logits."""
         for name in SOFTCAPS:
             cap = self.fields.number(name, 0.0, limits.MAX_SCALE, default=0.0)
             if cap:
                 self.out.put(name, cap, self.fields, name)
 
     def state_score_size(self, by_width_layers: int) -> None:
-        """State what scores are multiplied by, where it is not the usual: by the head size, or in models of
-        `by_width_layers` layers, which llama.cpp knows by them, by hidden / heads."""
+        """State the factor of scores, if it is not the usual one: by the head size, or in models of `by_width_layers`
+        layers, which llama.cpp recognises by their number, by hidden / heads."""
         key = "query_pre_attn_scalar"
         size = self.fields.number(key, 1e-6, limits.MAX_SCALE, default=float(self.head_dim))
         usual = self.hidden / self.heads if self.layers == by_width_layers else self.head_dim
@@ -374,11 +374,11 @@ class FolderConfig:
     # The end.
 
     def note(self, names: Iterable[str]) -> None:
-        """Count keys as asked for: what they say is known otherwise."""
+        """Count keys as asked for: their contents are known otherwise."""
         self.fields.note(names)
 
     def refuse_others(self) -> None:
-        """Raise ModelError for what the folder states that neither all families have nor this one."""
+        """Raise ModelError for keys of the folder that neither all families have nor this one."""
         for names, harmless, why in _REFUSED:
             self.fields.refuse_unless([name for name in names if not self.fields.was_asked(name)], harmless, why)
         self._refuse_quantised()

@@ -1,4 +1,4 @@
-"""What a `config.json` says of recurrent mixers and of mixtures of experts, as GGUF's metadata."""
+"""Recurrent mixers and mixtures of experts in a `config.json`, stated as GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mlxr.models.folders.config import EXPERTS, Flags, FolderConfig
 from mlxr.models.folders.rotations import state_rotation
 from mlxr.models.metadata import SCORING_NUMBERS
 
-_BLOCKS = ("dense", "sparse")  # what `mlp_layer_types` call layers without experts, and with some
-ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
-_INDEXED = "indexed_attention"  # the same, where an indexer chooses what is seen
+_BLOCKS = ("dense", "sparse")  # names in `mlp_layer_types` of layers without experts, and with some
+ATTENDS = ("full_attention", "attention")  # names in `layer_types` of layers that attend, newer spellings first
+_INDEXED = "indexed_attention"  # the same, if an indexer chooses positions
 Shared = Literal["features", "count"]
 
 
 def read_recurrent_layers(c: FolderConfig, *recurs: str) -> Flags:
-    """Return which layers are recurrent: those whose type is one of `recurs`, or those whose numbers are not listed."""
+    """Return for each layer True if it is recurrent: its type is one of `recurs`, or its number is not listed."""
     types = c.fields.get("layer_types")
     if types is None:
         attend = c.fields.get("full_attn_idxs")
@@ -44,10 +44,10 @@ def read_divisor(fields: Fields, name: str, heads: int, what: str, default: int 
 def state_latent_attention(
     c: FolderConfig, *, is_parted: bool = True, tied: bool = False, rotates: bool = True
 ) -> None:
-    """State the sizes of a model with latent attention, and its rotation, where it `rotates`.
+    """State the sizes of a model with latent attention, and its rotation, if it `rotates`.
 
-    In files of families where it `is_parted` keys and values have matrices of their own, what is kept of a token stands
-    under the usual keys, and the sizes of heads under others.
+    In files of families in which it `is_parted`, keys and values have matrices of their own; the usual keys have the
+    sizes of what is kept of a token, and other keys the sizes of heads.
     """
     fields, out = c.fields, c.out
     fields.refuse_unless(("attention_bias", "mlp_bias"), (False,), "biases are not supported there")
@@ -108,7 +108,7 @@ def state_mamba(c: FolderConfig, keys: MambaKeys) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Keys:
-    """How a family's `config.json` spells what Mamba-2 has."""
+    """The names of Mamba-2's sizes in a family's `config.json`."""
 
     heads: str = "mamba_n_heads"
     head_dim: str = "mamba_d_head"
@@ -153,7 +153,7 @@ def _read_columns(c: FolderConfig, keys: Mamba2Keys) -> int:
 
 
 def _read_part(fields: Fields, keys: Mamba2Keys, heads: int, columns: int) -> int:
-    """Return the columns of each head, of which all heads have so many."""
+    """Return the columns of each head, from those of all heads."""
     is_stated = fields.get(keys.head_dim) not in (None, "auto")
     head_dim = fields.integer(keys.head_dim, 1, limits.MAX_STATED) if is_stated else columns // heads
     if heads * head_dim != columns:
@@ -181,13 +181,13 @@ def state_experts(
     is_optional: bool = False,
     layers: Sequence[bool] | None = None,
 ) -> Flags:
-    """State a mixture of experts and return which layers have it: `layers`, or as the folder says; none where it is
+    """State a mixture of experts and return which layers have it: `layers`, or as the folder says; none if it is
     optional and there are no experts.
 
-    With a `scoring` GGUF files of the family state how experts are chosen; else they mean that shares are divided by
-    their sum if it `renormalises`, and all else that is unusual has a key of our own. `shared_key` gives the features
-    of a block that all tokens go through, or the count of experts in it. `first_key`: so many of the first layers have
-    no experts.
+    With a `scoring` GGUF files of the family state how experts are chosen. Otherwise they mean that shares are divided
+    by their sum if it `renormalises`, and everything else that is unusual has a key of our own. `shared_key` gives the
+    features of a block that all tokens go through, or the count of experts in it. `first_key`: the number of first
+    layers without experts.
     """
     fields, out = c.fields, c.out
     c.note(EXPERTS)
@@ -211,7 +211,7 @@ def state_experts(
 
 
 def read_expert_layers(c: FolderConfig) -> Flags | None:
-    """Return which layers have experts, where the folder has a list of them."""
+    """Return which layers have experts, if the folder has a list of them."""
     kinds = c.fields.get("mlp_layer_types")
     if kinds is None:
         return None
@@ -221,12 +221,12 @@ def read_expert_layers(c: FolderConfig) -> Flags | None:
 
 
 def state_expert_width(c: FolderConfig, flags: Flags) -> None:
-    """State the features of blocks without experts, of which folders where every layer has some may say nothing."""
+    """State the features of blocks without experts; folders in which every layer has experts may leave them out."""
     c.state_width(default=c.out.integer("expert_feed_forward_length") if all(flags) else None)
 
 
 def _state_rule(c: FolderConfig, scoring: Scoring | None, *, renormalises: bool) -> None:
-    """State how a token's experts are chosen and share it."""
+    """State the rule by which a token's experts are chosen and weighted."""
     fields = c.fields
     groups = fields.integer("n_group", 1, limits.MAX_STATED, default=1)
     used_groups = fields.integer("topk_group", 1, limits.MAX_STATED, default=groups)
@@ -247,7 +247,7 @@ def _state_rule(c: FolderConfig, scoring: Scoring | None, *, renormalises: bool)
 
 
 def _read_expert_layers(c: FolderConfig, first_key: str) -> Flags:
-    """Return which layers have experts: each one at the end of a step, but for those that are named and for the first
+    """Return which layers have experts: each one at the end of a step, except those that are named and the first
     ones."""
     step = c.fields.integer("decoder_sparse_step", 1, c.layers, default=1)
     first = c.fields.integer(first_key, 0, c.layers, default=0)

@@ -1,4 +1,4 @@
-"""What a `config.json` says of rotary positions and of sliding windows, as GGUF's metadata and tensors of factors.
+"""Rotary positions and sliding windows in a `config.json`, stated as GGUF's metadata and tensors of factors.
 
 Rotations have an older spelling (`rope_theta`, `rope_scaling`) and a newer one (`rope_parameters`).
 """
@@ -23,7 +23,7 @@ from mlxr.models.metadata import SECTIONS, WINDOW_PATTERN, WINDOW_THETA
 from mlxr.models.rotations import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, STANDS_STILL
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-FULL, WINDOWED = "full_attention", "sliding_attention"  # what `config.json` calls kinds of layers
+FULL, WINDOWED = "full_attention", "sliding_attention"  # kinds of layers in `config.json`
 _DEFAULT_FULL_LAYERS = 28
 _ORIGINAL = "original_max_position_embeddings"
 _LONGROPE = ("longrope", "su")  # its name, and the one in older files
@@ -51,13 +51,13 @@ def state_rotation(
 ) -> None:
     """State the rotation.
 
-    `part` of a head rotates where the folder does not say, with the base `theta`; `unstated` is what an object for
-    rotations would say where there is none. `head_dim` is that of layers without a window, where it differs; with a
-    `rope_dim` so many numbers rotate, whatever the folder says of parts. With yarn a family that `scales_scores`
-    multiplies them by what `mscale_all_dim` says. Readers take it that yarn's range is rounded to whole pairs if it
-    `truncates_yarn`. `has_mscales`: longrope's attention factor is stated as `short_mscale` and `long_mscale`.
-    `has_alpha`: a dynamic rotation that states `alpha` is stretched by it, whatever the length of a text.
-    `has_sections`: `state_sections` states the axes by which a rotation of the kind mrope turns.
+    `part` is the part of a head that rotates if the folder does not say, with the base `theta`; `unstated` replaces a
+    missing object for rotations. `head_dim` is that of layers without a window, if it differs; with a `rope_dim` so
+    many numbers rotate, whatever the folder says of parts. With yarn a family that `scales_scores` multiplies them by
+    the factor of `mscale_all_dim`. If it `truncates_yarn`, readers assume that yarn's range is rounded to whole pairs.
+    `has_mscales`: longrope's attention factor is stated as `short_mscale` and `long_mscale`. `has_alpha`: a dynamic
+    rotation that states `alpha` is stretched by it, whatever the length of a text. `has_sections`: `state_sections`
+    states the axes of a rotation of the kind mrope.
     """
     out, rope = c.out, find_rope(c.fields, unstated)
     context, stated = out.integer("context_length"), c.fields.number("rope_theta", 1.0001, limits.MAX_THETA, theta)
@@ -79,8 +79,8 @@ def state_rotation(
 
 
 def state_sections(c: FolderConfig, *, shuffles: bool = True) -> None:
-    """State how many of the pairs that rotate turn by each of three axes, which take turns if it `shuffles`, else stand
-    one after another; where it is not said, a third by each, or in the latter case a quarter by time."""
+    """State how many of the pairs that rotate turn by each of three axes, which take turns if it `shuffles`, else
+    follow one another. The default is a third for each, or in the latter case a quarter for time."""
     pairs, rope = c.out.integer("rope.dimension_count") // 2, find_rope(c.fields)
     plane = pairs // 3 if shuffles else 3 * pairs // 8
     sections = (pairs - 2 * plane, plane, plane)
@@ -103,9 +103,9 @@ def state_windows(
     last_full: bool = False,
     states_layers: bool = False,
 ) -> Flags:
-    """State the window, which is `default` where the folder does not say so, 0 for none; return which layers have it.
+    """State the window, which is `default` if the folder does not say so, 0 for none; return which layers have it.
 
-    With `switch` it counts only with `use_sliding_window`. Of every `full_every` layers the last has none, and with
+    With `switch` it counts only with `use_sliding_window`. The last of every `full_every` layers has none, and with
     `last_full` the last of all. `states_layers`: GGUF files of the family say which layers have it.
     """
     none = (False,) * c.layers
@@ -128,7 +128,7 @@ def _flag_all_but_last_of(every: int | None, layers: int) -> Flags:
 
 
 def _read_window_layers(c: FolderConfig, switch: bool, full_every: int | None, *, last_full: bool) -> Flags:
-    """Return which layers have a window: stated one by one, by a period, or (where there is a switch) from one layer
+    """Return which layers have a window: stated one by one, by a period, or (if there is a switch) from one layer
     on."""
     kinds, layers = c.fields.get("layer_types"), c.layers
     if kinds is not None:
@@ -153,13 +153,13 @@ def state_window_theta(c: FolderConfig, default: float) -> None:
 
 
 def state_turning_layers(c: FolderConfig, flags: Sequence[bool], usual: Sequence[bool]) -> None:
-    """State which layers rotate, where these are not the usual ones."""
+    """State which layers rotate, if these are not the usual ones."""
     if tuple(flags) != tuple(usual):
         c.out.put_own("rope.layers", list(flags))
 
 
 def find_rope(fields: Fields, unstated: Mapping[str, object] = NOTHING, *, windowed: bool = False) -> Fields:
-    """Return the object with the rotation's parameters, of layers without a window or of those with one, possibly
+    """Return the object with the rotation's parameters, for layers without a window or for those with one; it may be
     empty."""
     for name in ("rope_parameters", "rope_scaling"):
         found = fields.mapping(name)
@@ -188,7 +188,7 @@ def _read_rope_dim(fields: Fields, rope: Fields, part: float, head_dim: int) -> 
 def _state_scaling(
     c: FolderConfig, rope: Fields, theta: float, rope_dim: int, *, has_alpha: bool, has_sections: bool
 ) -> None:
-    """State how the rotation is stretched; with a tensor of factors for what GGUF has no keys for."""
+    """State how the rotation is stretched, with a tensor of factors if GGUF has no keys for it."""
     out, pairs, context = c.out, rope_dim // 2, c.out.integer("context_length")
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     ntk_key = "factor"
@@ -200,7 +200,7 @@ def _state_scaling(
         raise ModelError(f"{rope.key('rope_type')} {kind!r} is not supported: {_REFUSED_SCALING[kind]}")
     if kind not in _KINDS:
         raise ModelError(f"{rope.key('rope_type')} is {kind!r}, expected {_NAMED_KINDS}")
-    beside = c.fields.integer(_ORIGINAL, 1, limits.MAX_CONTEXT, context)  # where Phi states it
+    beside = c.fields.integer(_ORIGINAL, 1, limits.MAX_CONTEXT, context)  # Phi states it there
     original = rope.integer(_ORIGINAL, 1, limits.MAX_CONTEXT, beside)
     if kind not in _LONGROPE:
         rope.refuse_unless(("short_factor", "long_factor"), (), "only known with rope_type longrope")
@@ -266,7 +266,7 @@ def _state_yarn(out: Statement, rope: Fields, context: int, original: int) -> No
     out.put("rope.scaling.type", "yarn")
     out.put("rope.scaling.factor", factor, rope, "factor")
     out.put("rope.scaling.original_context_length", original, rope, _ORIGINAL)
-    # readers multiply what is stated by the recommended factor
+    # readers multiply the stated factor by the recommended one
     out.put("rope.scaling.attn_factor", attention_factor / yarn_attention_factor(factor), rope, "attention_factor")
     out.put("rope.scaling.yarn_beta_fast", rope.number("beta_fast", 1e-6, 1e6, default=32.0), rope, "beta_fast")
     out.put("rope.scaling.yarn_beta_slow", rope.number("beta_slow", 1e-6, 1e6, default=1.0), rope, "beta_slow")
@@ -274,8 +274,8 @@ def _state_yarn(out: Statement, rope: Fields, context: int, original: int) -> No
 
 
 def _state_score_factor(out: Statement, rope: Fields) -> None:
-    """State what `mscale_all_dim` multiplies scores by, as readers of deepseek2 take it: then the attention factor is
-    stated whole, and it is 1 where `mscale` is the same."""
+    """State the factor of scores by `mscale_all_dim`, as readers of deepseek2 take it: then the attention factor is
+    stated whole, and it is 1 if `mscale` is the same."""
     mscale, all_dim = (rope.number(name, 0.0, 1e6, default=0.0) for name in ("mscale", "mscale_all_dim"))
     if not all_dim:
         return

@@ -140,7 +140,7 @@ _NOT_TEXT = re.compile(
 _OTHER_LAYER = re.compile(
     r"^(encoder\.(layers?|block)|(model\.)?transformer_encoder|(transformer\.)?(h|blocks)|gpt_neox\.layers)\."
 )
-_BARE = re.compile(r"^(layers\.[0-9]|embed_tokens\.|norm\.).+")  # of models without a head
+_BARE = re.compile(r"^(layers\.[0-9]|embed_tokens\.|norm\.).+")  # names in models without a head
 _ENCODER_PREFIXES = ("bert.", "roberta.")
 # A layer that drafts tokens, where it stands apart from the others, and what stands around it (Qwen3.5).
 _DRAFTING = re.compile(r"(?:model\.)?mtp\.(?:layers\.([0-9])\.)?(.+)")
@@ -158,11 +158,11 @@ _NO_TENSOR = re.compile(
 
 
 def canonical_name(hf_name: str, names: Mapping[str, str] = NO_NAMES) -> str | None:
-    """Return the canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of
-    its own, or is for images. `names` are those of modules that mean something else in the family than elsewhere.
+    """Return the canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of its own, or
+    is for images. `names` maps modules that have another meaning in this family.
 
-    Layers that draft tokens and stand apart from the others are called mtp.0, mtp.1 and so on, as a name alone does
-    not tell how many layers stand before them. Raises ModelError for a name that is not known.
+    Layers that draft tokens and stand apart from the others are called mtp.0, mtp.1 and so on, as a name alone does not
+    tell how many layers come before them. Raises ModelError for a name that is not known.
     """
     if _NOT_TEXT.fullmatch(hf_name):
         return None
@@ -224,7 +224,8 @@ def _name_expert(module: str, part: str) -> str | None:
 
 
 def rename_hf_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str] = NO_NAMES) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder by canonical name; those that hold nothing of their own are left out."""
+    """Return the tensors of a Hugging Face folder by canonical name; those that hold nothing of their own are left
+    out."""
     named = {canonical_name(name, names): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name is not None}
 
@@ -253,14 +254,14 @@ def arrange_folder(tensors: Mapping[str, TensorSource], stated: Statement, model
             layer.latent.arrange(named, f"blk.{index}.")
     if stated.factors:
         _check_layout(named, model)
-        if _TABLE in named:  # which the output reads, too, if it has no weight of its own: by another number
+        if _TABLE in named:  # the output reads it, too, if it has no weight of its own, with another factor
             named.setdefault(_OUTPUT, named[_TABLE])
     changed = {name: _change(name, tensor, stated, model) for name, tensor in named.items()}
     return {gguf_name(name, model): tensor for name, tensor in changed.items()} | stated.list_vectors()
 
 
 def state_drafting(stated: Statement, model: Model, tensors: Mapping[str, TensorSource]) -> dict[str, object]:
-    """Return the metadata of a model with these tensors, of which one more block may draft tokens."""
+    """Return the metadata of a model with these tensors, one block of which may draft tokens."""
     if f"blk.{len(model.layers)}.{PRODUCT}" not in tensors:
         return stated.values
     prefix = f"{stated.values['general.architecture']}."
@@ -268,7 +269,7 @@ def state_drafting(stated: Statement, model: Model, tensors: Mapping[str, Tensor
 
 
 def _place_drafting(tensors: Mapping[str, TensorSource], model: Model) -> dict[str, TensorSource]:
-    """Name the first layer that drafts as one more block, and leave out others, and those of families without."""
+    """Name the first layer that drafts as one more block; leave out further ones, and all in families without."""
     prefix, placed = f"blk.{len(model.layers)}.", {}
     drafts = f"mtp.0.{PRODUCT}" in tensors and model.draft_layer is not None
     for name, tensor in tensors.items():
@@ -280,8 +281,8 @@ def _place_drafting(tensors: Mapping[str, TensorSource], model: Model) -> dict[s
 
 
 def _check_layout(tensors: Mapping[str, TensorSource], model: Model) -> None:
-    """Raise ModelError for a folder that MLX wrote: depending on the version all of its weights are multiplied already,
-    or some, and nothing says which."""
+    """Raise ModelError for a folder that MLX wrote: depending on the version all or some of its weights have been
+    multiplied already, and nothing says which."""
     for index in range(len(model.layers)):
         conv = tensors.get(f"blk.{index}.ssm_conv1d.weight")
         if conv is not None and len(conv.shape) == 3 and conv.shape[2] == 1:  # channels last
@@ -304,7 +305,7 @@ def _change(name: str, tensor: TensorSource, stated: Statement, model: Model) ->
     if name == POSITIONS and len(tensor.shape) == 2 and tensor.shape[0] > stated.skipped_positions:
         tensor = tensor.take_rows(stated.skipped_positions, tensor.shape[0]) if stated.skipped_positions else tensor
     factors = stated.factors.get(name) or stated.factors.get(name.split(".", 2)[-1])
-    if factors is not None and len(tensor.shape) == 2:  # others have no place in the model
+    if factors is not None and len(tensor.shape) == 2:  # others do not belong to the model
         counts = factors.counts or tensor.shape[:1]
         if sum(counts) == tensor.shape[0]:
             tensor = scale_rows(tensor, factors.factors, counts)
@@ -317,16 +318,16 @@ def _change(name: str, tensor: TensorSource, stated: Statement, model: Model) ->
 
 
 def _counts_from_one(name: str) -> bool:
-    """Return true for a norm of those that some folders store less one."""
+    """Return True for a norm that some folders store minus one."""
     return (name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")) or ".ple_norm_" in name
 
 
 def order_rows(name: str, model: Model) -> list[int] | None:
     """Return which row of a folder's tensor becomes row i in GGUF, for each i; None when rows stay as they are.
 
-    Files of architecture llama rotate neighbouring elements of a head, where folders rotate halves; so the rows (and
-    biases) of q and k are reordered: pair i of a head, (i, i + dim / 2), becomes rows (2i, 2i + 1), or the other way
-    round where folders rotate neighbours and files halves. Gated delta nets have their value heads in another order
+    Files of architecture llama rotate neighbouring elements of a head, folders rotate halves; so the rows (and biases)
+    of q and k are reordered: pair i of a head, (i, i + dim / 2), becomes rows (2i, 2i + 1). If folders rotate
+    neighbours and files halves, it is the other way round. Gated delta nets have their value heads in another order
     there.
     """
     layer, part = _find_layer(name, model)
@@ -361,7 +362,7 @@ def order_columns(name: str, model: Model) -> list[int] | None:
 
 
 def _find_layer(name: str, model: Model) -> tuple[Layer | None, str]:
-    """Return the layer of a tensor, None of one outside the layers, and what the layer calls it."""
+    """Return the layer of a tensor, None for one outside the layers, and the tensor's name in the layer."""
     prefix, number, part = [*name.split(".", 2), "", ""][:3]
     is_of_layer = prefix == "blk" and number.isdecimal()
     if not is_of_layer or int(number) > len(model.layers):
