@@ -176,7 +176,7 @@ class Worker:
             self._thread.join()
 
     def stop_and_join(self) -> None:
-        """`stop` at once, and wait for it."""
+        """Stop at once, and wait for the thread to end."""
         self.stop(0.0)
         self.join()
 
@@ -268,7 +268,7 @@ class Worker:
         for loop, batch in batches.items():
             try:
                 loop.call_soon_threadsafe(_receive, batch)
-            except RuntimeError:  # the loop is closed, so nobody is there any more
+            except RuntimeError:  # the loop is closed, so its receivers are gone
                 for job, _ in batch:
                     self._cancel(job)
                     self._open.pop(job.id, None)
@@ -348,7 +348,7 @@ class EngineThread:
     async def submit(self, request: EngineRequest, receiver: Receiver) -> Ticket:
         """Start a request; its events go to `receiver`, which is called on the running loop.
 
-        Raises what `Engine.submit` raises, and EngineStopped after `stop`.
+        Raises the errors of `Engine.submit`, and EngineStopped after `stop`.
         """
         ticket = self.open(request, receiver, asyncio.get_running_loop())
         await self.start(ticket)
@@ -363,7 +363,7 @@ class EngineThread:
         try:
             await asyncio.wrap_future(self._worker.submit([ticket.job]))
         except BaseException:
-            ticket.cancel()  # whoever gave up waiting may have been accepted a moment later
+            ticket.cancel()  # the request may have been accepted a moment after this gave up waiting
             raise
 
     def start_all(self, tickets: Sequence[Ticket], *, waits_for_room: bool = False) -> None:

@@ -51,7 +51,7 @@ class Memory(Protocol):
         """Return the bytes left in its own memory; None if it has none or does not tell."""
 
 
-MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve next to nobody
+MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve hardly any request
 LIGHT_MACS = 2**29  # multiply-adds of a token: 18 TFLOP for a step of 16,384 tokens
 KV_CACHES = ("auto", "paged", "simple")
 

@@ -119,14 +119,14 @@ def _build(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
-    """`build_batch` for one token each."""
+    """Do `build_batch` for one token each."""
     tables = [part.table for part in parts]
     batch = build_single(tables, [part.token_ids[0] for part in parts], [table.length_tokens for table in tables])
     return _add_states(batch, parts)
 
 
 def _build_few(parts: Sequence[BatchPart]) -> RaggedBatch:
-    """`build_batch` for a few tokens of each sequence, all of them wanted, such as drafts."""
+    """Do `build_batch` for a few tokens of each sequence, all of them wanted, such as drafts."""
     tables, counts = [part.table for part in parts], [len(part.token_ids) for part in parts]
     token_ids = [*chain.from_iterable(part.token_ids for part in parts)]
     spans = [
@@ -331,7 +331,7 @@ class Runner:
         self._cache = cache
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
-        """`reserve_pages` in this arena."""
+        """Do `reserve_pages` in this arena."""
         reserve_pages(self._cache, self._arena, table, tokens)
 
     def commit(self, table: SequenceTable, token_ids: Sequence[int], tokens: int) -> None:

@@ -148,13 +148,13 @@ class Sequence:
     name its pages in the cache; without them its pages are neither found there nor left there for others. With a `pool`
     it is a text to embed. A text, or an answer of at most 0 tokens, ends once its tokens are computed: it never `draws`
     a token. `scores` collects the log-probabilities of the prompt's tokens. `boundaries` say where the state of
-    recurrent layers is kept; None if there are none, or nobody would find it. `open_drafter` makes the drafter of the
-    answer from its tokens so far; None: there are no drafts. Of the `drafted_tokens` that were computed, the
-    `accepted_tokens` were drawn. The `replay_tokens` before the last one were computed in drafts of which another token
-    was wrong: the state of recurrent layers went past them and was dropped, so they are computed once more with the
-    next token. Its last states are put into `tail`, where a head reads them to draft. `held` are the newest tokens of
-    the answer, if a constraint may take them back; once it did, `answer_tokens` counts what the answer has in the end,
-    and `tokens` stay those that were computed.
+    recurrent layers is kept; None if there are no such layers, or its pages are not left for others. `open_drafter`
+    makes the drafter of the answer from its tokens so far; None: there are no drafts. Of the `drafted_tokens` that were
+    computed, the `accepted_tokens` were drawn. The `replay_tokens` before the last one were computed in drafts of which
+    another token was wrong: the state of recurrent layers went past them and was dropped, so they are computed once
+    more with the next token. Its last states are put into `tail`, where a head reads them to draft. `held` are the
+    newest tokens of the answer, if a constraint may take them back; once it did, `answer_tokens` counts what the answer
+    has in the end, and `tokens` stay those that were computed.
     """
 
     def __init__(

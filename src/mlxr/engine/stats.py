@@ -137,7 +137,7 @@ class EngineStats(PageSums, Counters):
     cache: CacheStats
 
     def to_fields(self) -> dict[str, object]:
-        """All numbers by name, with the sums over the groups."""
+        """Return all numbers by name, with the sums over the groups."""
         return {**asdict(self), **{name: getattr(self, name) for name in _SUMS}}
 
     @property

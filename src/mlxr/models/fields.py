@@ -54,7 +54,7 @@ class Fields:
         return self._values.get(self._prefix + name)
 
     def has(self, name: str) -> bool:
-        """Return true if the key is there at all, null or not."""
+        """Return True if the key is there at all, null or not."""
         self._asked.add(name)
         return self._prefix + name in self._values
 
@@ -67,7 +67,7 @@ class Fields:
         self._asked.update(names)
 
     def was_asked(self, name: str) -> bool:
-        """Return true if somebody asked for the key."""
+        """Return True if a reader asked for the key."""
         return name in self._asked
 
     def list_unread(self) -> list[str]:
@@ -191,7 +191,7 @@ class Fields:
 
 
 def says_nothing(value: object) -> bool:
-    """Return true for a value that switches nothing on: null, false, 0, nothing, or a list of such."""
+    """Return True for a value that switches nothing on: null, false, 0, nothing, or a list of such."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         return not value
     return all(says_nothing(item) for item in value)

@@ -624,7 +624,7 @@ class Metadata:
             normed=self.own.flag("ssm.norm", self.has_tensor("ssm_norm.weight")),
         )
 
-    # Encoders, and what becomes of the vector of a text.
+    # Encoders, and products of the vector of a text.
 
     def is_causal(self, default: bool) -> bool:
         """Return True if no token sees later ones, in families in which this differs."""
@@ -663,7 +663,7 @@ class Metadata:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels of a classifier."""
+        """The names of a classifier's labels."""
         value = self.fields.get("classifier.output_labels")
         if value is None:
             return ()

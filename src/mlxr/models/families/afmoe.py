@@ -1,5 +1,6 @@
-"""AFMoE (Trinity): each number that attention gives has a gate, whose weight is its own, and blocks are normed before
-and after; layers with windows rotate, each fourth one neither rotates nor has one. Experts are chosen by sigmoids.
+"""AFMoE (Trinity): attention has a gate for each number of its result, with a weight of its own, and blocks are normed
+before and after. Layers with windows rotate; every fourth one has no window and rotates nothing. Experts are chosen by
+sigmoids.
 
 Laguna: gates by softplus, of each head or of each number; most layers may have windows, more heads and a rotation of
 their own. Source: llama.cpp, src/models/afmoe.cpp and laguna.cpp; transformers, models/afmoe and laguna.
@@ -25,13 +26,13 @@ _NAMES = {
     "self_attn.gate_proj": "attn_gate",
     "mlp.router.gate": "ffn_gate_inp",
 }
-_EVERY = "global_attn_every_n_layers"  # of so many layers the last sees everything
+_EVERY = "global_attn_every_n_layers"  # the last of so many layers sees everything
 _LAGUNA = TensorLayout({"self_attn.g_proj": "attn_gate", "mlp.experts.e_score_correction_bias": "exp_probs_b.bias"})
 _HEADS, _WINDOW_DIM, _CAP = "attention.head_count", "rope.dimension_count_swa", "router_logit_softcapping"
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model, whose embeddings are scaled and whose shares of experts sum up to `route_scale`."""
+    """State the sizes of a model; its embeddings are scaled, and its shares of experts sum up to `route_scale`."""
     c.fields.refuse_unless(("mup_enabled",), (True,), "embeddings that are not scaled are not supported there")
     c.fields.refuse_unless(("n_group", "num_expert_groups", "num_limited_groups"), (1,), "not supported there")
     c.fields.refuse_unless(("score_func",), ("sigmoid",), "not supported there")

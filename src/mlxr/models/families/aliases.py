@@ -1,9 +1,9 @@
-"""Families that GGUF has names for and whose layers are those of others.
+"""Families that have their own name in GGUF, but layers of other families.
 
-InternLM 2, XVERSE and Baichuan are Llamas, the latter of 13B with ALiBi in place of a rotation, EXAONE 3 and Pangu
-Embedded those whose halves of a head rotate, as Qwen 2's do, MiniCPM (1 and 2) is a Granite, Orion a StableLM, and
+InternLM 2, XVERSE and Baichuan are Llamas; Baichuan 13B has ALiBi in place of a rotation. EXAONE 3 and Pangu Embedded
+are Llamas whose halves of a head rotate, like those of Qwen 2. MiniCPM (1 and 2) is a Granite, Orion a StableLM, and
 CodeShell a StarCoder 2. Llama Nemotron Super (`deci`) is a Llama some of whose layers lack a block, and whose blocks
-differ in width; those of OpenELM do, too, and have as many heads as the file says. Source: llama.cpp, src/models.
+differ in width; so do those of OpenELM, which have as many heads as the file says. Source: llama.cpp, src/models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAYERS_OF_BAICHUAN_13B = 40
 
 
 def build_baichuan(m: Metadata) -> Model:
-    """Return the model of these metadata, which tell only by their depth that scores become less with the distance."""
+    """Return the model of these metadata; only their depth tells that scores fall with the distance of a key."""
     if m.layers != _LAYERS_OF_BAICHUAN_13B:
         return llama.build(m)
     m.rope()

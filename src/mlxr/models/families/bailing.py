@@ -56,7 +56,7 @@ def state_deepseek(c: FolderConfig) -> None:
 
 
 def state_hunyuan3(c: FolderConfig) -> None:
-    """State the sizes of a Hunyuan 3, whose first layer has no experts where it does not say."""
+    """State the sizes of a Hunyuan 3; by default its first layer has no experts."""
     c.state_model(kv_heads=c.heads, biases="block")
     layers = read_expert_layers(c) or [index > 0 for index in range(c.layers)]
     flags = state_experts(

@@ -1,7 +1,7 @@
 """BERT, RoBERTa and XLM-RoBERTa: encoders with learned positions, whose layers norm the stream after each block.
 
-A folder of RoBERTa's keeps as many rows of positions more as its padding token's number plus one, which no text uses.
-What classifies is BERT's pooler and one product after it, or RoBERTa's two products.
+A folder of RoBERTa's has rows of positions that no text uses: as many as its padding token's number plus one. The
+classifier is BERT's pooler and one product after it, or RoBERTa's two products.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = {
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
 }
-NO_POOLER = {"pooler.dense.weight": "", "pooler.dense.bias": ""}  # which no vector is made with
+NO_POOLER = {"pooler.dense.weight": "", "pooler.dense.bias": ""}  # no vector is made with it
 _CLASSIFIED = {f"classifier.{end}": f"cls.output.{end}" for end in ("weight", "bias")}
 _POOLED = {f"pooler.dense.{end}": f"cls.{end}" for end in ("weight", "bias")}
 BERT_CLASSIFIER = _POOLED | _CLASSIFIED

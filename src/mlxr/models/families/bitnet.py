@@ -1,7 +1,7 @@
-"""BitNet: what attends and what a feed-forward block's gate gives are normed before the last product.
+"""BitNet: the results of attention and of a feed-forward block's gate are normed before the last product.
 
-Its weights are ternary, which files of types such as TQ2_0 keep. Source: llama.cpp, src/models/bitnet.cpp;
-transformers, models/bitnet.
+Its weights are ternary; files keep them in types such as TQ2_0. Source: llama.cpp, src/models/bitnet.cpp; transformers,
+models/bitnet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _TENSORS = TensorLayout({"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_su
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model, whose weights are those that it multiplies by: ones to be rounded are refused."""
+    """State the sizes of a model whose weights are stored as they are multiplied: weights that are still to be rounded
+    are refused."""
     c.state_model(kv_heads=c.heads, biases="block")
     c.state_width()
     state_rotation(c, theta=500000.0)

@@ -1,7 +1,7 @@
 """Command R and R+, and Cohere 2: two blocks side by side after one layer norm without a bias, logits that are scaled.
 
-Command R+ norms each head of queries and keys. Of Cohere 2 three of four layers have a window, and these alone rotate.
-That with experts halves the sum of these and of a block that all tokens go through.
+Command R+ norms each head of queries and keys. Three of four layers of Cohere 2 have a window, and only these rotate.
+Cohere 2 with experts halves the sum of these and of a block that all tokens go through.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _state_logits(c: FolderConfig) -> None:
 
 
 def build(m: Metadata) -> Model:
-    """Return a model of which all layers are alike: Command R and R+."""
+    """Return a model whose layers are all alike: Command R and R+."""
     norms, rope = Norms(m.layer_eps, kind="layer"), m.rope(interleaved=True)
     head_norms: HeadNormKind | None = "layer" if m.has_head_norms() else None
     return m.model(
@@ -106,7 +106,7 @@ def build_windowed(m: Metadata) -> Model:
 
 
 def build_mixture(m: Metadata) -> Model:
-    """Return a Cohere 2 with experts; its first layers have none, and rotate though they have no window."""
+    """Return a Cohere 2 with experts; its first layers have none, and rotate although they have no window."""
     is_layer_norm = m.fields.get("attention.layer_norm_rms_epsilon") is None
     norms = Norms(m.layer_eps, kind="layer") if is_layer_norm else Norms(m.rms_eps)
     if m.fields.get(WINDOW_PATTERN) is None:

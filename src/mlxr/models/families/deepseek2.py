@@ -1,10 +1,10 @@
-"""DeepSeek V2 and V3 and what is built like them (Coder V2, R1, Kimi K2, Moonlight, GLM-4.7-Flash, Mistral 4).
+"""DeepSeek V2 and V3 and similar models (Coder V2, R1, Kimi K2, Moonlight, GLM-4.7-Flash, Mistral 4).
 
 Latent attention, then experts beside a block that all tokens go through; the first layers have none. V2 chooses experts
 by the softmax of all scores, V3 by sigmoids and a bias, and both may choose groups of experts first.
 
-V3.2 and GLM 5 attend to the `top_k` tokens before each one that an indexer finds. Which these are does not matter where
-a text has no more, so they run with contexts of that length, and the indexer's weights are left in the file.
+V3.2 and GLM 5 attend to the `top_k` tokens before each one that an indexer finds. In a text with no more tokens the
+choice does not matter, so they run with contexts of that length, and the indexer's weights are left in the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def state_v3(c: FolderConfig) -> None:
 
 
 def state_indexed(c: FolderConfig) -> None:
-    """State the sizes of a V3.2 or a GLM 5, whose indexer says what is attended to."""
+    """State the sizes of a V3.2 or a GLM 5, whose indexer chooses the positions that are seen."""
     state_v3(c)
     c.out.put(f"{_INDEXER}top_k", c.fields.integer("index_topk", 1, limits.MAX_CONTEXT), c.fields, "index_topk")
 
@@ -72,7 +72,7 @@ def _state(c: FolderConfig, scoring: Scoring, *, renormalises: bool) -> None:
 
 
 def build(m: Metadata) -> Model:
-    """Return the model of these metadata. Old files do not say how experts are chosen: by sigmoids where there is a
+    """Return the model of these metadata. Old files do not say how experts are chosen: by sigmoids if there is a
     bias."""
     return _build(m, m.latent_attention())
 

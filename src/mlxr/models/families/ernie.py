@@ -1,6 +1,7 @@
-"""ERNIE 4.5: Llama's layers, of which folders rotate neighbours, too.
+"""ERNIE 4.5: Llama's layers; neighbours rotate in folders, too.
 
-That with experts has them from a layer on, chosen by softmax and a bias, beside a block that all tokens go through.
+With experts, layers from a certain one on have them, chosen by softmax and a bias, beside a block that all tokens go
+through.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def state(c: FolderConfig) -> None:
 
 
 def state_mixture(c: FolderConfig) -> None:
-    """State the sizes of a model with experts: in every so many of some layers."""
+    """State the sizes of a model with experts, which one in so many layers of a range has."""
     state(c)
     step = c.fields.integer("moe_layer_interval", 1, limits.MAX_LAYERS, default=1)
     first = c.fields.integer("moe_layer_start_index", 0, c.layers - 1, default=1)
@@ -46,7 +47,7 @@ def build(m: Metadata) -> Model:
 
 
 def build_mixture(m: Metadata) -> Model:
-    """Return the model of these metadata, which has experts where files have routers."""
+    """Return the model of these metadata, which has experts in layers with a router."""
     norms, rope, rule = Norms(m.rms_eps), m.rope(interleaved=True), m.routing(renormalises=True)
     m.fields.note(("interleave_moe_layer_step",))
     experts = Experts(

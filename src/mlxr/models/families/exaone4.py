@@ -1,7 +1,7 @@
 """EXAONE 4: heads of queries and keys are normed, and each block's result instead of its input.
 
-The model of 32B has windows in three of four layers, and these alone rotate; that of 1.2B has none, and all rotate. A
-file of the former's 64 layers that states no window is one of it (llama.cpp, src/models/exaone4.cpp).
+The model of 32B has windows in three of four layers, and only these rotate; that of 1.2B has none, and all rotate. A
+file with 64 layers that states no window is taken for one of 32B (llama.cpp, src/models/exaone4.cpp).
 
 K-EXAONE norms inputs of blocks, as most do, and has experts, chosen by sigmoids, beside a block that all tokens go
 through (exaone-moe.cpp).
@@ -24,7 +24,7 @@ _TENSORS = TensorLayout(
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model. Where a window is stated, layers without it rotate nothing."""
+    """State the sizes of a model. If a window is stated, layers without it rotate nothing."""
     c.state_model()
     c.state_width()
     state_rotation(c)
@@ -36,7 +36,7 @@ def state(c: FolderConfig) -> None:
 
 
 def state_mixture(c: FolderConfig) -> None:
-    """State the sizes of a K-EXAONE, whose layers with windows alone rotate."""
+    """State the sizes of a K-EXAONE, in which only layers with windows rotate."""
     c.state_model()
     flags = state_experts(
         c,
@@ -56,7 +56,7 @@ def state_mixture(c: FolderConfig) -> None:
 
 
 def build_mixture(m: Metadata) -> Model:
-    """Return the model of these metadata, which has experts where files have routers."""
+    """Return the model of these metadata, which has experts in layers with a router."""
     norms, rope = Norms(m.rms_eps), m.rope()
     m.fields.note(("expert_shared_feed_forward_length",))
     experts = Experts(

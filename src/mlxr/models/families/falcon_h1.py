@@ -1,6 +1,6 @@
 """Falcon-H1: attention and Mamba-2 side by side in each layer.
 
-Its folders state numbers that results of products are multiplied by, which GGUF files have in the weights.
+Its folders state factors of products' results, which GGUF files include in the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = Mamba2Keys(
     needed=(("mamba_proj_bias", False), ("mamba_conv_bias", True), ("projectors_bias", False)),
 )
 _LOWEST, _HIGHEST = 1e-9, 1e6
-_MULTIPLIERS = {  # of single weights; those of what attention reads and of its keys are both of the keys' weight
+_MULTIPLIERS = {  # of single weights; those of attention's input and of its keys both apply to the keys' weight
     "token_embd.weight": ("embedding_multiplier",),
     "output.weight": ("lm_head_multiplier",),
     "attn_q.weight": ("attention_in_multiplier",),
@@ -47,11 +47,11 @@ def state(c: FolderConfig) -> None:
     state_rotation(c)
     state_mamba2(c, _KEYS)
     _state_factors(c)
-    c.out.put_own("tied_embeddings", False)  # multiplied by other numbers, the output has a weight of its own
+    c.out.put_own("tied_embeddings", False)  # with its own factor, the output has a weight of its own
 
 
 def _state_factors(c: FolderConfig) -> None:
-    """State what weights are multiplied by, as the rows of each make numbers of a result."""
+    """State the factors of weights, each for the rows that make a part of the result."""
     out, (gate, down) = c.out, _read_list(c, "mlp_multipliers", 2)
     factors = {"ffn_gate.weight": gate, "ffn_down.weight": down}
     for name, keys in _MULTIPLIERS.items():

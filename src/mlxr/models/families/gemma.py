@@ -25,7 +25,7 @@ NORM_NAMES = {
 # Layers of the models of 27B, whose scores are scaled by hidden / heads, not by the head size: GGUF has no key for it.
 _LAYERS_OF_GEMMA2, _LAYERS_OF_GEMMA3 = 46, 62
 _TENSORS = TensorLayout(NORM_NAMES, norms_from_one=True)
-_LEFT_OUT = {  # what models that see do not state of their text, as transformers has it (configuration_gemma3.py)
+_LEFT_OUT = {  # defaults for the text of models that see (transformers, configuration_gemma3.py)
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,

@@ -77,7 +77,7 @@ def state(c: FolderConfig) -> None:
 
 
 def _state_cuts(c: FolderConfig) -> list[float]:
-    """Return how many deviations above the mean stand out in each layer, minus infinity where nothing is cut."""
+    """Return how many deviations above the mean stand out in each layer, minus infinity if nothing is cut."""
     name, shares = "activation_sparsity_pattern", [_SPARSITY] * _SPARSE_LAYERS + [0.0] * c.layers
     if c.fields.get(name) is not None:
         shares = [*c.fields.numbers(name, 0.0, 0.999999, c.layers)]
@@ -126,7 +126,7 @@ def _read_inputs(m: Metadata) -> LayerInputs:
 
 
 def _read_cuts(m: Metadata) -> list[float | None]:
-    """Return the deviations of each layer, None where nothing is cut."""
+    """Return the deviations of each layer, None if nothing is cut."""
     if m.fields.get(_CUTS) is None:
         cut = NormalDist().inv_cdf(_SPARSITY)
         return [cut if index < _SPARSE_LAYERS else None for index in range(m.layers)]

@@ -1,9 +1,9 @@
 """Gemma 4: Gemma 3's layers, whose outputs are scaled, with heads of two sizes.
 
-Value heads are normed, too; values of layers without a window may be their keys. The last layers may read the keys
-and values of the last layer of their kind before them. Layers of the small models get embeddings of their own; those
-of 26B-A4B have experts beside their feed-forward block. In layers with a window of the large models tokens of a
-picture see all of it.
+Value heads are normed, too; in layers without a window the values may be the keys. The last layers may read the keys
+and values of the last layer of their kind before them. Layers of the small models get embeddings of their own; those of
+26B-A4B have experts beside their feed-forward block. In layers with a window of the large models, tokens of a picture
+see all of it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def state(c: FolderConfig) -> None:
 
 
 def _state_heads(c: FolderConfig) -> tuple[int, int]:
-    """State the size of heads, and return that of layers without a window and their heads of keys: stated for all of
-    them, or for each by its number."""
+    """State the size of heads; return that of layers without a window, and their heads of keys: stated for all of them,
+    or for each by its number."""
     fields, full, names = c.fields, c.fields, ("global_head_dim", "num_global_key_value_heads")
     layers = fields.mapping("per_layer_config")
     if layers is not None:
@@ -98,7 +98,7 @@ def build(m: Metadata) -> Model:
         m.windowed(full_every=6),
         m.scale("attn_logit_softcapping"),
     )
-    own = m.layers - m.integer("attention.shared_kv_layers", 0, m.layers, default=0)  # layers with keys of their own
+    own = m.layers - m.integer("attention.shared_kv_layers", 0, m.layers, default=0)  # layers with their own keys
     if not {*windowed} <= {*windowed[:own]}:
         m.fields.refuse("attention.shared_kv_layers", "so many that each kind of layer stands before them")
     window_heads, heads = _read_heads(m, windowed)
@@ -146,18 +146,18 @@ def _read_heads(m: Metadata, windowed: tuple[bool, ...]) -> tuple[Attention, Att
 
 
 def _has_keys_as_values(m: Metadata, windowed: tuple[bool, ...], kv_heads: int) -> bool:
-    """Return true if values of layers without a window are their keys, as a key of our own says, or the tensors of the
+    """Return True if the values of layers without a window are their keys, by a key of our own or by the tensors of the
     first such layer."""
     full = next((index for index, flag in enumerate(windowed) if not flag), None)
     has_values = full is None or f"blk.{full}.attn_v.weight" in m.tensors
     joined = m.tensors.get(f"blk.{full}.attn_qkv.weight")
-    if joined is not None:  # of queries and keys alone where values are keys
+    if joined is not None:  # of queries and keys alone if values are keys
         has_values = joined.shape[0] != (m.heads + kv_heads) * m.head_dim
     return m.own.flag("attention.keys_as_values", not has_values)
 
 
 def _read_widths(m: Metadata, own: int) -> tuple[int, ...]:
-    """Read the features of each layer's feed-forward block; those that read other layers' keys may have more."""
+    """Return the features of each layer's feed-forward block; layers that read other layers' keys may have more."""
     widths = m.integers("feed_forward_length", 1, limits.MAX_WIDTH)
     if max(len({*widths[:own]}), len({*widths[own:]})) > 1:
         m.fields.refuse("feed_forward_length", "as many for all layers with keys of their own, and for all others")

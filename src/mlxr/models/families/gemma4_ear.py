@@ -72,7 +72,7 @@ class Halve:
 
     def _run(self, ctx: Context, x: Rows, weight: LinearWeight, after: NormWeight) -> Rows:
         bands, parts = -(-self.bands // 2), list[Rows]()
-        for columns in cut_taps(x, self.bands, self.inputs, _BLOCK):  # so that little memory is taken
+        for columns in cut_taps(x, self.bands, self.inputs, _BLOCK):  # to take little memory
             normed, _ = norm(ctx, linear(ctx, columns, weight), after)
             parts.append(activate(ctx, normed, "relu", gated=False).reshape(len(columns) // bands, -1))
         return join_rows(ctx, parts)
@@ -329,7 +329,7 @@ def _read_folder(whole: Fields, ear: Fields) -> EarSpec:
 
 
 def _with_linear(modules: Mapping[str, str]) -> dict[str, str]:
-    """Also the names of modules whose weight is that of a module below that of the ranges."""
+    """Add the names of modules whose weight is that of a module below the one that has the ranges."""
     return {f"{module}{end}": name for module, name in modules.items() for end in ("", ".linear")}
 
 
@@ -416,7 +416,7 @@ def _name_gguf(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
 
 
 def _flatten(named: Mapping[str, TensorSource]) -> Iterator[tuple[str, TensorSource]]:
-    """The tensors, with those of convolutions as matrices."""
+    """Return the tensors, with those of convolutions as matrices."""
     for name, tensor in named.items():
         flat = len(tensor.shape) > 2 or name.endswith("conv_taps.weight")
         yield name, Decoded(name, read_numbers(tensor).reshape(tensor.shape[0], -1)) if flat else tensor

@@ -1,7 +1,7 @@
 """gpt-oss: experts with biases and a clamped activation, windows in every other layer, and a sink for each head.
 
-MiMo V2: values have fewer numbers than keys; most layers have windows, more heads of keys and a sink for each head. Of
-a folder a window of n is transformers' `sliding_window`, which is one more than that of llama.cpp's files where
+MiMo V2: values have fewer numbers than keys; most layers have windows, more heads of keys and a sink for each head. In
+a folder the window is transformers' `sliding_window`, which is one more than the window in llama.cpp's files if
 `sliding_window_size` states it. Source: llama.cpp, src/models/mimo2.cpp; transformers, models/mimo_v2_flash.
 """
 

@@ -1,8 +1,7 @@
-"""Granite: embeddings, scores, what blocks add to the stream, and logits are multiplied by numbers of the file.
+"""Granite: embeddings, scores, the blocks' results, and logits are multiplied by numbers of the file.
 
 Granite SWA has a sink for each head, and windows in three layers of four. Granite 4 has layers with Mamba-2 instead of
-attention, which may all rotate nothing; there are models with experts beside a block that all tokens go through, and
-without.
+attention; its attention may rotate nothing. Some models have experts beside a block that all tokens go through.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _NAMES = {
 }
 _TENSORS = TensorLayout(_NAMES)
 _POSITIONS, _SHARED_WIDTH = "position_embedding_type", "shared_intermediate_size"
-_TURNING = "attention.rope_pattern"  # where those with windows say it of each layer
-_TURNS = "rope.scaling.finetuned"  # where files of Granite say whether layers rotate
+_TURNING = "attention.rope_pattern"  # a flag for each layer of those with windows
+_TURNS = "rope.scaling.finetuned"  # in files of Granite: layers rotate
 
 
 def _state_common(c: FolderConfig) -> None:
@@ -75,7 +74,7 @@ def state_mixture(c: FolderConfig) -> None:
 
 
 def state_windowed(c: FolderConfig) -> None:
-    """State a Granite SWA, whose layers see everything from the first on in steps of four where it does not say."""
+    """State a Granite SWA; by default the first of every four layers sees everything."""
     _state_common(c)
     c.state_width()
     kinds = [WINDOWED if index % 4 else FULL for index in range(c.layers)]
@@ -109,7 +108,7 @@ def state_hybrid(c: FolderConfig) -> None:
 
 
 def build(m: Metadata, *, embedding: float = 1.0, residual: float = 1.0, logits: float = 1.0) -> Model:
-    """Return a model of which all layers attend, with these multipliers where the file states none."""
+    """Return a model all of whose layers attend, with these multipliers if the file states none."""
     rope, mixers = _find_rope(m), []
     for window in m.windows():
         mixers.append(_attend(m, rope, window, m.kv_heads))
@@ -168,7 +167,7 @@ def _make_model(
             for mixer, has_experts in zip(mixers, m.has_experts, strict=True)
         ),
         embedding_scale=m.scale("embedding_scale") or embedding,
-        logit_scale=1.0 / (m.scale("logit_scale") or logits),  # files state what logits are divided by
+        logit_scale=1.0 / (m.scale("logit_scale") or logits),  # files state the divisor of logits
     )
 
 

@@ -1,6 +1,6 @@
-"""Hunyuan and Maincoder: Llama's layers, of which queries and keys are normed by head after they are rotated.
+"""Hunyuan and Maincoder: Llama's layers, in which queries and keys are normed by head after they are rotated.
 
-That with experts (A13B) has them in all layers, beside a block that all tokens go through.
+Hunyuan with experts (A13B) has them in all layers, beside a block that all tokens go through.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _state_common(c: FolderConfig) -> None:
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model, whose rotation is dynamic by name and stretched once, by `alpha`."""
+    """State the sizes of a model; its rotation is called dynamic, but is stretched once, by `alpha`."""
     _state_common(c)
     c.fields.refuse_unless(("num_experts",), (0, 1), "mixture of experts is not supported there")
 

@@ -1,7 +1,8 @@
-"""Jina's BERTs: version 2, whose scores become less with the distance of tokens and whose feed-forward blocks have a
-gate, and version 3, which is XLM-RoBERTa with rotations.
+"""Jina's BERTs: version 2, whose scores fall with the distance of tokens and whose feed-forward blocks have a gate, and
+version 3, which is XLM-RoBERTa with rotations.
 
-Version 3's adapters for tasks are files of their own in GGUF. What version 2 for code norms besides is not supported.
+Version 3's adapters for tasks are files of their own in GGUF. The further norms of version 2 for code are not
+supported.
 """
 
 from __future__ import annotations

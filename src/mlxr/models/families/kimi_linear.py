@@ -20,7 +20,7 @@ from mlxr.models.folders.mixers import (
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
-DELTA_NAMES = {  # of folders that have such delta rules
+DELTA_NAMES = {  # names in folders that have such delta rules
     "self_attn.A_log": "ssm_a",
     "self_attn.dt_bias": "ssm_dt.bias",
     "self_attn.b_proj": "ssm_beta",
@@ -32,7 +32,7 @@ _NAMES = DELTA_NAMES | {
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
     **{f"block_sparse_moe.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
-_KEYS = {  # by what other families call the same
+_KEYS = {  # by the names of the same in other families
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
     "num_expert_group": "n_group",
@@ -69,7 +69,8 @@ def state_delta(c: FolderConfig) -> Flags:
 
 
 def _read_layers(c: FolderConfig, linear: Fields) -> Flags:
-    """Return which layers have the delta rule: those whose numbers, from 1 on, are not among those that attend."""
+    """Return which layers have the delta rule: those whose numbers, counted from 1, are not in the list of those that
+    attend."""
     attend = linear.get("full_attn_layers")
     if not isinstance(attend, list) or not attend or any(type(number) is not int for number in attend):
         linear.refuse("full_attn_layers", "a list of numbers of layers")

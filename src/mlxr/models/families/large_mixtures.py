@@ -1,8 +1,8 @@
 """Arctic and DBRX, mixtures of more than a hundred billion weights.
 
-Arctic has a dense block behind attention, and experts that read what attention reads, by a norm of their own. DBRX has
-experts in all layers, norms without biases, and queries, keys and values that are clamped.
-Source: llama.cpp, src/models/arctic.cpp and dbrx.cpp; transformers, models/dbrx.
+Arctic has a dense block behind attention, and experts that read attention's input, by a norm of their own. DBRX has
+experts in all layers, norms without biases, and queries, keys and values that are clamped. Source: llama.cpp,
+src/models/arctic.cpp and dbrx.cpp; transformers, models/dbrx.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _EXPERT_KEYS = {
 
 
 def state_dbrx(c: FolderConfig) -> None:
-    """State the sizes of a model, of which two objects in the folder have those of attention and of experts."""
+    """State the sizes of a model; two objects in the folder have those of attention and of experts."""
     attention, experts = (c.fields.mapping(name) for name in ("attn_config", "ffn_config"))
     if attention is None or experts is None:
         c.fields.refuse("attn_config", "an object, and ffn_config beside it")

@@ -1,6 +1,7 @@
 """Llama, Mistral, and Mixtral, whose feed-forward blocks are mixtures of experts: one architecture in GGUF. Llama 4
-(text): the share of a token's only expert multiplies what that reads; layers that rotate see chunks, others everything,
-with queries that grow with their position; heads that rotate are normed without weights, but of Maverick.
+(text): the share of a token's only expert multiplies the expert's input. Layers that rotate see chunks; the others see
+everything, and their queries grow with their position. Heads that rotate are normed without weights, except in
+Maverick.
 
 Source of Llama 4: llama.cpp, src/models/llama4.cpp; transformers, models/llama4.
 """
@@ -55,7 +56,7 @@ def state_mixtral(c: FolderConfig) -> None:
 
 
 def state_llama4(c: FolderConfig) -> None:
-    """State the sizes of a model, whose first layers of each step have no experts."""
+    """State the sizes of a model; only the last layer of each step has experts."""
     c.state_model(biases="block")
     c.state_width("intermediate_size_mlp")
     step = c.fields.integer(_STEP, 1, c.layers, default=1)

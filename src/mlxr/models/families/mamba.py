@@ -1,5 +1,5 @@
-"""Mamba and Mamba-2 (Codestral Mamba and others): all layers are the recurrence alone, which keeps of any text as much;
-and Jamba, some of whose layers attend instead, without a rotation, and some of which have experts.
+"""Mamba and Mamba-2 (Codestral Mamba and others): all layers are only the recurrence, whose state has one size for any
+text; and Jamba, some of whose layers attend instead, without a rotation, and some of which have experts.
 
 Source: llama.cpp, src/models/mamba.cpp and jamba.cpp; transformers, models/mamba, falcon_mamba and jamba.
 """
@@ -40,7 +40,7 @@ _JAMBA = {
     "mamba.A_log": "ssm_a",
     "mamba.D": "ssm_d",
 }
-_CONTEXT = 1 << 20  # which files state, as nothing in the model ends there
+_CONTEXT = 1 << 20  # files state it; the model itself has no bound
 
 
 def state_mamba1(c: FolderConfig) -> None:
@@ -50,7 +50,7 @@ def state_mamba1(c: FolderConfig) -> None:
 
 
 def state_falcon(c: FolderConfig) -> None:
-    """State the sizes of a Falcon Mamba, which norms what it makes of the convolution's result."""
+    """State the sizes of a Falcon Mamba, which norms B, C and the steps."""
     state_mamba1(c)
     eps = "mixer_rms_eps"
     c.out.put("ssm.dt_b_c_rms", True)
@@ -76,7 +76,7 @@ def _state_layers(c: FolderConfig, *, tied: bool) -> None:
 
 
 def state_jamba(c: FolderConfig) -> None:
-    """State the sizes of a Jamba: every so many layers one attends, and one has experts."""
+    """State the sizes of a Jamba: one in so many layers attends, and one in so many has experts."""
     attends, mixtures = _read_period(c, "attn", 8, 4), _read_period(c, "expert", 2, 1)
     if not any(attends):
         c.fields.refuse("attn_layer_offset", f"below the {c.layers} layers")
@@ -112,7 +112,7 @@ def build_jamba(m: Metadata) -> Model:
     """Return the model of these metadata: layers with heads of keys attend."""
     norms, mamba = Norms(m.rms_eps), m.mamba(is_normed=True)
     attention = m.attention(NO_ROPE, kv_heads=max(m.kv_counts))
-    m.fields.note(("expert_count", "expert_used_count"))  # of which files say 1 where no layer has any
+    m.fields.note(("expert_count", "expert_used_count"))  # files say 1 if no layer has experts
     mixes = any(m.has_experts)
     experts = Experts(m.experts, m.expert_features, m.activation(), m.routing()) if mixes else None
     return m.model(

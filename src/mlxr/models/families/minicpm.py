@@ -1,8 +1,8 @@
 """MiniCPM3 and PLM: latent attention in small dense models.
 
-Of MiniCPM3 embeddings, blocks and logits are multiplied by numbers, for which GGUF has no keys: they are those of
-MiniCPM3-4B. PLM's queries are made directly, and its feed-forward blocks have squared ReLU and no gate. Source:
-llama.cpp, src/models/minicpm3.cpp and plm.cpp.
+In MiniCPM3 embeddings, blocks and logits have factors, for which GGUF has no keys: they are those of MiniCPM3-4B. PLM's
+queries are made directly, and its feed-forward blocks have squared ReLU and no gate. Source: llama.cpp,
+src/models/minicpm3.cpp and plm.cpp.
 """
 
 from __future__ import annotations

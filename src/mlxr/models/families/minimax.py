@@ -16,7 +16,7 @@ from mlxr.models.model import Model
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model, of whose heads `rotary_dim` numbers rotate; its width is that of an expert."""
+    """State the sizes of a model; `rotary_dim` numbers of a head rotate, and its width is that of an expert."""
     c.fields.refuse_unless(("qk_norm_type",), ("per_layer",), "only norms of whole rows are supported there")
     c.fields.refuse_unless(("shared_intermediate_size",), (0,), "shared experts are not supported there")
     c.note(("use_qk_norm",))

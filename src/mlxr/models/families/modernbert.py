@@ -66,7 +66,7 @@ def state(c: FolderConfig) -> None:
 
 
 def state_classifier(c: FolderConfig) -> None:
-    """State one that ranks pairs, or classifies."""
+    """State an encoder that ranks pairs, or classifies."""
     state(c)
     c.fields.refuse_unless(("classifier_activation",), ("gelu",), "only gelu is supported")
     pooling = c.fields.text("classifier_pooling", default="cls")

@@ -1,8 +1,9 @@
-"""Muse-Glimmer: a norm without a weight behind the embeddings, a gate of what attends, blocks normed before and after.
+"""Muse-Glimmer: a norm without a weight behind the embeddings, a gate of attention's result, blocks normed before and
+after.
 
 Three layers in four have windows and rotate, the others do neither. Logits are scaled, then capped. The factor of
-queries that folders state is in GGUF files the weight of their norm. Source: llama.cpp, src/models/muse-glimmer.cpp;
-transformers, models/muse_glimmer.
+queries that folders state is the weight of the queries' norm in GGUF files. Source: llama.cpp,
+src/models/muse-glimmer.cpp; transformers, models/muse_glimmer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nanbeige 4.2: a Llama whose layers run several times, one after another, with keys and values of their own each time;
+"""Nanbeige 4.2: a Llama whose layers run several times, one after another, with their own keys and values each time;
 the stream is normed in between.
 
 Source: llama.cpp, src/models/nanbeige.cpp.

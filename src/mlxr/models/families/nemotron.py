@@ -1,6 +1,6 @@
-"""Families without a gate but a squared ReLU: Nemotron and Minitron, with layer norms that have biases and are stored
-less one, and of whose heads a half rotates; Jais 2, with biases everywhere; and Arcee's AFM, with Llama's layers else.
-"""
+"""Families without a gate but with squared ReLU: Nemotron and Minitron, with layer norms that have biases and are
+stored minus one, and half of whose heads rotates; Jais 2, with biases everywhere; and Arcee's AFM, otherwise like
+Llama."""
 
 from __future__ import annotations
 

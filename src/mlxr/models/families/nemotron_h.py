@@ -56,7 +56,7 @@ _WORDS: dict[str, BlockKind] = {
 
 
 def state(c: FolderConfig) -> None:
-    """State a model. Files say by blocks without features which layers are mixers."""
+    """State a model. In files, blocks without features are the layers with mixers."""
     blocks = _read_blocks(c)
     c.layers = len(blocks)
     c.state_model(eps=(RMS_EPS, LAYER_EPS), eps_key="layer_norm_epsilon", activation="relu_squared", biases="block")
@@ -86,7 +86,7 @@ def state(c: FolderConfig) -> None:
 
 
 def _read_blocks(c: FolderConfig) -> tuple[BlockKind, ...]:
-    """Return the kind of the only block of each layer, which a letter for each says, or a word."""
+    """Return the kind of the only block of each layer, which a folder gives as a letter or a word."""
     name = c.find_key("layers_block_type", "layer_types", _PATTERN)
     stated, known = c.fields.get(name), _LETTERS if name == _PATTERN else _WORDS
     wants = f"one of {', '.join(known)} for each layer, and a layer that attends"

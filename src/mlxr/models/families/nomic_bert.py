@@ -1,8 +1,8 @@
-"""Nomic's BERT: BERT with rotations in place of learned positions, gates, and no biases but those of norms; and its
+"""Nomic's BERT: BERT with rotations in place of learned positions, gates, and no biases except in norms; and its
 mixture, which has biases, no gates, and in every second layer experts, whose shares are not divided by their sum.
 
-Its folders have two spellings: that of transformers, and one of their own, after GPT-2's. What the experts of a token
-give together has a bias, which GGUF files that llama.cpp's converter wrote leave out.
+Its folders have two spellings: that of transformers, and one of their own, after GPT-2's. The sum of a token's experts
+has a bias, which GGUF files from llama.cpp's converter leave out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""OLMo 1 to 3, and OLMoE: layer norms without weights in the first, later queries and keys are normed as whole rows.
+"""OLMo 1 to 3, and OLMoE: layer norms without weights in the first; later queries and keys are normed as whole rows.
 
-Of OLMo 2 and 3 each block's result is normed instead of its input; OLMo 3 has windows in three of four layers, whose
-rotation is not stretched. OLMoE has experts.
+OLMo 2 and 3 norm each block's result instead of its input; OLMo 3 has windows in three of four layers, whose rotation
+is not stretched. OLMoE has experts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TENSORS = TensorLayout(
 
 
 def state_olmo(c: FolderConfig) -> None:
-    """State the sizes of an OLMo 1, all of whose norms add as much to the variance, and some of which clamp."""
+    """State the sizes of an OLMo 1; all of its norms have one eps, and some models clamp queries, keys and values."""
     c = c.rename({}, {"layer_norm_eps": 1e-5})
     c.state_model(kv_heads=c.heads, eps=(LAYER_EPS,), eps_key="layer_norm_eps", biases="block")
     c.state_width()
@@ -36,7 +36,7 @@ def state_olmo2(c: FolderConfig) -> None:
 
 
 def state_olmo3(c: FolderConfig) -> None:
-    """State an OLMo 3: OLMo 2 with windows, of which GGUF has no other name."""
+    """State an OLMo 3: OLMo 2 with windows, for which GGUF has no other name."""
     state_olmo2(c)
     state_windows(c, full_every=4)
 

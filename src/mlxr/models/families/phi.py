@@ -1,9 +1,9 @@
 """Phi: 1, 1.5 and 2, then 3 and 4, and Phi-3.5-MoE.
 
-In the first both blocks come from one layer norm, side by side, with biases everywhere and no gate. Phi-3 and Phi-4 are
-Llama's layers, stretched by longrope; files join q, k and v, and gate and up. Phi-3.5-MoE has layer norms with biases,
-and experts that sparsemixer chooses: files state what its layer norms add to the variance as if these were RMS norms,
-and those that state no jitter mean a softmax of the logits of the chosen experts.
+In the first models both blocks read one layer norm, side by side, with biases everywhere and no gate. Phi-3 and Phi-4
+have Llama's layers, stretched by longrope; files join q, k and v, and gate and up. Phi-3.5-MoE has layer norms with
+biases, and experts that sparsemixer chooses. Files state the eps of its layer norms under the key of RMS norms, and
+those that state no jitter mean a softmax of the logits of the chosen experts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TENSORS = TensorLayout({"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", 
 
 
 def state_phi2(c: FolderConfig) -> None:
-    """State the sizes of a model, of which all products have biases, the output's, too."""
+    """State the sizes of a model; all products have biases, the output too."""
     c.state_model(kv_heads=c.heads, eps=(LAYER_EPS,), eps_key="layer_norm_eps", activation="gelu_tanh", biases="use")
     c.out.put_own("output_bias", True)
     c.state_width()
@@ -56,7 +56,7 @@ _USED = 2  # experts of a token
 
 
 def state_phimoe(c: FolderConfig) -> None:
-    """State a model; files state what its layer norms add to the variance as if these were RMS norms."""
+    """State a model; files state the eps of its layer norms under the key of RMS norms."""
     c.state_model(biases="block")
     experts = state_experts(c, count_keys=("num_local_experts",), features_key="intermediate_size")
     if c.out.integer("expert_used_count") != _USED:

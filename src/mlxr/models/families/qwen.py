@@ -1,10 +1,10 @@
 """Qwen, Qwen2 and Qwen3, with experts and without.
 
 Qwen and Qwen2 have biases of queries, keys and values, Qwen3 RMS norms of the queries and keys of each head. Qwen2 MoE
-has a block that all tokens go through beside the experts, and a gate says for each token how much of it counts. The
-texts of Qwen2-VL and Qwen2.5-VL are those of Qwen2, that of Qwen3-VL is Qwen3's; pictures turn by three axes, and those
-of Qwen3-VL add rows behind the first layers ("deepstack"). Mellum 2 is a Qwen3 with experts of which three layers in
-four have windows, whose rotation is not stretched.
+has a block that all tokens go through beside the experts, and a gate that weighs it for each token. The texts of
+Qwen2-VL and Qwen2.5-VL are those of Qwen2, that of Qwen3-VL is Qwen3's; pictures turn by three axes, and those of
+Qwen3-VL add rows behind the first layers ("deepstack"). Mellum 2 is a Qwen3 with experts; three layers in four have
+windows, and their rotation is not stretched.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def state_qwen2_vl(c: FolderConfig) -> None:
 
 
 def state_mellum(c: FolderConfig) -> None:
-    """State a Mellum 2, whose layers say each by itself whether they have windows."""
+    """State a Mellum 2; a list says for each layer if it has a window."""
     c.state_model(biases="block")
     flags = state_experts(c, renormalises=True, layers=read_expert_layers(c))
     state_expert_width(c, flags)
@@ -163,7 +163,7 @@ def build_qwen3_vl_moe(m: Metadata) -> Model:
 
 
 def build_mellum(m: Metadata) -> Model:
-    """Return a model with experts three of four of whose layers have windows."""
+    """Return a model with experts; three of four layers have windows."""
     rope = m.rope()
     plain = replace(rope, theta=m.window_theta(rope.theta), scaling=None, has_factors=False)
     return _build_qwen3_moe(m, rope, plain, full_every=4)

@@ -30,7 +30,7 @@ NAMES = {
     "linear_attn.out_proj": "ssm_out",
 }
 _TENSORS = TensorLayout(NAMES, norms_from_one=True)
-_EVERY = "full_attention_interval"  # of so many layers the last attends
+_EVERY = "full_attention_interval"  # the last of so many layers attends
 _USUAL_EVERY = 4
 
 

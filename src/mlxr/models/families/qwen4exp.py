@@ -1,8 +1,8 @@
 """Qwen3.8-Flash-Next: the layers of Qwen3.5 MoE between four residual streams, and rows of a table that n-grams name.
 
-Gated attention has an indexer that chooses blocks of tokens. Where a text has no more tokens than it may choose, it
-chooses all, so these models run with contexts of that length, and the indexer's weights are left in the file.
-Source: llama.cpp, src/models/qwen4exp.cpp and conversion/qwen4exp.py; transformers, models/qwen4_exp.
+Gated attention has an indexer that chooses blocks of tokens. In a text with no more tokens than it may choose, it
+chooses all, so these models run with contexts of that length, and the indexer's weights are left in the file. Source:
+llama.cpp, src/models/qwen4exp.cpp and conversion/qwen4exp.py; transformers, models/qwen4_exp.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def state(c: FolderConfig) -> None:
 
 
 def _state_table(c: FolderConfig, layers: object) -> None:
-    """State the table and how rows are found, which follows from a seed and sizes (transformers, models/qwen4_exp)."""
+    """State the table and the hash by which rows are found, which follows from a seed and sizes
+    (transformers, models/qwen4_exp)."""
     fields, out = c.fields, c.out
     if not isinstance(layers, list) or len(layers) != 1 or type(layers[0]) is not int:
         fields.refuse("ple_layer_ids", "the number of one layer, from 1 on")
@@ -143,7 +144,7 @@ def build(m: Metadata) -> Model:
 
 
 def _read_table(m: Metadata, streams: int) -> tuple[int, NgramInputs | None]:
-    """Return which layer has rows of n-grams, -1 where none has, and what it adds."""
+    """Return the layer that has rows of n-grams, -1 if none has, and its additions."""
     if m.fields.get(f"{_PLE}layers") is None:
         return -1, None
     (layer,) = m.fields.integers(f"{_PLE}layers", 1, 0, m.layers - 1)

@@ -13,7 +13,7 @@ _TENSORS = TensorLayout({"post_attention_layernorm": "post_attention_norm"})
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model, of which each kind of product has a key for its biases."""
+    """State the sizes of a model; each kind of product has a key for its biases."""
     c.state_model(kv_heads=c.heads)
     c.out.put_own("attention.qkv_bias", c.fields.flag("attention_bias", True))
     c.out.put_own("attention.output_bias", c.fields.flag("attention_out_bias", False))

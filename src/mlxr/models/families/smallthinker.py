@@ -1,5 +1,5 @@
-"""SmallThinker: experts with ReLU that the stream chooses before the layer attends; where files state a window, every
-fourth layer, from the first on, has none and rotates nothing.
+"""SmallThinker: experts with ReLU, chosen by the stream before the layer attends. If files state a window, every fourth
+layer, from the first on, has none and rotates nothing.
 
 Source: llama.cpp, src/models/smallthinker.cpp.
 """

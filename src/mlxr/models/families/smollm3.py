@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's layers, of which every fourth rotates nothing."""
+"""SmolLM3: Llama's layers; every fourth one rotates nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StableLM: layer norms with biases; of 12B the blocks stand side by side, and each head is normed."""
+"""StableLM: layer norms with biases; in 12B the blocks stand side by side, and each head is normed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Encoders of T5: RMS norms, scores that are not scaled and get what a table has for the distance, and no biases.
+"""Encoders of T5: RMS norms, scores that are not scaled but get a bias from a table by the distance, and no other
+biases.
 
-UMT5 has a table in each layer (arXiv:2304.09151), T5 only in the first, whose table all layers take. GGUF has
-`enc.` before the names of their tensors, and no key for the farthest distance that the table tells apart.
+UMT5 has a table in each layer (arXiv:2304.09151), T5 only in the first, and all layers use it. GGUF has `enc.` before
+the names of their tensors, and no key for the farthest distance that the table tells apart.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def state_umt5(c: FolderConfig) -> None:
 
 def state(c: FolderConfig) -> None:
     """State an encoder: with ReLU, or in later versions with a gate."""
-    c.note(("is_encoder_decoder", "dense_act_fn", "is_gated_act"))  # which feed_forward_proj says
+    c.note(("is_encoder_decoder", "dense_act_fn", "is_gated_act"))  # feed_forward_proj says the same
     c = c.rename(_KEYS, {"max_position_embeddings": 512, "feed_forward_proj": "relu"})
     c.state_model(kv_heads=c.heads, eps=(RMS_EPS, "attention.layer_norm_epsilon"), eps_key="layer_norm_epsilon")
     c.state_width()
