@@ -115,8 +115,7 @@ class LLM(Closes):
         adapter: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
         drafts: DraftOptions | Sequence[DraftOptions] = AUTO_DRAFTS,
     ) -> list[Completion]:
-        """Continue one prompt or several, which are computed together; return one completion per prompt, in their
-        order.
+        """Continue one prompt or several, which are computed together; return a completion per prompt, in their order.
 
         A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts, or
         one for each; so are `drafts` and `adapter`. An adapter is the name of one that is loaded, several with factors
@@ -164,8 +163,7 @@ class LLM(Closes):
         return [scale_vector(vector, dimensions).tolist() for vector in session.embed_each(token_ids, used)]
 
     def embed_sparse(self, texts: str | Sequence[str], *, truncate: bool = False) -> list[dict[int, float]]:
-        """Return the weights of each text's tokens by their ids, for models that make them (bge-m3). Raises
-        InvalidRequest."""
+        """Return the weights of each text's tokens by id, for models that make them (bge-m3). Raises InvalidRequest."""
         made = self._session.embed_tokens([texts] if isinstance(texts, str) else texts, "sparse", truncates=truncate)
         return [one for one in made if isinstance(one, dict)]
 
@@ -280,8 +278,8 @@ class LLM(Closes):
         return self._session.read_stats()
 
     def close(self) -> None:
-        """Write cache pages to disk if settings ask for that, and give the memory back; no use is possible
-        afterwards."""
+        """Write cache pages to disk if settings ask for that, and give the memory back; the object cannot be used
+        again."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None

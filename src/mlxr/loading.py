@@ -126,7 +126,7 @@ class Group(Protocol):
         """The reason that they compute nothing more, None as long as they do."""
 
     def close(self) -> None:
-        """Release them."""
+        """Release the other GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,7 @@ class LoadedModel(Closes):
             )
 
     def load_head(self) -> DraftHead | None:
-        """Prepare the layer of the file that drafts, if any; raises ModelError, naming the tensor, if it does not
-        fit."""
+        """Prepare the layer of the file that drafts, if any; ModelError, naming the tensor, if it does not fit."""
         with name_in_errors(self.path):
             layer = take_draft_layer(self.config, read_contents(self.file).tensors)
             return None if layer is None else DraftHead(self.model, layer)
@@ -234,7 +233,7 @@ class LoadedModel(Closes):
             return EagleHead(self.model, folder.config, folder.tensors)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the model's files."""
         self.file.close()
         if self.tower is not None:
             self.tower.close()
@@ -347,8 +346,8 @@ def check_vocabulary(model: LoadedModel, draft: LoadedModel) -> None:
 
 
 def _fingerprint(ctx: Context, parts: ModelFiles) -> bytes:
-    """Return the fingerprint; see LoadedModel. Weights are read after they were prepared, while the system still caches
-    the file."""
+    """Return the fingerprint; see LoadedModel. Weights are read once prepared, while the system still caches the
+    file."""
     digest = hashlib.blake2b(repr(parts.config).encode(), digest_size=32)
     types = {name: (tensor.type_name, tensor.shape) for name, tensor in parts.tensors.items()}
     digest.update(repr(sorted(types.items())).encode())
@@ -396,8 +395,7 @@ def _check_updates(name: str, file: AdapterFile, config: Model, shapes: Mapping[
 
 
 def _list_shapes(source: SourceModel) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of a model's matrices as adapters name them; those that a file joins are listed one by
-    one."""
+    """Return outputs and inputs of a model's matrices as adapters name them; joined ones are listed one by one."""
     config = source.config
     tensors: dict[str, Any] = {from_gguf_name(name, config): one for name, one in source.tensors.items()}
     whole = (config.vocab_size, config.hidden)

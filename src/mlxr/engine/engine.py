@@ -447,8 +447,7 @@ class Engine:
             self._owed_s = min(self._answers_share * seconds, MOST_OWED_S)
 
     def _goes_on(self, chunks: list[Chunk]) -> bool:
-        """Return True if the next step will likely compute the tokens drawn now, with no drafts and no prompts beside
-        them."""
+        """Return True if the next step will likely compute the tokens drawn now, without drafts and prompts."""
         if len(self._scheduler.running) > len(chunks) and self._owed_s <= self._decode_s:
             return False
         if self._planner is None or not self._planner.runs_ahead:

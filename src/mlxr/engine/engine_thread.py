@@ -162,8 +162,7 @@ class Worker:
         self._calls.put(lambda: self._cancel(job, index))
 
     def stop(self, drain_s: float) -> Future[None]:
-        """Refuse new calls, go on for at most `drain_s` seconds while requests grow, then end; the future tells
-        when."""
+        """Refuse new calls, go on for at most `drain_s` seconds while requests grow, then end and set the future."""
         with self._lock:
             stop_at_s = time.monotonic() + drain_s
             self._stop_at_s = stop_at_s if self._stop_at_s is None else min(self._stop_at_s, stop_at_s)

@@ -238,7 +238,7 @@ def _write_pages(ctx: Context, orders: int) -> Result:
 
 
 def _time_s(ctx: Context, run: Callable[[], Any], together: int = TOGETHER) -> float:
-    """Return the seconds of one run in the quickest evaluation of `together` runs: a single one would time its
+    """Return the seconds of one run in the quickest of several evaluations of `together` runs, which hide the
     launch."""
     mx, times = ctx.gpu.mx, []
     for _ in range(REPEATS + 1):

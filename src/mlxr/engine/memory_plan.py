@@ -58,8 +58,7 @@ KV_CACHES = ("auto", "paged", "simple")
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The kind of cache: `page_size` positions to a page, whether requests share pages, and the store on disk, if
-    any."""
+    """The kind of cache: `page_size` positions to a page, shared by requests or not, and the store on disk, if any."""
 
     kv_cache: str
     page_size: int
@@ -138,16 +137,14 @@ class ArenaPlan:
 def compare_windows(
     ctx: Context, config: ModelShape, page_size: int, kv_type: str | None, sequences: int, tokens: int, step_tokens: int
 ) -> tuple[int, int]:
-    """Return the bytes of cache that `sequences` of `tokens` need, and those that they would need if no layer had a
-    window."""
+    """Return the bytes of cache that `sequences` of `tokens` need, and those needed if no layer had a window."""
     groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
     needs = PageNeeds(groups.shapes, page_size, sequences, tokens, step_tokens)
     return needs.compare_bytes(measure_pages(ctx, groups, page_size, kind))
 
 
 def measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
-    """Return the bytes of one page of each group, or of one state. Raises SettingError for pages that a group cannot
-    have."""
+    """Return the bytes of one page of each group, or of one state. Raises SettingError for impossible pages."""
     if kind == "q8" and any(shape.value_dim is not None for shape in groups.paged):
         raise SettingError("kv_type: the model keeps latent vectors, which are bf16, f16 or f32; got 'q8'")
     return tuple(
@@ -282,8 +279,7 @@ def _part(nbytes: int | None, share: float) -> int | None:
 def estimate_arena(
     config: ModelShape, settings: ModelSettings, memory_bytes: int | None, draft: ModelShape | None = None
 ) -> int:
-    """Return the bytes of the arenas that an `Engine` with these arguments would make now, on the device of the
-    settings.
+    """Return the bytes of the arenas that an `Engine` with these arguments would make now on the settings' device.
 
     Of several GPUs, those of the first one. No model is needed. Raises SettingError and DeviceError as making the
     engine does.
@@ -299,8 +295,7 @@ def estimate_arena(
 
 
 def measure_conversation(config: ModelShape, settings: ModelSettings, tokens: int | None = None) -> tuple[int, int]:
-    """Return the tokens of a conversation, `tokens` or as many as the context takes, and the bytes of cache that it
-    fills.
+    """Return the tokens of a conversation, `tokens` or a whole context at most, and the bytes of cache that it fills.
 
     Allocates only one page of each kind, to measure it. Raises SettingError and DeviceError.
     """

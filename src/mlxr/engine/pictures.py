@@ -180,8 +180,7 @@ class Encoder:
         self._later.clear()
 
     def limit(self, pictures: Pictures, start: int, tokens: int) -> int:
-        """Return how many of the next `tokens` tokens after `start` can be computed. The picture behind them is wanted
-        from now on.
+        """Return how many of the next `tokens` tokens after `start` can be computed; want the picture behind them.
 
         The result may be more than `tokens` if a picture must be computed as a whole.
         """
@@ -205,8 +204,8 @@ class Encoder:
 
     @property
     def _next(self) -> list[Picture]:
-        """The pictures to encode next: those begun, as long as somebody wants one; else the first wanted, and others
-        that fit."""
+        """The pictures to encode next: those begun, as long as one is wanted; else the first wanted, and others that
+        fit."""
         if self._open is not None and any(one.name in self._wanted for one in self._open[0]):
             return self._open[0]
         chosen, tokens = list[Picture](), 0

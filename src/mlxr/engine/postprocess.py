@@ -171,8 +171,7 @@ class Postprocess:
         self._cache.commit(sequence.table, sequence.tokens, tokens, sequence.judge_state(tokens))
 
     def _part(self, leader: Sequence) -> list[Sequence]:
-        """Return all answers that a sequence stands for, each on its own from now on, sharing the pages of the
-        prompt."""
+        """Return all answers that a sequence stands for, each on its own from now on, on forks of the pages."""
         siblings, leader.siblings = leader.siblings, []
         for sibling in siblings:
             sibling.follow(leader, self._cache.fork(leader.table))

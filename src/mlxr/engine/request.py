@@ -29,8 +29,7 @@ FREE_TOKENS = 2**31  # more than an answer has
 
 
 class TokenConstraint(Protocol):
-    """A rule for the tokens of one answer. An exception that it raises ends that answer alone, with its text as the
-    error.
+    """A rule for the tokens of one answer. An exception of it ends that answer alone, with its text as the error.
 
     One thread at a time calls its methods.
     """
@@ -56,8 +55,7 @@ class TokenConstraint(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """Take in that `token_id` was chosen and the answer goes on after it. An error may come with the next mask
-        instead."""
+        """Take in that `token_id` was chosen and the answer goes on. An error may come with the next mask instead."""
         ...
 
     def look_ahead(self, tokens_left: int) -> int:
@@ -75,8 +73,7 @@ class TokenConstraint(Protocol):
         ...
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens could come next, one after another, as far as can be told; changes
-        nothing."""
+        """Return how many of these tokens could come next, one after another, as far as known; changes nothing."""
         ...
 
     def fork(self) -> TokenConstraint:

@@ -97,8 +97,7 @@ class Limits:
         return end_tokens
 
     def check_text(self, request: EngineRequest) -> None:
-        """Check that the tokens of a text to embed are in the vocabulary and fit in the context and in the empty
-        arena."""
+        """Check that the tokens of a text to embed are in the vocabulary and fit in the context and the arena."""
         self.check_tokens("input", request.token_ids)
         tokens = len(request.token_ids)
         if tokens > self.context_tokens:

@@ -147,8 +147,7 @@ def _build_few(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def build_single(tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]) -> RaggedBatch:
-    """Return a batch of one token of each sequence at the given positions, whose pages are there; states are
-    ignored."""
+    """Return a batch of one token of each sequence at positions whose pages are there; states are ignored."""
     size, groups = tables[0].page_size, len(tables[0].paged)
 
     def find_places(group: int) -> tuple[list[int], Ints]:
@@ -274,8 +273,7 @@ class SummingModel(Model, Protocol):
         """True if sums are cheaper to have than the states themselves."""
 
     def forward_sums(self, batch: RaggedBatch, arena: ModelArena, counts: Sequence[int]) -> Floats:
-        """Do `forward_hidden`; return only sums of the output rows, (parts, hidden size): `counts` rows for each
-        part."""
+        """Do `forward_hidden`; return only sums (parts, hidden size) of the output rows, `counts` for each part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -446,8 +444,8 @@ class Pool:
         return self._pooling == "mean" and not self._unpooled
 
     def add(self, hidden: Floats | StateSum, *, is_first: bool) -> None:
-        """Add the wanted states of the next chunk, (tokens, hidden size). The first chunk comes again after a
-        preemption."""
+        """Add the wanted states of the next chunk, (tokens, hidden size). After a preemption the first chunk comes
+        again."""
         if is_first:
             self._total, self._tokens, self._parts, self._left = None, 0, [], self._unpooled
         if isinstance(hidden, StateSum):

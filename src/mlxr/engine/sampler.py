@@ -53,8 +53,7 @@ class TokenHistory:
 
     @property
     def counts(self) -> Ints:
-        """The number of times that the answer has each of `ids`, 0 for tokens of the prompt alone; valid until the next
-        `add`."""
+        """The count of each of `ids` in the answer, 0 for tokens of the prompt alone; valid until the next `add`."""
         return self._counts[: len(self._rows)]
 
     def add(self, token_id: int) -> None:
@@ -160,8 +159,7 @@ class Repetition:
 def _index_breakers(
     breakers: frozenset[tuple[int, ...]],
 ) -> tuple[dict[int, list[tuple[int, ...]]], frozenset[int]]:
-    """Return the breakers by their last token, and those of one token. There are thousands, the same for most
-    requests."""
+    """Return the breakers by their last token, and those of one token. Most requests have the same thousands."""
     by_end: dict[int, list[tuple[int, ...]]] = {}
     for breaker in breakers:
         by_end.setdefault(breaker[-1], []).append(breaker)

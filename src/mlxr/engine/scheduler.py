@@ -108,8 +108,7 @@ class Throughput:
         self._step_s = _blend(self._step_s, seconds)
 
     def count_end(self, now: float, *, is_idle: bool) -> None:
-        """Take in that a request ended at `now`. If the engine `is_idle`, the time until the next end will tell
-        nothing."""
+        """Take in that a request ended at `now`. If the engine `is_idle`, the time to the next end says nothing."""
         if self._last_end is not None:
             self._between_ends_s = _blend(self._between_ends_s, now - self._last_end)
         self._last_end = None if is_idle else now
@@ -139,8 +138,8 @@ Promise = tuple[int, int, int]  # pages of a group: missing, for a chunk of a pr
 
 @dataclass(frozen=True, slots=True)
 class PageBudget:
-    """Counts pages that sequences need, from the shapes of the groups and the most tokens of a step, and of one prompt
-    in a step."""
+    """Counts pages that sequences need, by the groups' shapes and the most tokens of a step, and of one prompt in
+    it."""
 
     shapes: Items[GroupShape]
     page_size: int
@@ -380,8 +379,7 @@ class Scheduler:
         bisect.insort(queue, sibling, key=_BY_RANK)
 
     def schedule(self, ahead: Items[Sequence] = (), *, gathers: bool = False) -> list[Chunk]:
-        """Admit what fits; return the chunks of the next step with their pages reserved, none if there is nothing to
-        do.
+        """Admit what fits; return the chunks of the next step with their pages reserved, maybe none.
 
         `ahead` are the sequences whose next tokens a GPU computes already. If no others decode, the step is theirs
         alone, and prompts have the one after it: else what was started would be of no use. With `gathers`, prompts wait
@@ -433,8 +431,7 @@ class Scheduler:
         return list(chunks.values())
 
     def _limit_to_pictures(self, sequence: Sequence, tokens: int) -> int:
-        """Return how many of the next `tokens` of a prompt can be computed before a picture whose rows are not
-        there."""
+        """Return how many of the next `tokens` of a prompt can be computed before a picture without rows."""
         if self._encoder is None or sequence.request.pictures is None:
             return tokens
         return self._encoder.limit(sequence.request.pictures, sequence.table.length_tokens, tokens)
@@ -514,8 +511,8 @@ class Scheduler:
             self.preempted.append((sequence, reason))
 
     def check(self, growing: Iterable[Sequence]) -> None:
-        """Raise AssertionError unless each of the `growing` sequences has one place, in order, and only running ones
-        hold pages."""
+        """Raise AssertionError unless each `growing` sequence has one place, in order, and only running ones hold
+        pages."""
         queued = [*self.waiting, *self.running]
         placed = [answer for sequence in queued for answer in (sequence, *sequence.siblings)]
         if sorted(map(_BY_RANK, placed)) != sorted(map(_BY_RANK, growing)):
@@ -590,7 +587,7 @@ class Scheduler:
         return sum(sequence.request.client == client for sequence in self.running)
 
     def _find_turn(self, sequence: Sequence) -> tuple[float, Rank]:
-        """Return when a prompt's next chunk is due: the more of it is computed, the later, so that long ones let others
+        """Return when a prompt's next chunk is due: the more is computed, the later, so that long ones let others
         by."""
         spent_s = 0.0 if sequence.request.client is None else sequence.table.length_tokens * self._fair_queue.token_s
         return sequence.rank[0] + spent_s, sequence.rank
@@ -655,8 +652,7 @@ class Scheduler:
             chunks[leader] = Chunk(leader, boundary - start)
 
     def _name_page(self, sequence: Sequence, pages: int) -> bytes | None:
-        """Return the key of the last of the first `pages` pages of `sequence`; equal tokens up to there have equal
-        keys."""
+        """Return the key of the last of the first `pages` pages of `sequence`; equal tokens have equal keys."""
         if sequence.keys is None or pages * self._cache.page_size > len(sequence.tokens):
             return None
         sequence.keys.cover(sequence.tokens, pages)

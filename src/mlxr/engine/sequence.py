@@ -48,16 +48,14 @@ class Boundaries:
             self.add(position)
 
     def add(self, position: int) -> int:
-        """Keep a snapshot at the last boundary that is not after `position`, where others will go on; return that
-        boundary."""
+        """Keep a snapshot at the last boundary not after `position`, where others will go on; return that boundary."""
         boundary = max(0, position) // self._page_size * self._page_size
         if boundary:
             self._lasting.add(boundary)
         return boundary
 
     def cut(self, start: int, tokens: int, pending_tokens: int) -> int:
-        """Return how many of the next `tokens` tokens after `start` a step computes, so that it ends where a state is
-        kept.
+        """Return how many of the next `tokens` tokens after `start` a step computes, to end where a state is kept.
 
         A step that leaves some of the `pending_tokens` ends with a page if it can: if the sequence stops there, its
         state is of use.
@@ -285,8 +283,7 @@ class Sequence:
             self.drafter.release(has_ended=self.has_ended)
 
     def adopt(self, table: SequenceTable) -> None:
-        """Go on with a table that holds what the cache has of the tokens; those that were never computed here count as
-        cached.
+        """Go on with a table that holds what the cache has of the tokens; those never computed here count as cached.
 
         If the cache has more pages of them than states to go on from, a state will be kept where they end, for the next
         text.
@@ -419,8 +416,7 @@ class Sequence:
         return [TokenEvent(self.id, None, self.usage, index=self.index, progress=progress) for progress in told]
 
     def _read_timings(self, now_s: float, closing: Collection[int] = ()) -> Timings:
-        """Return the times if the answer ends now, and the counts of drafts; `closing` are the tokens that a constraint
-        ended it with."""
+        """Return the times if the answer ends now, with counts of drafts; a constraint ended it with `closing`."""
         times, expected = self.watch.read(now_s), self.request.prediction_ids
         own = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens}
         if expected:  # the same whether there were drafts or not
@@ -440,7 +436,6 @@ class Sequence:
         return Prediction(self.request.prediction_ids, [*drawn, *closing])
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
-        """Return the prompt's scores for the answer's first event, at which `first_of` tokens are generated; else
-        nothing."""
+        """Return the prompt's scores for the answer's first event, which has `first_of` tokens; else nothing."""
         is_first = len(self.tokens) - self.prompt_tokens == first_of
         return self.scores.read() if self.scores is not None and is_first else ()

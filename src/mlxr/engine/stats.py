@@ -48,8 +48,7 @@ _SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "p
 
 @dataclass(slots=True, kw_only=True)
 class Work(Counters):
-    """The counters that the engine itself counts; those of the scheduler, the cache and the ledger are added when
-    read."""
+    """The counters of the engine itself; those of the scheduler, the cache and the ledger are added when read."""
 
     def count(self, chunk: Chunk) -> None:
         """Count `chunk`, which was computed and whose tokens do not count as cached yet."""
@@ -239,8 +238,7 @@ class Record:
         self._preempted = {_key(sequence) for sequence in scheduler.waiting if _was_running(sequence)}
 
     def begin_step(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
-        """Note that a step with `chunks` begins; return the bytes that it reads and its multiply-adds, for
-        `end_step`."""
+        """Note that a step with `chunks` begins; return its bytes read and its multiply-adds, for `end_step`."""
         if self._scheduler.preempted or self._scheduler.running != self._placed:
             self._note_moves()
         return self._meter.measure(chunks)

@@ -109,8 +109,8 @@ def read_batch(arrays: Sequence[AnyArray]) -> RaggedBatch:
 
 
 def list_draw(numbers: AnyArray | None, following: Any) -> list[AnyArray]:
-    """Return arrays for the numbers that tokens are drawn by, and those of the step after it: each an array, None, or
-    ... if unknown."""
+    """Return arrays of the numbers that tokens are drawn by, and of the next step's: each an array, None, or ... if
+    unknown."""
     kinds = [_tell_kind(one) for one in (numbers, following)]
     return [np.array(kinds, np.int32), *(one for one in (numbers, following) if isinstance(one, np.ndarray))]
 
@@ -209,8 +209,7 @@ class RankLink(Protocol):
 
 
 class Ranks:
-    """All other ranks of a context. `failure` says in one line why they cannot be used any more; None as long as they
-    can."""
+    """All other ranks of a context. `failure` says in one line why they are useless; None as long as they work."""
 
     def __init__(self, ctx: Context, links: Sequence[RankLink]) -> None:
         self._kernels, self._steps, self._links = ctx.gpu.own_ranks, ctx.gpu.steps, tuple(links)

@@ -117,7 +117,7 @@ def _suggest(path: Path) -> str:
 
 
 def find_near(path: Path) -> list[str]:
-    """Return names, spelt like that of `path`, of models beside it and of those that come with mlxr; endings are
+    """Return names, spelt like that of `path`, of models beside it and of those that mlxr brings; endings are
     ignored."""
     if not _holds(path.parent.is_dir):
         return []
@@ -151,8 +151,8 @@ _DENSE_ACTIVATIONS: Mapping[str, str] = {"Identity": "none", "Tanh": "tanh", "GE
 
 
 def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
-    """Return the pooling that a GGUF file states, `mean`, `cls`, `last`, `rank`, `none` or another; None if it states
-    nothing."""
+    """Return the pooling that a GGUF file states: `mean`, `cls`, `last`, `rank`, `none` or another; None without
+    one."""
     value = metadata.get(f"{metadata.get('general.architecture')}.{GGUF_KEY}")
     if value is None:
         return None
@@ -162,8 +162,7 @@ def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
 
 
 def read_folder_pooling(folder: Path) -> str | None:
-    """Return the pooling that a folder states, as `read_gguf_pooling` does. Raises FormatError for files that are no
-    JSON."""
+    """Return the pooling that a folder states, as for a GGUF file. Raises FormatError for files that are no JSON."""
     place, others = _read_modules(folder)
     if others:
         return f"a module {others[0]}"
@@ -198,8 +197,7 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _read_dense(folder: Path, stated: Statement) -> dict[str, TensorSource]:
-    """Read the products of vectors that a folder's modules have, and state them. Raises ModelError, naming the
-    module."""
+    """Read the products of vectors in a folder's modules, and state them. Raises ModelError, naming the module."""
     found: dict[str, TensorSource] = {}
     paths = [path for kind, path in _list_modules(folder) if kind == _DENSE_MODULE]
     if len(paths) > len(DENSE):
@@ -425,8 +423,7 @@ _NAMED = (AffineBlocks, Float4Tensor, Float8Tensor, FloatGroups, LevelsTensor)
 
 
 def name_quantization(model: SourceModel) -> str:
-    """Return the way in which weights are stored, in ggml's words: the recipe that the file states, else the type of
-    most bytes.
+    """Return how the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes.
 
     A weight that a folder has quantised counts as its maker says: mlx_4bit, awq_4bit, gptq_3bit, int8, fp8.
     """
@@ -442,8 +439,8 @@ def name_quantization(model: SourceModel) -> str:
 
 
 def read_footprint(path_or_name: str | Path) -> Footprint:
-    """Return the sizes of a model's weights by its files; no tensor is read. Raises as `load` does for models that do
-    not run."""
+    """Return the sizes of a model's weights by its files; no tensor is read. Raises as `load` for models that do not
+    run."""
     path = find_model(path_or_name)
     with name_in_errors(path), open_safetensors(path) if path.is_dir() else open_gguf(path) as file:
         contents = read_contents(file)

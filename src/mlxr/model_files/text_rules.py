@@ -93,8 +93,7 @@ class TextRules:
 
 
 def read_folder_rules(folder: Path, pooling_place: str, hidden: int) -> TextRules:
-    """Return the rules of a folder, whose pooling is configured at `pooling_place`; raises ModelError naming file and
-    key.
+    """Return the rules of a folder, whose pooling is configured at `pooling_place`; ModelError names file and key.
 
     States have `hidden` numbers.
     """
@@ -119,8 +118,7 @@ def read_folder_rules(folder: Path, pooling_place: str, hidden: int) -> TextRule
 
 
 def _read_product(folder: Path, name: str, hidden: int, outputs: int | None = None) -> TokenProduct | None:
-    """Return a linear layer beside the model, in a .safetensors or as torch writes it; None if there is no such
-    file."""
+    """Return a linear layer beside the model, in a .safetensors or as torch writes it; None without such a file."""
     plain, torch = folder / f"{name}.safetensors", folder / f"{name}.pt"
     if plain.is_file():
         file = open_safetensors(plain)

@@ -82,7 +82,7 @@ def list_experts(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, TensorSource]:
-    """Return the rows of an expert's matrix in a stack `name`, by the weights that these are; nothing for other
+    """Return the rows of an expert's matrix in a stack `name`, by the weights that these are; none for other
     tensors."""
     found = _STACK.fullmatch(name)
     if found is None:
@@ -97,8 +97,7 @@ def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, Tensor
 
 
 def part_experts(name: str, pair: ExpertPair, model: Model, is_gguf: bool) -> Parts | None:
-    """Return the updates of an expert's matrices by a pair for the weight `name`; None for a weight that is not of
-    experts.
+    """Return the updates of an expert's matrices by a pair for the weight `name`; None for one that is not of experts.
 
     Raises ModelError for a stack of another number of experts, and if the model has none.
     """
@@ -185,8 +184,7 @@ class WeightUpdate:
 
 
 def list_updates(adapter: str, pairs: Iterable[Pair], model: Model, *, is_gguf: bool) -> Iterator[WeightUpdate]:
-    """Yield the updates of all pairs, each of one weight; `is_gguf`: the adapter's file names and orders as GGUF files
-    do.
+    """Yield the updates of all pairs, each of one weight; `is_gguf`: the file names and orders as GGUF files do.
 
     Raises ModelError for what is no weight or not supported.
     """

@@ -238,8 +238,7 @@ class Decoder:
         return sum(mix.experts.held_bytes for mix in mixes), sum(mix.experts.nbytes for mix in mixes)
 
     def read_routing(self) -> Routing | None:
-        """Return the counts of experts so far; None without experts. On a GPU only the thread that computes may call
-        it, else any."""
+        """Return the counts of experts so far; None without experts. On a GPU only the computing thread may call it."""
         return sum_up([read_use(self.ctx, mix.experts) for mix in self._mixes])
 
     @property
@@ -320,8 +319,7 @@ class Decoder:
         return logits
 
     def _turn(self, batch: RaggedBatch) -> Sequence[RopeTable]:
-        """Return the rotation tables for a batch: those of all positions, or of its tokens if they stand on three
-        axes."""
+        """Return the rotation tables for a batch: of all positions, or of its tokens if they stand on three axes."""
         tables = self._rotations.cover(batch.longest_context)
         return self._rotations.gather(batch.axes) if batch.axes.shape[1] else tables
 
@@ -376,8 +374,7 @@ class Decoder:
         return made
 
     def project(self, hidden: FloatArray, adapters: Sequence[Adapter | None] = ()) -> FloatArray:
-        """Return the logits (R, vocab) of states (R, hidden) that `forward_hidden` gave; `adapters` has that of each
-        row."""
+        """Return the logits (R, vocab) of states (R, hidden) from `forward_hidden`; `adapters` has that of each row."""
         rows = group_rows(adapters, range(len(adapters) + 1))
         return project(self.ctx, self._weights, place_rows(self.ctx, hidden), rows)
 

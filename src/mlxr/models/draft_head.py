@@ -120,8 +120,7 @@ class DraftHead:
         return states
 
     def forward(self, batch: RaggedBatch, states: FloatArray, arena: Pools) -> tuple[FloatArray, FloatArray]:
-        """Return logits (R, vocabulary) after the output rows of the batch, and what stands for states of their
-        positions.
+        """Return logits (R, vocabulary) after the output rows of the batch, and what stands for these rows' states.
 
         `states` (T, hidden) are those of the positions before the batch's tokens. The keys and values go into the
         arena. Raises as a model's `forward` does.

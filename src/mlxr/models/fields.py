@@ -92,7 +92,7 @@ class Fields:
         raise ModelError(f"{self.key(name)} is {has}, expected {wants}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """Return a whole number in [low, high]; a list of equal ones (some files state a value per layer) counts as
+        """Return a whole number in [low, high]; a list of equal ones (some files have a value per layer) counts as
         one."""
         value = self.get(name)
         wants = f"a whole number from {low} to {high}"

@@ -26,8 +26,8 @@ class AttentionWork:
     window: int | None
 
     def count(self, start: int, tokens: int) -> tuple[int, int]:
-        """Return the pairs of a token and a position that it sees, and the positions, for `tokens` tokens from position
-        `start` on.
+        """Return pairs of a token and a position that it sees, and positions, for `tokens` tokens from position `start`
+        on.
 
         A position that several of them see counts once.
         """
@@ -41,7 +41,7 @@ class AttentionWork:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsWork:
-    """Experts of all layers that are alike: each token uses `used` of `experts` in a layer; `nbytes` is the size of
+    """Experts of all layers that are alike: a token uses `used` of `experts` in a layer; `nbytes` is the size of
     all."""
 
     experts: int

@@ -401,8 +401,7 @@ class Metadata:
         return tuple(self.window if flag else None for flag in self.windowed(full_every))
 
     def slopes(self, default: float = 8.0) -> Slopes | None:
-        """Return the slopes by which scores fall with the distance of a key; None if the file says that there are
-        none."""
+        """Return the slopes by which scores fall with the distance of a key; None if the file says there are none."""
         largest = self.number(MAX_ALIBI, 0.0, limits.MAX_SCALE, default=default)
         return Slopes(self.context, largest) if largest else None
 
@@ -673,8 +672,7 @@ class Metadata:
         return tuple(str(item) for item in items)
 
     def classifier(self) -> tuple[Dense, ...]:
-        """Return the products that make logits of labels from the state that ranks: one with tanh, another one, or
-        both.
+        """Return the products that make logits of labels from the state that ranks: one with tanh, another, or both.
 
         ModernBERT has GELU and a norm in place of tanh.
         """

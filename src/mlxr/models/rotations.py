@@ -26,8 +26,7 @@ STANDS_STILL = 1e30  # the factor of a pair that does not turn
 
 
 def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[float]:
-    """Return the divisors of the rotary frequencies in a tensor; raises ModelError unless all are finite and
-    positive."""
+    """Return the divisors of the rotary frequencies in a tensor; ModelError unless all are finite and positive."""
     tensor = tensors.get(name)
     if tensor is None or len(tensor.shape) != 1:
         found = "missing" if tensor is None else f"of shape {tensor.shape}"
@@ -152,8 +151,7 @@ class Rotations:
         return self._tables
 
     def gather(self, axes: IntArray) -> tuple[RopeTable, ...]:
-        """Return tables with a row for each token, by its place on three axes in `axes` (3, T), which `cover`
-        covers."""
+        """Return tables with a row for each token, by its places on three axes, `axes` (3, T), which `cover` covers."""
         pairs = zip(self._tables, self._ropes, strict=True)
         return tuple(gather_table(table, axes, rope.pair_axes) for table, rope in pairs)
 

@@ -46,8 +46,7 @@ class Place:
 
 
 def take_share(ctx: Context, model: Model, tensors: Mapping[str, TensorSource]) -> Share:
-    """Return the share of the context's rank, from the tensors that layers are made of; all of them if there is one
-    rank.
+    """Return the share of the context's rank, from the tensors that layers are made of; with one rank it is all.
 
     Raises ModelError, with the reason, for a model that cannot be shared.
     """
@@ -94,8 +93,7 @@ def share_out(features: int, count: int) -> list[int]:
 def share_tensors(
     model: Model, tensors: Mapping[str, TensorSource], place: Place
 ) -> tuple[dict[str, TensorSource], frozenset[str]]:
-    """Return the tensors of one rank, from those that layers are made of, and the names of those that make parts of
-    sums.
+    """Return the tensors of one rank, from those that layers are made of, and the names of those that make summands.
 
     Raises ModelError if a share would cut blocks of quantised weights.
     """

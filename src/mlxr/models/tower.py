@@ -229,7 +229,7 @@ class Words:
     row_break: str = ""  # behind each line of rows but the last; each line then has a place of its own
 
     def spell(self, grid: tuple[int, int], tiles: int, lines: int) -> str:
-        """Return the words of one picture whose `tiles` stand in a `grid`; the last of them has so many `lines` of
+        """Return the words of one picture whose `tiles` stand in a `grid`, the last of them with `lines` lines of
         rows."""
         rows = self.row_break.join([self.place] * (lines if self.row_break else 1))
         if tiles == 1:
@@ -524,8 +524,8 @@ class Tower:
         self._shades = make_shades(spec.mean, spec.deviation)
 
     def encode(self, *pictures: Pixels) -> Generator[None, None, FloatArray]:
-        """Compute the rows (rows, `row_numbers`) of pictures, one after another, whose sides are multiples of the
-        spec's factor.
+        """Compute the rows (rows, `row_numbers`) of pictures, one after another; sides are multiples of the spec's
+        factor.
 
         It yields, without a value, after each layer, so that it may be stopped there; on a CPU, with many patches,
         after each operator over PIECE_ROWS of them. There the bits are the same whatever is done meanwhile, whichever

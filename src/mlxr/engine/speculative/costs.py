@@ -168,7 +168,7 @@ class StepCosts:
         return bound
 
     def read_seconds(self, rows: int, *, waits: bool = False) -> float | None:
-        """Return the seconds of a step with so many rows, one without drafts unless it `waits`; None before they are
+        """Return the seconds of a step with so many rows, without drafts unless it `waits`; None before they are
         known."""
         if self._one_row_s is None or not self.is_known:
             return None

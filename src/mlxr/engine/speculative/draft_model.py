@@ -80,8 +80,7 @@ class Guesser(Protocol):
         """
 
     def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
-        """Compute the last drafted token of each answer; return the likeliest column after it, and maybe more
-        places."""
+        """Compute the last drafted token of each answer; return the likeliest column after it, maybe of more places."""
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """Return the token ids of columns of the logits."""
@@ -209,10 +208,10 @@ _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answers that are to have drafts, and of how many places; `gain` times as many tokens in a second are expected
-    of it.
+    """The answers that are to have drafts, and of how many places; `gain` times as many tokens per second are expected.
 
-    `speed` is that in tokens in the time of a step of one row. A trial serves to measure, whatever is expected.
+    `speed` is the expected number of tokens in the time of a step of one row. A trial serves to measure, whatever is
+    expected.
     """
 
     chosen: list[tuple[ModelDrafter, int]]
@@ -362,8 +361,7 @@ class DraftModel:
         return Decision(list(ranked[:found]), places, gain, speed)
 
     def _list_costs(self, width: int, answers: int, steps: StepCosts) -> tuple[float, list[float]]:
-        """Return what `width` answers add to the cost of a step without drafts, and by places what they cost with
-        drafts.
+        """Return the cost of `width` answers in a step without drafts, and by places that of a step with their drafts.
 
         Both leave out what the other `answers` cost: the answers with drafts end sooner, and the others then go on in
         steps that are shorter by the first number. Called in every step, and computed anew once in a while.
@@ -413,8 +411,7 @@ class DraftModel:
         return len(drafter.inputs) - drafter.open.length_tokens - drafter.settled_tokens
 
     def _may_read(self, drafter: ModelDrafter, token_s: float, gain: float, credit_s: float) -> bool:
-        """Return True if the model may compute a part of the text that it has not read: if drafts are likely to make up
-        for it.
+        """Return True if the model may compute text that it has not read: if drafts are likely to make up for it.
 
         An answer is expected to become as long as others did, and a longer one to have as many tokens more, as far as
         it may. Tokens that came since a trial are read for the next one if that takes as small a part of the time as
@@ -433,8 +430,7 @@ class DraftModel:
         return lag * each_s <= max(worth_s, _TRIAL_SHARE * (self._clock() - self._read_s))
 
     def _read(self, drafter: ModelDrafter) -> bool:
-        """Compute the next part of a text up to its last token, which is left to the draft; return False if pages
-        lack."""
+        """Compute the next part of a text up to its last token, which is left to the draft; False if pages lack."""
         table = drafter.open
         tokens = min(len(drafter.inputs) - 1 - table.length_tokens, self._chunk_tokens)
         try:

@@ -36,8 +36,7 @@ _CLASS_OF = [max(0, sum(length >= least for least in _CLASSES) - 1) for length i
 
 
 class Lookup:
-    """The places of all pairs of tokens in the end of one text, and the place from which the text is likely to go
-    on."""
+    """The places of all pairs of tokens in the end of one text, and the place where it likely goes on."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens[-_MOST_TOKENS:])
@@ -164,8 +163,7 @@ DrafterMaker = Callable[[list[int], bool], Drafter]
 
 
 class Rates:
-    """Running means of how often guesses are right. They begin with what `common` has counted of all answers, and count
-    there, too."""
+    """Running means of how often guesses are right. They begin with those of `common`, and count there, too."""
 
     def __init__(self, common: Rates | None = None) -> None:
         self._common = common
@@ -213,7 +211,7 @@ class StateTail:
         return self.stop - sum(map(len, self._pieces))
 
     def add(self, start: int, rows: Floats) -> None:
-        """Add the states of positions from `start` on. Known ones are left out; after a gap all earlier ones are
+        """Add the states of positions from `start` on. Known ones are left out; after a gap earlier ones are
         dropped."""
         if start > self.stop:
             self._pieces.clear()
@@ -237,7 +235,7 @@ class StateTail:
             self._pieces.popleft()
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all states at once."""
         self._pieces.clear()
         self.stop = 0
 
@@ -303,8 +301,7 @@ class ModelDrafter:
         return self._highest >= vocab_size
 
     def follow(self, cache: KVCache) -> None:
-        """Open the table, or bring it up to date: drafted tokens that were right and are in the pages count as
-        written."""
+        """Open the table, or bring it up to date: right drafted tokens that are in the pages count as written."""
         if self.table is None:
             limit = len(self.tokens) - 1
             if self.keys is None:
@@ -327,8 +324,7 @@ class ModelDrafter:
         self.reach *= self.rates.estimate(probability)
 
     def settle(self) -> int:
-        """End the last draft; return how many of its tokens are in the pages and were right, and so count as
-        written."""
+        """End the last draft; return how many of its tokens are in the pages and were right, to count as written."""
         right = self.settled_tokens
         self._right_tokens = self.written_tokens = 0
         return right
@@ -439,7 +435,7 @@ class HeadDrafter(ModelDrafter):
         return 0
 
     def _open(self, cache: KVCache) -> SequenceTable:
-        """Return a table with what others left of this text, if that reaches the kept states, else one that begins
+        """Return a table with what others left of this text, if it reaches the kept states, else one that begins
         there."""
         self.base, self._inputs = 0, self.tokens[1:]
         if self._shares_pages:
@@ -506,8 +502,7 @@ class Prediction:
         return self._text[self._place : self._place + most] if self.has_guess else []
 
     def _find(self) -> int:
-        """Return the place that has most of the answer's last tokens before it, the nearest one further on; -1 for
-        none."""
+        """Return the place with most of the answer's last tokens before it, the nearest one further on; -1 for none."""
         answer = list(self._answer)
         places = self._places.get((answer[-2], answer[-1]), []) if len(answer) > 1 else []
         start = bisect_left(places, self._base + 2)

@@ -91,8 +91,7 @@ class Planner:
             self._credit.save(plain_s - usual_s - min(guess_s, plain_s))
 
     def _time_plain(self, seconds: float, rows: int) -> None:
-        """Take in a step without drafts, for comparison; the closer to what was expected, the later the next one
-        comes."""
+        """Take in a step without drafts, for comparison; the more it is as expected, the later the next one comes."""
         expected_s = self._costs.read_seconds(rows)
         if self._since_plain and expected_s is not None:
             is_known = abs(seconds - expected_s) < _AS_EXPECTED * expected_s
@@ -295,8 +294,7 @@ class HeadSource:
 def can_draft(
     settings: ModelSettings, device: str, draft: DraftSource | HeadSource | None, layers: Sequence[LayerCache] = ()
 ) -> bool:
-    """Return True if answers of a model with these layers get drafts. Raises SettingError if they cannot, but are
-    wanted.
+    """Return True if answers of a model with these layers get drafts. Raises SettingError for wanted, impossible ones.
 
     A recurrent layer keeps one state, that after the last token of a step. After a wrong draft the tokens that were
     right are computed once more with the next ones, from the state before; a draft model, whose guesses are often
@@ -336,8 +334,7 @@ def open_drafts(
     shares_prefixes: bool,
     clock: Callable[[], float],
 ) -> tuple[Planner, DrafterMaker]:
-    """Return the planner of drafts, and what makes a drafter for an answer; allocates the `arena` of the draft model or
-    head."""
+    """Return the planner of drafts, and the maker of drafters; allocates the `arena` of the draft model or head."""
     if draft is None or arena is None:
         return Planner(settings.draft_tokens, runs_ahead=ctx.gpu is not None), look_up
     own = draft.ctx or ctx

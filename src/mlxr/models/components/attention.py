@@ -237,8 +237,7 @@ class Attention:
         yield from flow.finish(w.product("attn_output"))
 
     def _take_gate(self, w: LayerWeights) -> tuple[LinearWeight, LinearWeight]:
-        """Return the weights of the gate, and of the rest: for each head, files have the rows of its query, then of its
-        gate."""
+        """Return the weights of the gate, and of the rest: in files a head's rows are its query's, then its gate's."""
         names = [f"{name}.weight" for name in self.parts]
         first, *others = (w.model.take_turned(w.prefix + name) for name in names)
         query, gate = take_halves(first, self.heads)
@@ -303,8 +302,7 @@ class Attention:
         ]
 
     def arrange(self, tensors: dict[str, TensorSource], prefix: str) -> None:
-        """Make one tensor of the norms of all heads, if a file has one for each. Raises ModelError if one is
-        missing."""
+        """Make one tensor of the norms of all heads, if a file has one for each. ModelError if one is missing."""
         if self.indexed:
             _leave_out_indexer(tensors, prefix)
         if self.head_norms == "layer":
@@ -405,8 +403,7 @@ class LatentAttention:
         yield from flow.finish(w.product("attn_output"))
 
     def _read_parts(self, w: LayerWeights, name: str) -> Parts:
-        """Return the matrices of all heads, which adapters do not know, as they belong to one product in other
-        programs."""
+        """Return the matrices of all heads. Adapters do not know them: in other programs one product has them."""
         stack = w.take(name)
         return make_parts(w.ctx, [w.prepare([stack.take_matrix(head)]) for head in range(self.heads)])
 

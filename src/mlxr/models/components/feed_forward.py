@@ -297,7 +297,7 @@ class Experts:
 
 
 def _part_flat(tensors: dict[str, TensorSource], name: str, count: int, *, turned: bool) -> None:
-    """Make a stack of matrices that one tensor has one after another; `turned`: their rows and columns are
+    """Make a stack of matrices that follow one another in one tensor; `turned`: their rows and columns are
     exchanged."""
     flat = tensors.get(name)
     if flat is None or len(flat.shape) != 2 or flat.shape[0] % count:

@@ -98,7 +98,7 @@ class LayerInputs:
         yield f"{INPUT_NORM}.weight", (hidden,)
 
     def make(self, w: LayerWeights) -> Iterator[Operator]:
-        """List the operators that make the inputs of all layers, with the model's weights. The table stays in its
+        """List the operators that make the inputs of all layers, with the model's weights; the table stays in its
         file."""
         yield ops.GetRows(w.take(TABLE), "other")
         yield Scale(self.table_scale, "other")
@@ -294,8 +294,7 @@ class AltUp:
         yield AddResidual(0.5**0.5)
 
     def arrange(self, tensors: dict[str, TensorSource]) -> None:
-        """Make stacks of products that folders have one by one, and pad the table of inputs to as many rows as
-        tokens."""
+        """Make stacks of products that folders have one by one, and pad the table of inputs to the vocabulary."""
         for name in ALTUP_PRODUCTS:
             parts = [f"{name.removesuffix('.weight')}.{part}.weight" for part in range(self.count - 1)]
             if all(part in tensors for part in parts):
@@ -307,8 +306,7 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True)
 class NgramInputs:
-    """Inputs that a layer adds to its streams from a table, whose rows are named by n-grams: a token and those before
-    it.
+    """Inputs that a layer adds to its streams from a table; n-grams, a token and those before it, name its rows.
 
     A product of these rows makes a key for each stream, which says how much the stream takes of their value, another
     product. A convolution adds values of earlier tokens, as far apart as the n-grams are long.

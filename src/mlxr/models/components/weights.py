@@ -42,8 +42,7 @@ class ExpertBudget:
     sizes: tuple[int, ...]
 
     def count_slots(self, layer: int, expert_bytes: int, experts: int) -> int:
-        """Return how many experts of a layer, each of `expert_bytes`, may be in memory. Raises SettingError if it is
-        none."""
+        """Return how many experts of a layer, each of `expert_bytes`, fit in memory. Raises SettingError if none."""
         share = self.nbytes * self.sizes[layer] // sum(self.sizes)
         if share >= expert_bytes:
             return min(experts, share // expert_bytes)
@@ -57,8 +56,7 @@ class ExpertBudget:
 def plan_experts(
     sizes: Sequence[int], total_bytes: int, device: str, expert_bytes: int | None, free_bytes: int | None
 ) -> ExpertBudget | None:
-    """Return the budget of a model of `total_bytes`, whose layers have experts of `sizes` bytes; None if all are in
-    memory.
+    """Return the budget of a model of `total_bytes` whose layers have experts of `sizes` bytes; None if all are held.
 
     `expert_bytes` is the setting; None means all experts, unless the free memory, if known, has no room for the model.
     Raises DeviceError for a setting on a device that has all weights in memory.
@@ -201,8 +199,7 @@ class Weights:
         return Decoded(name, rotate_rows(tensor.to_float32(), rotation))
 
     def check_turned(self, others: Collection[str] = ()) -> None:
-        """Raise ModelError for a weight that the file says is rotated, but that was not turned and is none of
-        `others`."""
+        """Raise ModelError for a weight, none of `others`, that the file says is rotated and that was not turned."""
         names = () if self.rotated is None else self.rotated.names - self.turned.keys() - {*others}
         for name in sorted(names):
             raise ModelError(f"tensor {name} is said to be rotated, and mlxr rotates no input of such a tensor")

@@ -84,8 +84,7 @@ def read_model(stated: Statement) -> Model:
 
 
 def read_folder(config: Mapping[str, object], tensors: Mapping[str, TensorSource] = NO_TENSORS) -> Statement:
-    """Return the metadata that a folder amounts to. Raises ModelError naming a key that is missing, absurd or not
-    supported.
+    """Return the metadata that a folder amounts to. Raises ModelError naming a missing, absurd or unsupported key.
 
     Without its `tensors`, numbers that they state are those of a new model.
     """

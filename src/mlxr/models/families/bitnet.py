@@ -19,8 +19,8 @@ _TENSORS = TensorLayout({"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_su
 
 
 def state(c: FolderConfig) -> None:
-    """State the sizes of a model whose weights are stored as they are multiplied: weights that are still to be rounded
-    are refused."""
+    """State the sizes of a model whose weights are stored as they are multiplied; weights to be rounded first are
+    refused."""
     c.state_model(kv_heads=c.heads, biases="block")
     c.state_width()
     state_rotation(c, theta=500000.0)

@@ -105,8 +105,7 @@ def build_bloom(m: Metadata) -> Model:
 
 
 def build_mpt(m: Metadata) -> Model:
-    """Return the model of these metadata, which may have learned positions instead, and clamp queries, keys and
-    values."""
+    """Return the model of these metadata, which may have learned positions and clamp queries, keys and values."""
     norms, slopes = Norms(m.layer_eps, kind="layer", bias=m.has_tensor("attn_norm.bias")), m.slopes(default=0.0)
     attention = m.attention(NO_ROPE, biases=slopes, clamp=m.clamp())
     layer = Layer(attention, m.feed_forward("gelu_tanh", gated=False), norms)

@@ -72,7 +72,7 @@ def _state(c: FolderConfig, scoring: Scoring, *, renormalises: bool) -> None:
 
 
 def build(m: Metadata) -> Model:
-    """Return the model of these metadata. Old files do not say how experts are chosen: by sigmoids if there is a
+    """Return the model of these metadata. In old files that do not say it, experts are chosen by sigmoids if there is a
     bias."""
     return _build(m, m.latent_attention())
 

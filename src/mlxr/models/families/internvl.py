@@ -132,8 +132,7 @@ def _read_side(tower: Fields, name: str, high: int, default: int) -> int:
 
 
 def _finish(spec: TowerSpec, named: dict[str, TensorSource]) -> dict[str, TensorSource]:
-    """Return the tensors with positions of patches apart from that of the token beside them, and scales named by their
-    products."""
+    """Return the tensors with positions of patches apart from the other token's, and scales named by their products."""
     if "patch_embd.weight" in named:
         named |= join_slices(spec, [read_numbers(named["patch_embd.weight"])])
     if "class.weight" in named and "position_embd.weight" in named:

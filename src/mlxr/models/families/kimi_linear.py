@@ -69,7 +69,7 @@ def state_delta(c: FolderConfig) -> Flags:
 
 
 def _read_layers(c: FolderConfig, linear: Fields) -> Flags:
-    """Return which layers have the delta rule: those whose numbers, counted from 1, are not in the list of those that
+    """Return which layers have the delta rule: those whose numbers, from 1, are not in the list of those that
     attend."""
     attend = linear.get("full_attn_layers")
     if not isinstance(attend, list) or not attend or any(type(number) is not int for number in attend):

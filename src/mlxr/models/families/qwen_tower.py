@@ -72,8 +72,7 @@ def _make_spec(
     colours: tuple[tuple[float, ...], tuple[float, ...]] = ((0.5,) * CHANNELS,) * 2,
     **others: Any,
 ) -> TowerSpec:
-    """Return a tower whose pictures become `least_rows` to 16,384 rows if files do not say otherwise, with `others` of
-    its fields."""
+    """Return a tower whose pictures become `least_rows` to 16,384 rows by default, with `others` of its fields."""
     hidden, columns, joined = sizes["hidden"], sizes["columns"], sizes["hidden"] * merge**2
 
     def merge_rows(name: str, *, norms_each: bool) -> tuple[Step, ...]:

@@ -247,8 +247,7 @@ def _state_rule(c: FolderConfig, scoring: Scoring | None, *, renormalises: bool)
 
 
 def _read_expert_layers(c: FolderConfig, first_key: str) -> Flags:
-    """Return which layers have experts: each one at the end of a step, except those that are named and the first
-    ones."""
+    """Return which layers have experts: the last one of each step, except those that are named and the first ones."""
     step = c.fields.integer("decoder_sparse_step", 1, c.layers, default=1)
     first = c.fields.integer(first_key, 0, c.layers, default=0)
     dense = c.fields.get("mlp_only_layers") or []

@@ -159,8 +159,7 @@ def state_turning_layers(c: FolderConfig, flags: Sequence[bool], usual: Sequence
 
 
 def find_rope(fields: Fields, unstated: Mapping[str, object] = NOTHING, *, windowed: bool = False) -> Fields:
-    """Return the object with the rotation's parameters, for layers without a window or for those with one; it may be
-    empty."""
+    """Return the object with the rotation's parameters, for layers without a window or with one; it may be empty."""
     for name in ("rope_parameters", "rope_scaling"):
         found = fields.mapping(name)
         if found is not None:

@@ -224,8 +224,7 @@ def _name_expert(module: str, part: str) -> str | None:
 
 
 def rename_hf_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str] = NO_NAMES) -> dict[str, Tensor]:
-    """Return the tensors of a Hugging Face folder by canonical name; those that hold nothing of their own are left
-    out."""
+    """Return the tensors of a Hugging Face folder by canonical name, without those that hold nothing of their own."""
     named = {canonical_name(name, names): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name is not None}
 
