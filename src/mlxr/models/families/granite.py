@@ -37,7 +37,7 @@ _NAMES = {
 _TENSORS = TensorLayout(_NAMES)
 _POSITIONS, _SHARED_WIDTH = "position_embedding_type", "shared_intermediate_size"
 _TURNING = "attention.rope_pattern"  # a flag for each layer of those with windows
-_TURNS = "rope.scaling.finetuned"  # in files of Granite: layers rotate
+_TURNS = "rope.scaling.finetuned"  # a flag in files of Granite: layers rotate
 
 
 def _state_common(c: FolderConfig) -> None:
