@@ -84,7 +84,7 @@ Table = PageTable | StateTable
 
 
 class Snapshot(Enum):
-    """How long the state after a step is kept as a snapshot of its boundary.
+    """The lifetime of the state after a step, as a snapshot of its boundary.
 
     A `PASSING` one lies in the middle of a text and is among the first to be evicted; other sequences may well go on
     from a `LASTING` one. A `TRAILING` one is forgotten at the sequence's next boundary, unless another sequence has

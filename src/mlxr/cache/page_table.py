@@ -30,7 +30,7 @@ MAX_NOTES = 1024  # evictions, and copies, that a group notes between two readin
 
 
 class PageNotes:
-    """What happened to the pages of one group since the last reading; exists only while somebody watches."""
+    """The changes to the pages of one group since the last reading; exists only while somebody watches."""
 
     def __init__(self) -> None:
         self.touched: set[int] = set()  # pages whose holders, or whose place on the way to disk, may have changed
