@@ -110,7 +110,7 @@ def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Seq
 def compute_tapped(
     ctx: Context, model: ModelWeights, parts: Sequence[Layers], step: StepInput
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what `compute_states` does, and the stream (R, taps * hidden) of the output rows at each tap.
+    """Return the result of `compute_states`, and the stream (R, taps * hidden) of the output rows at each tap.
 
     `parts` are the model's layers in pieces, some perhaps empty; taps are before each piece except the first.
     """
@@ -142,7 +142,7 @@ def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatA
 
 
 def compute_seen(ctx: Context, model: ModelWeights, step: StepInput, see: See) -> FloatArray:
-    """Return what `compute_states` does, calling `see` for each product; pictures are left out."""
+    """Return the result of `compute_states`, calling `see` for each product; pictures are left out."""
     stream, delta = run_seen(ctx, _embed(ctx, model, step), model.layers, step, see)
     return _end(ctx, model, stream, delta, step)
 

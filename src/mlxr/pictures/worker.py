@@ -231,7 +231,7 @@ def main() -> None:
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.simplefilter("ignore")  # `read` looks at sizes itself
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    asked: dict[str, Any] = json.loads(source.readline() or '{"sizes": []}')  # nobody asked, and who might is gone
+    asked: dict[str, Any] = json.loads(source.readline() or '{"sizes": []}')  # no request came before the end of input
     for size in asked["sizes"]:
         try:
             tiles, grid = prepare(source.read(size), asked["rule"])

@@ -250,8 +250,8 @@ Run = tuple[DeviceArray, int, int, int, DeviceArray | str | None]
 def _place_run(
     ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, scores: Scores, kind: NumberType
 ) -> Run:
-    """Return what a sequence's queries see: pages, positions in them, rows of padding before and after the queries, and
-    the mask; made once for all layers of a step.
+    """Return the pages that a sequence's queries see, the positions in them, the rows of padding before and after the
+    queries, and the mask; made once for all layers of a step.
 
     Padding after the queries has positions, too. The mask is "causal", None if all queries see all positions, or
     numbers (queries, positions) of type `kind` that are added to scores, as MLX would make them from other masks for

@@ -102,7 +102,7 @@ class CudaProducts:
         self._run(self._plans[shape], x, weight, out)
 
     def _list_plans(self, shape: Shape) -> list[_Plan]:
-        """Return the library's algorithms for a shape; its matrices are column-major, so out = weight transposed * x."""
+        """Return the library's algorithms for a shape; as matrices are column-major, out = weight transposed * x."""
         kind, made = _TYPES[shape.kind], _TYPES["float32" if shape.shares else shape.kind]
         shares, tokens, outputs, inputs = max(1, shape.shares), shape.tokens, shape.outputs, shape.inputs
         each = inputs // shares
